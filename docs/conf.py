@@ -12,7 +12,14 @@ project = html_title = "expt"
 version = release = expt.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "README"
-include_patterns = ["README.md", "docs/*.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md", "expt/data/*.md"]
+include_patterns = [
+    "README.md",
+    "docs/*.md",
+    "BENCHMARKS.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "expt/data/*.md",
+]
 exclude_patterns = ["build", "outputs", "tests", ".*"]
 
 html_theme = "furo"

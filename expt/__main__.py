@@ -15,7 +15,9 @@ def main() -> None:
     """Run the command in sys.argv, and exit; see expt.command.command_line. After `expt warm` a fork may run it."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports: Ctrl-C ends it, and prints no traceback
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # while it imports: Ctrl-C ends it, and prints no traceback
     try:
         from expt.command import hand_over
 
@@ -31,7 +33,9 @@ def drive(typed_at: float) -> None:
 
     if not getattr(sys.flags, "safe_path", False):
         with contextlib.suppress(OSError):  # a folder that is gone
-            if (here := os.getcwd()) not in sys.path:  # as `python -m expt` has it, for a person's own classes
+            if (
+                here := os.getcwd()
+            ) not in sys.path:  # as `python -m expt` has it, for a person's own classes
                 sys.path.insert(0, here)
     command_line.main(sys.argv[1:], typed_at=typed_at)
 

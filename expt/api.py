@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
     from expt.python.settings import Settings, SweepSettings
 
-__all__ = ["Predictions", "Result", "Runs", "SweepResult", "evaluate", "list_runs", "predict", "rerun", "run", "sweep"]
+__all__ = [
+    "Predictions",
+    "Result",
+    "Runs",
+    "SweepResult",
+    "evaluate",
+    "list_runs",
+    "predict",
+    "rerun",
+    "run",
+    "sweep",
+]
 
 
 def list_runs(folder: str | Path = "outputs") -> Runs:
@@ -36,7 +47,10 @@ def list_runs(folder: str | Path = "outputs") -> Runs:
     >>> [run.status for run in expt.list_runs("outputs")]
     ['completed', 'completed']
     """
-    return Runs(Result(found.folder.absolute(), found.result) for found in in_order(runs_below(Path(folder))))
+    return Runs(
+        Result(found.folder.absolute(), found.result)
+        for found in in_order(runs_below(Path(folder)))
+    )
 
 
 def run(
@@ -64,9 +78,17 @@ def run(
     Traceback (most recent call last):
     expt.errors.ConfigError: epocs=3: there is no key 'epocs'. Did you mean 'epochs'?
     """
-    words = [*words_of(arguments, settings), *folder_word(folder, sweep=False), *(["-q"] if quiet else [])]
-    if several := [word for word in words if word in ("-m", "--multirun") or word.startswith("sweep=")]:
-        raise ConfigError(f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results")
+    words = [
+        *words_of(arguments, settings),
+        *folder_word(folder, sweep=False),
+        *(["-q"] if quiet else []),
+    ]
+    if several := [
+        word for word in words if word in ("-m", "--multirun") or word.startswith("sweep=")
+    ]:
+        raise ConfigError(
+            f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results"
+        )
     forkserver.warm(forkserver.libraries_in(words))
     completed = _folders(words, may_sweep=False)
     if not completed:
@@ -95,14 +117,20 @@ def sweep(
     >>> runs.best.metrics["accuracy/test"] > 0.9
     True
     """
-    words = [*words_of(arguments, settings, sweep=True), *folder_word(folder, sweep=True), *(["-q"] if quiet else [])]
+    words = [
+        *words_of(arguments, settings, sweep=True),
+        *folder_word(folder, sweep=True),
+        *(["-q"] if quiet else []),
+    ]
     forkserver.warm([*forkserver.SWEEP_MODULES, *forkserver.libraries_in(words)])
     try:
         return SweepResult.of(_folders(["-m", *words]))
     except SweepFailed as error:
         if not error.completed:
             raise
-        warn(f"{error}: {', '.join(folder.name for folder in error.failed)}; `failed` of the result has their errors")
+        warn(
+            f"{error}: {', '.join(folder.name for folder in error.failed)}; `failed` of the result has their errors"
+        )
         return SweepResult.of_failed(error)
 
 
@@ -123,7 +151,9 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     return Result.of(paths.folder)
 
 
-def evaluate(folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any) -> dict[str, float]:
+def evaluate(
+    folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any
+) -> dict[str, float]:
     """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN, split="val")["accuracy/val"]`.
 
     With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate --help`. They are
@@ -169,7 +199,9 @@ def predict(
     from expt.inference.predict import Predictor  # late: torch
 
     predictor = Predictor(chosen)
-    found = Predictions(record for answers in predictor for record in predictor.form.records(answers))
+    found = Predictions(
+        record for answers in predictor for record in predictor.form.records(answers)
+    )
     found.skipped = predictor.skipped
     for line in found.skipped:
         warn(line)

@@ -120,11 +120,20 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of its text; its class where it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 MISTAKES = {
-    *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
+    *(
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+    ),
     *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
 }
 """What the same code raises again, unlike what the network, the disk or the memory has a part in."""

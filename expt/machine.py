@@ -42,7 +42,11 @@ def detect() -> Machine:
     """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
-    is_task = is_external_worker() and "SLURM_PROCID" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    is_task = (
+        is_external_worker()
+        and "SLURM_PROCID" in os.environ
+        and "TORCHELASTIC_RUN_ID" not in os.environ
+    )
     workers, local_workers = None, None
     if is_external_worker():
         workers = int(os.environ["WORLD_SIZE"])
@@ -116,7 +120,14 @@ def gpu_uuid(gpu: str) -> str:
         if gpu.isdecimal():
             return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(gpu))))
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return next((uuid for uuid in map(str, map(pynvml.nvmlDeviceGetUUID, handles)) if uuid.startswith(gpu)), gpu)
+        return next(
+            (
+                uuid
+                for uuid in map(str, map(pynvml.nvmlDeviceGetUUID, handles))
+                if uuid.startswith(gpu)
+            ),
+            gpu,
+        )
     return gpu
 
 
@@ -147,13 +158,18 @@ def available_memory() -> int:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):  # ValueError: the limit is "max"
         group = Path("/sys/fs/cgroup")
-        anonymous = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
+        anonymous = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())[
+            "anon"
+        ]
         available = min(available, int((group / "memory.max").read_text()) - int(anonymous))
     for limit, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             most = resource.getrlimit(limit)[0]
             if most != resource.RLIM_INFINITY:
-                status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+                status = dict(
+                    line.split(":", 1)
+                    for line in Path("/proc/self/status").read_text().splitlines()
+                )
                 available = min(available, most - int(status[field].split()[0]) * 1024)
     return max(0, available)
 
@@ -182,7 +198,10 @@ def energy_j(gpus: Sequence[str]) -> float | None:
             else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
             for gpu in gpus
         ]
-        return sum(float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) for handle in handles) / 1000
+        return (
+            sum(float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) for handle in handles)
+            / 1000
+        )
     return None
 
 
@@ -212,9 +231,15 @@ def _cpu_facts() -> dict[str, Any]:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return {}
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    facts = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in first.splitlines())
+    }
     flags = facts.get("flags", "").split()
-    return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}
+    return {
+        "cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags,
+        "cpu_vendor": facts.get("vendor_id", ""),
+    }
 
 
 def umask() -> int:
@@ -222,7 +247,9 @@ def umask() -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
-    now = os.umask(0o077)  # elsewhere than on Linux it is read by setting it; other threads may create files meanwhile
+    now = os.umask(
+        0o077
+    )  # elsewhere than on Linux it is read by setting it; other threads may create files meanwhile
     os.umask(now)
     return now
 

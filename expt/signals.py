@@ -118,13 +118,17 @@ class Heeded:
     """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt. Main thread only."""
 
     def __init__(self) -> None:
-        self._before: dict[signal.Signals, Callable[[int, types.FrameType | None], Any] | int | None] = {}
+        self._before: dict[
+            signal.Signals, Callable[[int, types.FrameType | None], Any] | int | None
+        ] = {}
 
     def __enter__(self) -> None:
         _received.clear()
         if threading.current_thread() is threading.main_thread():
             raise_dropped()
-            heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(signal.SIGHUP)
+            heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(
+                signal.SIGHUP
+            )
             self._before = {number: signal.signal(number, self._keep) for number in heeded}
 
     def __exit__(self, *_: object) -> None:

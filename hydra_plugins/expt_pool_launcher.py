@@ -25,7 +25,9 @@ class PoolLauncherConf:
     dry_run: bool = False  # show what would run, and start nothing
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="pool", node=PoolLauncherConf, provider="expt")
+ConfigStore.instance().store(
+    group="hydra/launcher", name="pool", node=PoolLauncherConf, provider="expt"
+)
 
 
 class PoolLauncher(Launcher):
@@ -34,12 +36,18 @@ class PoolLauncher(Launcher):
     def __init__(self, **options: Any) -> None:
         self._options = options
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Keep what Hydra gives every launcher."""
-        from expt.command.sweep import Multirun  # late: Hydra imports every plugin, even to print --help
+        from expt.command.sweep import (
+            Multirun,
+        )  # late: Hydra imports every plugin, even to print --help
 
         self.multirun = Multirun(hydra_context, task_function, config, self._options)
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Run every point; a run's failure is in its JobReturn, and Ctrl-C ends them all."""
         return self.multirun.launch(job_overrides, initial_job_idx)

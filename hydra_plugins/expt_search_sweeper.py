@@ -21,7 +21,9 @@ class SearchSweeperConf:
     params: dict[str, str] | None = None  # axes, as in conf/sweep
 
 
-ConfigStore.instance().store(group="hydra/sweeper", name="search", node=SearchSweeperConf, provider="expt")
+ConfigStore.instance().store(
+    group="hydra/sweeper", name="search", node=SearchSweeperConf, provider="expt"
+)
 
 
 class SearchSweeper(Sweeper):
@@ -30,7 +32,9 @@ class SearchSweeper(Sweeper):
     def __init__(self, **_: Any) -> None:
         """What it needs is in the configuration that `setup` gets."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Keep what Hydra gives every sweeper."""
         self._context, self._config = hydra_context, config
         self._launcher = Plugins.instance().instantiate_launcher(
@@ -39,6 +43,8 @@ class SearchSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Sequence[Any]:
         """Search the space that `arguments` describe."""
-        from expt.command.search import search  # late: Hydra imports every plugin, even to print --help
+        from expt.command.search import (
+            search,
+        )  # late: Hydra imports every plugin, even to print --help
 
         return [search(self._context, self._config, self._launcher, arguments)]

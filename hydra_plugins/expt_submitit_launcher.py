@@ -21,12 +21,18 @@ class SubmititLauncher(Launcher):
             for key, value in options.items()
         }
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Keep what Hydra gives every launcher."""
-        from expt.command.sweep_cluster import cluster_sweep  # late: Hydra imports every plugin, even to print --help
+        from expt.command.sweep_cluster import (
+            cluster_sweep,
+        )  # late: Hydra imports every plugin, even to print --help
 
         self.multirun = cluster_sweep(hydra_context, task_function, config, self._options)
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Run every point; a run's failure is in its JobReturn, and Ctrl-C cancels the jobs."""
         return self.multirun.launch(job_overrides, initial_job_idx)

@@ -53,7 +53,12 @@ def _pieced(overrides: Sequence[str], conf: Path | None) -> Mapping[str, Any] | 
     pieces, values = dict[str, Any](), list[Override]()
     for word in words:
         key, value = word.key_or_group, word.value()
-        if word.package is not None or word.type != OverrideType.CHANGE or key == "fork" or word.is_hydra_override():
+        if (
+            word.package is not None
+            or word.type != OverrideType.CHANGE
+            or key == "fork"
+            or word.is_hydra_override()
+        ):
             return None
         if key not in ALONE:
             values.append(word)
@@ -72,7 +77,9 @@ ALONE = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 @functools.cache
 def _piece(group: str, name: str, conf: Path | None = None) -> Any:
     folders = [conf_dir(), *([conf] if conf else [])]
-    path = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
+    path = next(
+        (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None
+    )
     if path is None or "defaults:" in path.read_text():
         return None
     with parsed_by_libyaml():
@@ -100,5 +107,7 @@ def _composer(conf: Path | None) -> tuple[PointComposer, DictConfig]:
     with hydra_at_hand():
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        master = hydra.compose_config("config", own, run_mode=RunMode.RUN, with_log_configuration=False)
+        master = hydra.compose_config(
+            "config", own, run_mode=RunMode.RUN, with_log_configuration=False
+        )
         return PointComposer(HydraContext(hydra.config_loader, Callbacks()), master), master

@@ -39,19 +39,25 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 # A machine that is busy is no failure.
-settings.register_profile("expt", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "expt", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("expt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    rare = "test what is rare and takes long, too: two hosts, Slurm, a browser, a notebook, the bench"
+    rare = (
+        "test what is rare and takes long, too: two hosts, Slurm, a browser, a notebook, the bench"
+    )
     parser.addoption("--slow", action="store_true", help=rare)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to the other tests
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # threads that wait leave the cores to the other tests
     launch_warm.fork = warm.fork  # that of expt.run is forked from the template too
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
@@ -76,7 +82,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
     One more than there are cores: a test waits for its runs a fifth of the time.
     """
-    alone = config.getoption("markexpr") == "gpu" or any(".py" in Path(word).name for word in config.args)
+    alone = config.getoption("markexpr") == "gpu" or any(
+        ".py" in Path(word).name for word in config.args
+    )
     return 0 if alone else max(2, min(len(os.sched_getaffinity(0)), 4)) + 1
 
 
@@ -94,7 +102,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
     gc.enable()
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)  # the processes that test have no more cores to share than one each
+        sys.modules["torch"].set_num_threads(
+            1
+        )  # the processes that test have no more cores to share than one each
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -107,7 +117,11 @@ def environment(**extra: str) -> dict[str, str]:
 
     It is the same in all tests, and no warm server of who runs them is used.
     """
-    kept = {key: value for key, value in os.environ.items() if key not in (*LAUNCHER_VARIABLES, *OF_TESTS)}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in (*LAUNCHER_VARIABLES, *OF_TESTS)
+    }
     return {**kept, "COLUMNS": "100", **extra}
 
 
@@ -137,7 +151,9 @@ def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess
     return ended(start(*arguments, cwd=cwd, **extra))
 
 
-def python(program: str, *arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def python(
+    program: str, *arguments: str, cwd: Path, **extra: str
+) -> subprocess.CompletedProcess[str]:
     """`python -c PROGRAM ARGUMENTS` in a process that has torch and expt imported already."""
     return ended(warm.Command(arguments, cwd, environment(**extra), program))
 
@@ -162,7 +178,9 @@ class RunFolder:
 
     def curve(self, tag: str) -> list[tuple[int, float]]:
         """(step, value) of every point of `tag` in metrics.jsonl."""
-        points = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        points = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         return [(point["step"], point["value"]) for point in points if point["tag"] == tag]
 
     @property
@@ -178,7 +196,11 @@ def usual(words: Sequence[str]) -> tuple[str, ...]:
     A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as is always drawn.
     """
     others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
-    return tuple(words) if any(other in word for word in words for other in others) else (NO_PICTURES, *words)
+    return (
+        tuple(words)
+        if any(other in word for word in words for other in others)
+        else (NO_PICTURES, *words)
+    )
 
 
 NO_PICTURES = "tensorboard.images=false"
@@ -187,7 +209,9 @@ Trained = Callable[..., RunFolder]
 
 @pytest.fixture(scope="session")
 def _forkserver() -> None:
-    forkserver.warm(forkserver.SWEEP_MODULES)  # of expt.run; else each worker would import TensorBoard
+    forkserver.warm(
+        forkserver.SWEEP_MODULES
+    )  # of expt.run; else each worker would import TensorBoard
 
 
 @pytest.fixture
@@ -238,15 +262,28 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "once.py").write_text(FAILS_ONCE)
     (folder / "my_conf" / "model").mkdir(parents=True)
     (folder / "my_conf" / "model" / "linear.yaml").write_text("_target_: once.Net\n")
-    grid = ("model=mlp,convnet,linear", "optimizer.lr=0.1,0.05,0.02,0.01", "epochs=1", "dataset.train_limit=320")
-    own = ("--config-dir", "my_conf", "tensorboard.images=true", "hydra.sweep.dir=sweep", "world_size=1")
+    grid = (
+        "model=mlp,convnet,linear",
+        "optimizer.lr=0.1,0.05,0.02,0.01",
+        "epochs=1",
+        "dataset.train_limit=320",
+    )
+    own = (
+        "--config-dir",
+        "my_conf",
+        "tensorboard.images=true",
+        "hydra.sweep.dir=sweep",
+        "world_size=1",
+    )
     done = run("-m", *own, *grid, cwd=folder)
     assert done.returncode == 1, done.stderr
     assert done.stderr == "error: 1 of 12 runs failed\n"
     return folder / "sweep"
 
 
-@pytest.fixture(scope="module")  # it serves no command whose variables are others, as a test's process may set some
+@pytest.fixture(
+    scope="module"
+)  # it serves no command whose variables are others, as a test's process may set some
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     """A warm server, as `expt warm` starts it, which takes three seconds."""
     from tests.faults.running import wait_until, working_in  # late: they import this module

@@ -39,7 +39,9 @@ class Rows(Dataset[Samples]):
 
     def __init__(self, train: bool) -> None:
         generator = torch.Generator().manual_seed(int(train))
-        self.samples = [self.sample(index, generator) for index in range(SIZE if train else TESTED_ON)]
+        self.samples = [
+            self.sample(index, generator) for index in range(SIZE if train else TESTED_ON)
+        ]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -143,7 +145,9 @@ class Case(NamedTuple):
 
 def of_classes(logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
     return {
-        "accuracy": measured.classification.multiclass_accuracy(logits, labels, CLASSES, average="micro"),
+        "accuracy": measured.classification.multiclass_accuracy(
+            logits, labels, CLASSES, average="micro"
+        ),
         "auroc": measured.classification.multiclass_auroc(logits.softmax(1), labels, CLASSES),
     }
 
@@ -151,8 +155,12 @@ def of_classes(logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
 def of_labels(logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
     chances, given = logits.sigmoid(), labels.long()
     return {
-        "accuracy": measured.classification.multilabel_accuracy(chances, given, 3, threshold=0.4, average="micro"),
-        "f1": measured.classification.multilabel_f1_score(chances, given, 3, threshold=0.4, average="micro"),
+        "accuracy": measured.classification.multilabel_accuracy(
+            chances, given, 3, threshold=0.4, average="micro"
+        ),
+        "f1": measured.classification.multilabel_f1_score(
+            chances, given, 3, threshold=0.4, average="micro"
+        ),
         "ap": measured.classification.multilabel_average_precision(chances, given, 3),
     }
 
@@ -171,9 +179,15 @@ def of_masks(logits: Tensor, masks: Tensor) -> Mapping[str, Tensor]:
     predicted, classes = logits.argmax(1)[here], masks[here]
     dice = measured.classification.multiclass_f1_score(predicted, classes, 3, average="none")
     return {
-        "mean_iou": measured.classification.multiclass_jaccard_index(logits, masks, 3, ignore_index=IGNORED),
-        "accuracy": measured.classification.multiclass_accuracy(predicted, classes, 3, average="micro"),
-        "dice": dice[[number for number in range(3) if number in predicted or number in classes]].mean(),
+        "mean_iou": measured.classification.multiclass_jaccard_index(
+            logits, masks, 3, ignore_index=IGNORED
+        ),
+        "accuracy": measured.classification.multiclass_accuracy(
+            predicted, classes, 3, average="micro"
+        ),
+        "dice": dice[
+            [number for number in range(3) if number in predicted or number in classes]
+        ].mean(),
     }
 
 
@@ -257,9 +271,18 @@ CASES = {
 def config_of(name: str, configured: Configured) -> RunConfig:
     """On one worker, of this case."""
     case, sizes = CASES[name], (f"batch_size={BATCH}", f"epochs={EPOCHS}", f"seed={SEED}")
-    config = configured(*case.words, *sizes, "optimizer=plain_sgd", f"optimizer.lr={LR}", "threads=1", "onednn=false")
+    config = configured(
+        *case.words,
+        *sizes,
+        "optimizer=plain_sgd",
+        f"optimizer.lr={LR}",
+        "threads=1",
+        "onednn=false",
+    )
     classes = CLASSES if name == "classification" else None
     target = f"{__name__}.{case.dataset.__name__}"
-    dataset = TargetDataset(target=target, num_classes=classes, num_workers=0, val_fraction=3 / SIZE, kwargs={})
+    dataset = TargetDataset(
+        target=target, num_classes=classes, num_workers=0, val_fraction=3 / SIZE, kwargs={}
+    )
     own: dict[str, Any] = {"objective": "mae/val", **OWN} if name == "own" else {}
     return dataclasses.replace(config, dataset=dataset, **own)

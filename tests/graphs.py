@@ -54,7 +54,10 @@ class OldInputs(StandIn):
     """Computes on the batch, or by the gradients and the rates, that were there when it was recorded."""
 
     def record(self, run: functools.partial[T]) -> T:
-        old = [mapped(Tensor.clone, given) if index in self.held else given for index, given in enumerate(run.args)]
+        old = [
+            mapped(Tensor.clone, given) if index in self.held else given
+            for index, given in enumerate(run.args)
+        ]
         found = super().record(run)
         self.run = functools.partial(run.func, *old)
         return found

@@ -47,7 +47,10 @@ def _started(
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     store = folder / "store"
-    ranks = [context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each)) for rank in range(size)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each))
+        for rank in range(size)
+    ]
     for rank in ranks:
         rank.start()
     for _, theirs in pipes:
@@ -55,10 +58,18 @@ def _started(
     return pipes, ranks
 
 
-def _rank(rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]) -> None:
+def _rank(
+    rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    worker = Worker(rank=rank, world_size=size, local_rank=rank, local_world_size=size, device=torch.device("cpu"))
+    worker = Worker(
+        rank=rank,
+        world_size=size,
+        local_rank=rank,
+        local_world_size=size,
+        device=torch.device("cpu"),
+    )
     meeting = dist.FileStore(str(store), size)
     with process_group(worker, backend="gloo", timeout_s=TIMEOUT_S, store=meeting):
         answer.send(each(worker))

@@ -27,7 +27,9 @@ def _config() -> RunConfig:
     return parse(settings(), Machine(cpus=8))
 
 
-def request(folder: Path, *, may_have_run: bool = False, typed_at: float | None = None, **config: Any) -> RunRequest:
+def request(
+    folder: Path, *, may_have_run: bool = False, typed_at: float | None = None, **config: Any
+) -> RunRequest:
     """A request for a run in `folder`, of one CPU worker where `config` says nothing else."""
     return RunRequest(
         config=dataclasses.replace(_config(), **{"world_size": 1, "threads": 1, **config}),

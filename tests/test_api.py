@@ -23,12 +23,16 @@ from expt.python.sweep_result import FailedResult, SweepResult
 
 
 @pytest.mark.usefixtures("_forkserver")
-def test_the_docstrings_examples_come_to_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docstrings_examples_come_to_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"expt": expt}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for function in (api.run, api.rerun, api.list_runs, api.sweep):
-        found = doctest.DocTestParser().get_doctest(function.__doc__ or "", names, function.__name__, None, None)
+        found = doctest.DocTestParser().get_doctest(
+            function.__doc__ or "", names, function.__name__, None, None
+        )
         assert found.examples
         runner.run(found, clear_globs=False)
         names = found.globs
@@ -41,15 +45,21 @@ def looked_at(result: expt.Result, again: expt.Result) -> None:
     """What a finished run can be asked."""
     assert result.config["optimizer"]["lr"] == 0.1
     assert list(result.metrics) == result.metrics._ipython_key_completions_()
-    with pytest.raises(KeyError, match=r"accurcy/val: the run has no such metric\. Did you mean 'accuracy/val'"):
+    with pytest.raises(
+        KeyError, match=r"accurcy/val: the run has no such metric\. Did you mean 'accuracy/val'"
+    ):
         _ = result.metrics["accurcy/val"]
     (epoch,) = result.history
     assert result.history["loss/val"] == [epoch["loss/val"]] == [again.metrics["loss/val"]]
     assert list(result.history.to_pandas()["accuracy/val"]) == [result.metrics["accuracy/val"]]
-    with pytest.raises(KeyError, match=r"loss/vall: there is no such tag\. Did you mean 'loss/val'"):
+    with pytest.raises(
+        KeyError, match=r"loss/vall: there is no such tag\. Did you mean 'loss/val'"
+    ):
         _ = result.history["loss/vall"]
     assert result.load("last").class_names == tuple("0123456789")
-    assert {"metrics", "history", "config", "folder", "plot", "load", "best", "status"} <= {*dir(result)}
+    assert {"metrics", "history", "config", "folder", "plot", "load", "best", "status"} <= {
+        *dir(result)
+    }
 
 
 def in_a_notebook(runs: SweepResult) -> None:
@@ -69,11 +79,21 @@ def recorded(folder: Path, points: str = "", **record: Any) -> expt.Result:
 
 
 def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) -> None:
-    values = ((10, 1, "loss/train", 2.0), (10, 1, "loss/val", 1.5), (20, 2, "loss/val", 1.0), (20, 2, "loss/test", 1.2))
+    values = (
+        (10, 1, "loss/train", 2.0),
+        (10, 1, "loss/val", 1.5),
+        (20, 2, "loss/val", 1.0),
+        (20, 2, "loss/test", 1.2),
+    )
     keys = ("step", "epoch", "tag", "value")
-    points = "".join(f"{dict(zip(keys, point, strict=True))}\n".replace("'", '"') for point in values)
+    points = "".join(
+        f"{dict(zip(keys, point, strict=True))}\n".replace("'", '"') for point in values
+    )
     result = recorded(
-        tmp_path / "a <b>", points, status="completed", best={"metric": "loss/val", "value": 1.5, "epoch": 1}
+        tmp_path / "a <b>",
+        points,
+        status="completed",
+        best={"metric": "loss/val", "value": 1.5, "epoch": 1},
     )
     (axes,) = result.plot(tmp_path / "curves.png").axes
     assert (tmp_path / "curves.png").read_bytes()[1:4] == b"PNG"
@@ -84,7 +104,9 @@ def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) 
     assert "a &lt;b&gt;" in html
 
 
-def test_a_result_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = recorded(tmp_path / "a", status="running")
     with pytest.raises(expt.ConfigError, match=r"pip install 'expt\[plot\]'"):
@@ -92,16 +114,22 @@ def test_a_result_without_matplotlib_says_what_to_install(tmp_path: Path, monkey
     assert "running" in result._repr_html_()
 
 
-def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_numbers(tmp_path: Path) -> None:
+def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_numbers(
+    tmp_path: Path,
+) -> None:
     def run(name: str, value: float | None, of: str = "loss/val") -> Path:
         (tmp_path / name).mkdir()
         text = "null" if value is None else str(value).replace("nan", "NaN")
         objective = f'{{"name": "{of}", "value": {text}}}'
-        (tmp_path / name / "result.json").write_text(f'{{"status": "completed", "objective": {objective}}}')
+        (tmp_path / name / "result.json").write_text(
+            f'{{"status": "completed", "objective": {objective}}}'
+        )
         return tmp_path / name
 
     folders = [run("a", 2.0), run("b", math.nan), run("c", 1.0), run("d", None)]
-    runs = SweepResult.of_failed(SweepFailed("", folders[:3], {folders[3]: "rank 0: it broke"}, folders))
+    runs = SweepResult.of_failed(
+        SweepFailed("", folders[:3], {folders[3]: "rank 0: it broke"}, folders)
+    )
     assert [type(run) for run in runs] == [expt.Result] * 3 + [FailedResult]
     assert runs.best.folder == folders[2]
     assert (len(runs.completed), [run.error for run in runs.failed]) == (3, ["rank 0: it broke"])
@@ -110,12 +138,16 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
         f"  folder   {folders[3]}",
         "  error    rank 0: it broke",
     ]
-    halfway = SweepResult([*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "paused"})])
+    halfway = SweepResult(
+        [*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "paused"})]
+    )
     assert (halfway.best.folder, len(halfway.completed), len(halfway.paused)) == (folders[2], 3, 1)
     with pytest.raises(expt.RunFailed, match="no run of the sweep has completed and measured"):
         _ = SweepResult(runs[3:]).best
     of_another = expt.Result.of(run("e", 0.9, of="accuracy/val"))
-    with pytest.raises(expt.RunFailed, match="chosen by accuracy/val and loss/val: none is best by all"):
+    with pytest.raises(
+        expt.RunFailed, match="chosen by accuracy/val and loss/val: none is best by all"
+    ):
         _ = SweepResult([*runs, of_another]).best
 
 
@@ -136,7 +168,9 @@ def test_a_result_is_shown_in_five_lines() -> None:
     ]
 
 
-def test_a_result_says_where_its_folder_is_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_says_where_its_folder_is_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text('{"status": "completed"}')
     monkeypatch.chdir(tmp_path)
@@ -161,7 +195,11 @@ def parts(hint: Any) -> set[object]:
     if get_origin(hint) in (tuple, list, dict):
         return {Sequence}
     if get_args(hint) and get_origin(hint) is not type:
-        return set().union(*map(parts, get_args(hint))) if get_origin(hint) is not Sequence else {Sequence}
+        return (
+            set().union(*map(parts, get_args(hint)))
+            if get_origin(hint) is not Sequence
+            else {Sequence}
+        )
     return {hint}
 
 
@@ -181,7 +219,11 @@ def test_the_keywords_are_those_of_the_schema() -> None:
     assert given.keys() == {*schema, "experiment", "hydra"}
     assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep", "search"}
     for key, cls in NESTED.items():
-        nested = next(part for part in (schema[key], *get_args(schema[key])) if hasattr(part, "__dataclass_fields__"))
+        nested = next(
+            part
+            for part in (schema[key], *get_args(schema[key]))
+            if hasattr(part, "__dataclass_fields__")
+        )
         assert get_type_hints(cls).keys() == get_type_hints(nested).keys()
         for name, hint in get_type_hints(nested, include_extras=True).items():
             assert parts(hint) <= parts(get_type_hints(cls)[name]), f"{key}.{name}"

@@ -37,7 +37,9 @@ PACKAGES = (
 DOORS = ("__init__", "__main__", "api", "report", "rerun")  # above all packages
 GROUND = ("errors", "machine", "signals")  # below them
 LEVEL = {
-    name: level for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS)) for name in names
+    name: level
+    for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
+    for name in names
 }
 WITH_TORCH = ("checkpoint", "parts", "sharded_writer")  # of `runs`
 
@@ -109,7 +111,9 @@ def imported(tree: ast.AST) -> tuple[str, ...]:
 
 def own_imports(module: Module) -> set[str]:
     """The modules of expt, dotted below it, that `module` imports."""
-    names = (name.removeprefix("expt.") for name in imported(module.tree) if name.startswith("expt."))
+    names = (
+        name.removeprefix("expt.") for name in imported(module.tree) if name.startswith("expt.")
+    )
     return {found for name in names if (found := _module_of(name)) and found != module.name}
 
 
@@ -118,7 +122,9 @@ def _module_of(name: str) -> str | None:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -139,12 +145,16 @@ def at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 def imported_at_once(module: Module) -> set[str]:
     """Dotted names of what importing the module imports."""
-    body: list[ast.stmt] = [node for node in at_import(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    body: list[ast.stmt] = [
+        node for node in at_import(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     return set(imported(ast.Module(body, [])))
 
 
 def test_the_top_is_these_packages_and_eight_files() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(PACKAGES)
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(
+        PACKAGES
+    )
     assert {path.stem for path in PACKAGE.glob("*.py")} == {*DOORS, *GROUND}
 
 
@@ -152,8 +162,14 @@ def test_the_top_is_these_packages_and_eight_files() -> None:
 def test_imports_go_down(module: Module) -> None:
     own = module.component
     found = {name.partition(".")[0] for name in own_imports(module)}
-    up = {name for name in found if LEVEL[name] > LEVEL[own] or (LEVEL[name] == LEVEL[own] and own in DOORS + GROUND)}
-    assert up <= ({"api"} if own in DOORS else {"errors"} if own in GROUND else {own}), f"{module.name} imports {up}"
+    up = {
+        name
+        for name in found
+        if LEVEL[name] > LEVEL[own] or (LEVEL[name] == LEVEL[own] and own in DOORS + GROUND)
+    }
+    assert up <= ({"api"} if own in DOORS else {"errors"} if own in GROUND else {own}), (
+        f"{module.name} imports {up}"
+    )
 
 
 def test_no_import_goes_round() -> None:
@@ -161,7 +177,11 @@ def test_no_import_goes_round() -> None:
     for name, module in modules().items():
         # Two files whose types name each other are no cycle at run time.
         for node in nodes(module.tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and name in graph:
+            if (
+                isinstance(node, ast.If)
+                and ast.unparse(node.test) == "TYPE_CHECKING"
+                and name in graph
+            ):
                 graph[name] -= own_imports(Module(name, ast.Module(node.body, []), 0))
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
@@ -175,7 +195,9 @@ def test_only_command_knows_hydra(module: Module) -> None:
 @each_module
 def test_configuration_and_records_are_free_of_torch(module: Module) -> None:
     own = module.component
-    if own in (*GROUND, "config") or (own == "runs" and module.name.rpartition(".")[2] not in WITH_TORCH):
+    if own in (*GROUND, "config") or (
+        own == "runs" and module.name.rpartition(".")[2] not in WITH_TORCH
+    ):
         assert not {name for name in imported(module.tree) if is_torch(name)}
 
 
@@ -190,7 +212,16 @@ def is_torch(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "door", ["__main__", "api", "command.main", "command.sweep", "command.predict", "launch.one_run", "launch.pool"]
+    "door",
+    [
+        "__main__",
+        "api",
+        "command.main",
+        "command.sweep",
+        "command.predict",
+        "launch.one_run",
+        "launch.pool",
+    ],
 )
 def test_the_driver_imports_no_torch(door: str) -> None:
     """What it imports before a run's workers are started: the forkserver's import of torch runs beside it.
@@ -204,19 +235,32 @@ def test_the_driver_imports_no_torch(door: str) -> None:
         found = imported_at_once(modules()[name])
         heavy = {other for other in found if is_torch(other) or other.partition(".")[0] == "numpy"}
         assert not heavy, f"{door} imports {heavy} through {name}"
-        own = {_module_of(other.removeprefix("expt.")) for other in found if other.startswith("expt.")}
+        own = {
+            _module_of(other.removeprefix("expt.")) for other in found if other.startswith("expt.")
+        }
         todo += [other for other in own if other and other not in seen]
 
 
 @functools.cache
 def _names_of_a_runs_files() -> set[str]:
-    return {name for name in _strings(modules()["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
+    return {
+        name
+        for name in _strings(modules()["runs.paths"].tree)
+        if re.fullmatch(r"\.?\w+\.\w+", name)
+    }
 
 
 @each_module
 def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
     names = _names_of_a_runs_files()
-    assert {"result.json", "metrics.jsonl", "last.pt", "best.pt", "stderr.log", "error.json"} <= names
+    assert {
+        "result.json",
+        "metrics.jsonl",
+        "last.pt",
+        "best.pt",
+        "stderr.log",
+        "error.json",
+    } <= names
     if module.name != "runs.paths":
         assert not {text for text in _strings(module.tree) if any(name in text for name in names)}
 
@@ -225,7 +269,11 @@ def _strings(tree: ast.Module) -> Iterator[str]:
     """Every string that is not a docstring."""
     statements = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
     for node in nodes(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in statements
+        ):
             yield node.value
 
 
@@ -237,12 +285,18 @@ def test_a_name_says_what_is_inside(module: Module) -> None:
 @each_module
 def test_files_and_functions_fit_a_mind(module: Module) -> None:
     assert module.num_lines <= MAX_FILE_LINES
-    too_long = {node.name: length(node) for node in functions(module.tree) if length(node) > MAX_FUNCTION_LINES}
+    too_long = {
+        node.name: length(node)
+        for node in functions(module.tree)
+        if length(node) > MAX_FUNCTION_LINES
+    }
     assert not too_long
 
 
 def test_most_functions_are_short() -> None:
-    lengths = itertools.chain.from_iterable(map(length, functions(module.tree)) for module in modules().values())
+    lengths = itertools.chain.from_iterable(
+        map(length, functions(module.tree)) for module in modules().values()
+    )
     assert statistics.median(lengths) <= MAX_MEDIAN_LINES
 
 
@@ -252,19 +306,26 @@ def test_every_public_name_is_explained(module: Module) -> None:
         assert list(_unexplained(module.tree, module.name)) == []
 
 
-def _unexplained(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[str]:
+def _unexplained(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[str]:
     if not ast.get_docstring(node):
         yield name
     if isinstance(node, ast.Module | ast.ClassDef):
         for below in node.body:
-            if isinstance(below, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and below.name[0] != "_":
+            if (
+                isinstance(below, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and below.name[0] != "_"
+            ):
                 yield from _unexplained(below, f"{name}.{below.name}")
 
 
 @each_module
 def test_private_parts_of_torch_stay_in_the_patches(module: Module) -> None:
     """Where torch's compiler, optimisers or DistributedDataParallel change, one folder is to be looked at."""
-    if any(is_torch(name) for name in imported(module.tree)) and not module.name.startswith("training.patches."):
+    if any(is_torch(name) for name in imported(module.tree)) and not module.name.startswith(
+        "training.patches."
+    ):
         assert _foreign_private_names(module.tree) == set()
 
 
@@ -278,9 +339,21 @@ def _foreign_private_names(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Attribute):
             if node.attr != "_exit" or ast.unparse(node) != "os._exit":
                 used.add(node.attr)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
-            used |= {str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
-    return {name for name in used if re.match("_(?!_)", name)} - _own_private_names() - {"_fields", "_replace"}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "getattr",
+            "hasattr",
+            "setattr",
+        ):
+            used |= {
+                str(argument.value)
+                for argument in node.args[1:2]
+                if isinstance(argument, ast.Constant)
+            }
+    return (
+        {name for name in used if re.match("_(?!_)", name)}
+        - _own_private_names()
+        - {"_fields", "_replace"}
+    )
 
 
 @functools.cache
@@ -289,7 +362,11 @@ def _own_private_names() -> set[str]:
     for node in itertools.chain.from_iterable(nodes(module.tree) for module in modules().values()):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             own.add(node.name)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
             own.add(node.attr)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             own.add(node.target.id)
@@ -303,4 +380,6 @@ def _own_private_names() -> set[str]:
 )  # fmt: skip
 def test_a_private_part_is_noticed(source: str) -> None:
     assert len(_foreign_private_names(ast.parse(source))) == 1
-    assert _foreign_private_names(ast.parse(f"loader._batches; {source}")) == _foreign_private_names(ast.parse(source))
+    assert _foreign_private_names(
+        ast.parse(f"loader._batches; {source}")
+    ) == _foreign_private_names(ast.parse(source))

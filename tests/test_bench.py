@@ -24,7 +24,14 @@ BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 @pytest.mark.slow
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}")
 def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
-    words = ["--only=epoch", "--models=mlp", "--images=640", "--rounds=1", "--epochs=2", "--peers=plain"]
+    words = [
+        "--only=epoch",
+        "--models=mlp",
+        "--images=640",
+        "--rounds=1",
+        "--epochs=2",
+        "--peers=plain",
+    ]
     command = [sys.executable, str(BENCH), *words, "--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -59,8 +66,17 @@ def test_the_scaling_model_is_held_against_workers_of_this_machine() -> None:
 
 @pytest.mark.slow
 def test_a_sweeps_driver_is_measured_by_itself(tmp_path: Path) -> None:
-    words = ["--only=grid", "--points=4,3", "--rounds=1", "--peers=plain", "--json", str(tmp_path / "found.json")]
-    done = subprocess.run([sys.executable, str(BENCH), *words], env=environment(), capture_output=True, text=True)
+    words = [
+        "--only=grid",
+        "--points=4,3",
+        "--rounds=1",
+        "--peers=plain",
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
+    done = subprocess.run(
+        [sys.executable, str(BENCH), *words], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "found.json").read_text())["results"]
     found = {row["case"]: row["median"]["expt"] for row in rows if row["unit"] != "s CPU"}
@@ -80,7 +96,9 @@ def test_more_gpus_take_longer_for_a_step_and_free_links_do_not() -> None:
     ]
     assert seconds[0] == 0.005
     assert seconds == sorted(seconds)
-    assert step_s(0.005, 45e6, 1024, Cluster(8, free, free), bucket_bytes=25 * 2**20) == pytest.approx(0.005)
+    assert step_s(
+        0.005, 45e6, 1024, Cluster(8, free, free), bucket_bytes=25 * 2**20
+    ) == pytest.approx(0.005)
     # A ring of 8 moves 2 x 7/8 of the bytes through each link.
     assert all_reduce_s(8e9, 8, Link(0.0, 1e9)) == pytest.approx(14.0)
 
@@ -91,7 +109,9 @@ echo "$CUDA_VISIBLE_DEVICES $*" >> "$CUDA_MPS_PIPE_DIRECTORY/../told"
 """
 
 
-def test_runs_on_one_card_are_timed_with_and_without_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runs_on_one_card_are_timed_with_and_without_mps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By a daemon of their own; the commands that would train are but noted."""
     ran = list[tuple[str, str | None]]()
 

@@ -23,14 +23,29 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "visible", "is_run"), [(["-m", "gpu"], "'3'", True), ([], "''", False)])
+@pytest.mark.parametrize(
+    ("words", "visible", "is_run"), [(["-m", "gpu"], "'3'", True), ([], "''", False)]
+)
 def test_tests_of_a_gpu_are_planned_where_there_is_one_and_they_are_asked_for(
     words: list[str], visible: str, *, is_run: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "with_gpus.py").write_text(WITH_GPUS.replace("GIVEN", str(is_run)))
-    command = [sys.executable, "-m", "pytest", "-p", "with_gpus", "-n", "0", "--setup-plan", *words, str(HERE / "gpu")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "with_gpus",
+        "-n",
+        "0",
+        "--setup-plan",
+        *words,
+        str(HERE / "gpu"),
+    ]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "3"}
-    done = subprocess.run(command, env=env, cwd=HERE.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=HERE.parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"visible={visible}" in done.stdout
     assert ("skipped=0" in done.stdout) == is_run

@@ -39,7 +39,9 @@ def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NoDevFiles", ()),
     ],
 )
-def test_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[str, ...]) -> None:
+def test_cuda_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[str, ...]
+) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.visible_gpus() == expected
@@ -103,7 +105,9 @@ def test_the_umask_is_read_and_stays(mask: int) -> None:
         os.umask(before)
 
 
-def test_where_nothing_tells_the_umask_it_is_read_by_setting_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_tells_the_umask_it_is_read_by_setting_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_proc(path: Path) -> str:
         raise FileNotFoundError(path)
 
@@ -130,7 +134,10 @@ def test_what_is_made_meanwhile_is_not_for_everyone_to_write(tmp_path: Path) -> 
         (tmp_path / "after").touch()
     finally:
         os.umask(before)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("inside", "after")] == [0o664, 0o666]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("inside", "after")] == [
+        0o664,
+        0o666,
+    ]
 
 
 def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +151,23 @@ def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_quota_counts_like_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    for quota, expected in (("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 16)):
+    for quota, expected in (
+        ("max 100000", 16),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("9900000 100000", 16),
+    ):
         monkeypatch.setattr(Path, "read_text", lambda _, quota=quota: quota)
         assert machine.usable_cpus() == expected
 
 
-TASK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_GPUS_PER_TASK": "1"}
+TASK = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_GPUS_PER_TASK": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +199,9 @@ def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuids[handle])
-    assert [machine.gpu_uuid(name) for name in ("1", "GPU-22", "GPU-22bb", "MIG-5")] == ["GPU-22bb"] * 3 + ["MIG-5"]
+    assert [machine.gpu_uuid(name) for name in ("1", "GPU-22", "GPU-22bb", "MIG-5")] == [
+        "GPU-22bb"
+    ] * 3 + ["MIG-5"]
 
 
 def test_without_a_driver_a_gpu_is_called_as_it_is() -> None:
@@ -203,7 +223,9 @@ def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not machine.mps_runs()
     program = tmp_path / machine.MPS_DAEMON
     program.symlink_to(shutil.which("cat") or "/bin/cat")
-    daemon = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    daemon = subprocess.Popen(
+        [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
     assert daemon.stdin is not None
     assert daemon.stdout is not None
     try:
@@ -224,4 +246,7 @@ def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         daemon.communicate()
     assert not machine.mps_runs(), "it was killed, and has left its file"
     found = doctor._mps()
-    assert (found.outcome, found.mend) == ("note", "if that is to change: nvidia-cuda-mps-control -d")
+    assert (found.outcome, found.mend) == (
+        "note",
+        "if that is to change: nvidia-cuda-mps-control -d",
+    )

@@ -50,7 +50,11 @@ def test_ctrl_c_that_python_drops_is_heard_as_a_run_begins_and_no_traceback_is_s
     dropped = list[object]()
     monkeypatch.setattr(signals, "_interrupted", False)
     monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
-    watched, watched_too, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGINT)
+    watched, watched_too, before = (
+        threading.Event(),
+        threading.Event(),
+        signal.getsignal(signal.SIGINT),
+    )
     with signals.interrupts_noted():
         called = weakref.ref(watched, lambda _: press(signal.SIGINT))
         del watched
@@ -93,7 +97,9 @@ def test_nohup_keeps_its_meaning() -> None:
     assert not signals.asked()
 
 
-def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     master, slave = pty.openpty()
     kept = os.dup(1)
     try:
@@ -134,7 +140,8 @@ def test_without_a_signal_the_exit_code_is_that_of_ctrl_c() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, signals.IMPATIENT_S), (signal.SIGTERM, signals.GRACE_S)]
+    ("number", "expected"),
+    [(signal.SIGINT, signals.IMPATIENT_S), (signal.SIGTERM, signals.GRACE_S)],
 )
 def test_a_person_is_less_patient_than_a_scheduler(number: signal.Signals, expected: float) -> None:
     with signals.Heeded():

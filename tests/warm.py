@@ -37,7 +37,13 @@ from expt.launch.warm_server import close_all_but, place
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
-PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live", "rich._emoji_codes")
+PRELOADED = (
+    *forkserver.WORKER_MODULES,
+    *forkserver.SWEEP_MODULES,
+    "hydra.main",
+    "rich.live",
+    "rich._emoji_codes",
+)
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
 """What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
 
@@ -45,7 +51,9 @@ LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
 class Command:
     """A command under way, or a program in place of it, with what a test needs of subprocess.Popen."""
 
-    def __init__(self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], program: str = "") -> None:
+    def __init__(
+        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], program: str = ""
+    ) -> None:
         self.args = [sys.executable, *(("-c", program) if program else ("-m", "expt")), *arguments]
         self.returncode: int | None = None
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
@@ -92,7 +100,9 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
     with ours:
         with told:
             _ask(False, told.fileno(), *numbers)
-        return _begun(ours, descriptors=numbers, serves=program, cwd=os.getcwd(), env=dict(os.environ))
+        return _begun(
+            ours, descriptors=numbers, serves=program, cwd=os.getcwd(), env=dict(os.environ)
+        )
 
 
 def _begun(told: socket.socket, **request: Any) -> int:
@@ -139,7 +149,9 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
         importlib.import_module(module)
     use()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = False  # torch takes its operators down in 40 ms, and a command has not imported it
+        finalizer.atexit = (
+            False  # torch takes its operators down in 40 ms, and a command has not imported it
+        )
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
     huge_pages.collapse()
@@ -147,8 +159,13 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:
     """Become each command that is asked for, in a child; who asks there for the libraries gets a template with them."""
-    for number, usual in (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL):
-        signal.signal(number, usual)  # who starts this may be deaf to them, as it starts a forkserver
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        signal.signal(
+            number, usual
+        )  # who starts this may be deaf to them, as it starts a forkserver
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
     _import((*PRELOADED, *itertools.chain(*packages)), warm_drivers._used_once)
     listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()
@@ -186,7 +203,11 @@ def _tell_end(handle: int, pid: int, told: int) -> None:
 def _modules(package: str) -> list[str]:
     """The names of all modules in `package`, but those that are commands, or LIBRARIES."""
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
-    return [module.name for module in found if not module.name.endswith("__main__") and module.name not in LIBRARIES]
+    return [
+        module.name
+        for module in found
+        if not module.name.endswith("__main__") and module.name not in LIBRARIES
+    ]
 
 
 def _become(told: int, passed: Sequence[int]) -> NoReturn:
@@ -252,7 +273,10 @@ def _fork_python(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
         return pid
     close_all_but(fds)
     if is_tracker:
-        sys.stdin, sys.stdout = io.StringIO(), io.StringIO()  # it closes them, and would print what its parent is to
+        sys.stdin, sys.stdout = (
+            io.StringIO(),
+            io.StringIO(),
+        )  # it closes them, and would print what its parent is to
     _serve_workers(program)
 
 

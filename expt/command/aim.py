@@ -62,14 +62,18 @@ class Aim:
         self._tests = list[tuple[str, Callable[[Values], bool]]]()
         for text in filters:
             key = key_of(text, settings)
-            is_known = not any(key in run.unsure for run in runs)  # else no run may seem to have the value
+            is_known = not any(
+                key in run.unsure for run in runs
+            )  # else no run may seem to have the value
             self._tests.append((key, filter_of(text, settings, is_order=is_known)))
 
     def hits(self, run: Described, *, if_unsure: bool = False) -> bool:
         """Whether it is about this one; `if_unsure` where only the run itself will tell."""
         if self._names and not any(fits(run.name, name) for name in self._names):
             return False
-        return all(if_unsure if key in run.unsure else test(run.settings) for key, test in self._tests)
+        return all(
+            if_unsure if key in run.unsure else test(run.settings) for key, test in self._tests
+        )
 
 
 def meant(about: Sequence[str], runs: Sequence[D], folder: Path) -> tuple[Aim, list[D]]:

@@ -24,8 +24,29 @@ from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep_index import latest_sweep
 from expt.runs.typed import joined, quoted, unquoted
 
-WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
-OPTIONS = WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--resolve"}
+WITH_VALUE = {
+    "--config-dir",
+    "-cd",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--package",
+    "-p",
+    "--cfg",
+    "-c",
+}
+OPTIONS = WITH_VALUE | {
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--multirun",
+    "-m",
+    "--run",
+    "-r",
+    "--resolve",
+}
 OPTIONS |= {"--info", "-i", "--shell-completion", "-sc", "--experimental-rerun"}
 FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 """Keys whose value is one text, commas and all."""
@@ -73,9 +94,16 @@ def _readable(word: str) -> str:
         return word
     quote = value[:1] if value[:1] in ("'", '"') else ""
     parts = [value] if quote or key in FOLDERS else value.split(",")
-    parts = [re.sub(rf"^{quote}~(?=/|{quote}$)", lambda _: quote + os.path.expanduser("~"), part) for part in parts]
+    parts = [
+        re.sub(rf"^{quote}~(?=/|{quote}$)", lambda _: quote + os.path.expanduser("~"), part)
+        for part in parts
+    ]
     changed = f"{key}={','.join(parts)}"
-    if key in NAMES_A_RUN and len(parts) > 1 and len(names := values_of(",".join(parts))) < len(parts):
+    if (
+        key in NAMES_A_RUN
+        and len(parts) > 1
+        and len(names := values_of(",".join(parts))) < len(parts)
+    ):
         as_typed = {part for part in parts if is_readable(f"{key}={part}")}  # null, too
         return f"{key}={','.join(name if name in as_typed else quoted(unquoted(name)) for name in names)}"
     if key in FOLDERS and not quote:
@@ -95,14 +123,18 @@ def _as_texts(key: str, value: str) -> str | None:
     except yaml.YAMLError:
         return None
     if isinstance(found, dict):
-        several = {name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()}
+        several = {
+            name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()
+        }
         found = [f"{name}: {text}" for name, texts in several.items() for text in texts]
     return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
 
 
 def with_own_keys(arguments: Sequence[str]) -> list[str]:
     """The words, with `++` before the keys that every dataset of a person's own has, in its YAML or not."""
-    chosen = next((word.partition("=")[2] for word in reversed(arguments) if word.startswith("dataset=")), "")
+    chosen = next(
+        (word.partition("=")[2] for word in reversed(arguments) if word.startswith("dataset=")), ""
+    )
     if not chosen or chosen in [path.stem for path in options_of("dataset")]:
         return list(arguments)
     pattern = re.compile(rf"dataset\.({'|'.join(OWN_DATASET_KEYS)})[.=]")
@@ -122,11 +154,15 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
         if not paths.result.exists():
             for path in (paths.metrics, paths.checkpoints, paths.logs(0).parent):
                 if path.exists():
-                    raise ConfigError(f"hydra.run.dir={folder}: holds {path.name} already; choose another folder")
+                    raise ConfigError(
+                        f"hydra.run.dir={folder}: holds {path.name} already; choose another folder"
+                    )
             continue
         ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
         mend = "" if ended else ", or resume that run with resume=auto beside what has changed"
-        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder{mend}")
+        raise ConfigError(
+            f"hydra.run.dir={folder}: holds a run already; choose another folder{mend}"
+        )
 
 
 def refuse_lone(arguments: Iterable[str]) -> None:
@@ -148,16 +184,31 @@ def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
         return
     folder = Path(unquoted(folders[-1].partition("=")[2]))
     paths = RunPaths(folder)
-    there = is_sweep(folder) if sweeps else any(map(Path.exists, (paths.result, paths.overrides, paths.checkpoints)))
-    if there or "$" in str(folder) or str(folder) == "latest" or (folder.exists() and not folder.is_dir()):
+    there = (
+        is_sweep(folder)
+        if sweeps
+        else any(map(Path.exists, (paths.result, paths.overrides, paths.checkpoints)))
+    )
+    if (
+        there
+        or "$" in str(folder)
+        or str(folder) == "latest"
+        or (folder.exists() and not folder.is_dir())
+    ):
         return
     missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
     if sweeps or len(arguments) > 2:
         warn(f"{key}={folder}: {missing}; a new {what} begins there")
         return
     inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
-    beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()] if folder.parent.is_dir() else []
-    hint = f" {inside[-1]} is one." if inside else did_you_mean(str(folder), {*beside} - {str(folder)})
+    beside = (
+        [str(path) for path in folder.parent.glob("*") if path.is_dir()]
+        if folder.parent.is_dir()
+        else []
+    )
+    hint = (
+        f" {inside[-1]} is one." if inside else did_you_mean(str(folder), {*beside} - {str(folder)})
+    )
     raise ConfigError(f"{key}={folder}: {missing}, so no run to resume.{hint}")
 
 
@@ -168,7 +219,9 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
     if given.get("resume") != "auto":
         return list(arguments)
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
-        raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
+        raise ConfigError(
+            "resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+        )
     main_code.find_kept(run_paths.code)
     words = [*searched(run_paths, arguments), *_earlier(run_paths, given, arguments), *arguments]
     if not run_paths.result.exists():  # killed before it began, or new
@@ -188,10 +241,17 @@ def _earlier(run_paths: RunPaths, given: Mapping[str, str], arguments: Sequence[
 
 def searched(run_paths: RunPaths, arguments: Sequence[str]) -> list[str]:
     """The folder of a person's own YAML that the run was started with, unless one is named."""
-    if not run_paths.hydra_settings.exists() or any(word.startswith(("--config-dir", "-cd")) for word in arguments):
+    if not run_paths.hydra_settings.exists() or any(
+        word.startswith(("--config-dir", "-cd")) for word in arguments
+    ):
         return []
-    sources = OmegaConf.select(OmegaConf.load(run_paths.hydra_settings), "hydra.runtime.config_sources") or ()
-    return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
+    sources = (
+        OmegaConf.select(OmegaConf.load(run_paths.hydra_settings), "hydra.runtime.config_sources")
+        or ()
+    )
+    return [
+        f"--config-dir={source.path}" for source in sources if source.provider == "command-line"
+    ]
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
@@ -201,7 +261,10 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     newest = latest_sweep(Path("outputs"))
     if newest is None:
         raise ConfigError("hydra.sweep.dir=latest: there is no sweep in outputs/sweeps yet")
-    return [f"hydra.sweep.dir={quoted(newest)}" if word == "hydra.sweep.dir=latest" else word for word in arguments]
+    return [
+        f"hydra.sweep.dir={quoted(newest)}" if word == "hydra.sweep.dir=latest" else word
+        for word in arguments
+    ]
 
 
 def refuse_unnamed(arguments: Sequence[str]) -> None:
@@ -213,9 +276,13 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
     for word in settings:
         key, equals, _ = word.partition("=")
         if not key:
-            raise ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
+            raise ConfigError(
+                f"{word}: not of the form key=value; quote values with spaces or brackets"
+            )
         if not equals and word in WORDS:
-            raise ConfigError(f"{word}: a command stands alone or first, as in python -m expt {word}")
+            raise ConfigError(
+                f"{word}: a command stands alone or first, as in python -m expt {word}"
+            )
 
 
 def refuse_several_samplers(arguments: Sequence[str]) -> None:
@@ -224,7 +291,9 @@ def refuse_several_samplers(arguments: Sequence[str]) -> None:
         key, _, value = word.partition("=")
         if key == "search" and (names := re.findall(r"\w+", value.removeprefix("choice")))[1:]:
             first = f"search={names[0]} hydra.sweep.dir=FOLDER"
-            raise ConfigError(f"{word}: a search has one sampler; type a command for each, as with {first}")
+            raise ConfigError(
+                f"{word}: a search has one sampler; type a command for each, as with {first}"
+            )
 
 
 def warn_of_repeated(arguments: Sequence[str]) -> None:
@@ -272,6 +341,9 @@ def continue_command(folder: Path) -> str:
     """What to type to go on with the sweep of `folder`: the same command, there."""
     words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
     # Hydra wants all settings side by side.
-    place = max((index for index, word in enumerate(words, 1) if "=" in word and word[0] != "-"), default=len(words))
+    place = max(
+        (index for index, word in enumerate(words, 1) if "=" in word and word[0] != "-"),
+        default=len(words),
+    )
     words.insert(place, f"hydra.sweep.dir={quoted(folder)}")
     return joined(["python", "-m", "expt", *words])

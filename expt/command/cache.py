@@ -15,15 +15,20 @@ from expt.data import cache
 def main(words: Sequence[str]) -> int:
     """List what is there, or remove it. Raises ConfigError for words that are not understood."""
     parser = Parser(
-        "cache", "Datasets are decoded once, and kept for all runs; what was not used for longest goes first."
+        "cache",
+        "Datasets are decoded once, and kept for all runs; what was not used for longest goes first.",
     )
-    parser.add_argument("--clear", action="store_true", help="remove all of them, but what is being written")
+    parser.add_argument(
+        "--clear", action="store_true", help="remove all of them, but what is being written"
+    )
     asked = parser.parse_args(list(words))
     cache.remove_left_over()
     console, found = Console(), cache.entries()
     if asked.clear:
         removed = [entry for entry in found if cache.remove(entry.path)]
-        console.print(f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets", highlight=False)
+        console.print(
+            f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets", highlight=False
+        )
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("dataset", "size", "last used"):
@@ -34,7 +39,10 @@ def main(words: Sequence[str]) -> int:
     console.print(table)
     limit = f"{cache.limit_bytes() / 1e9:g} GB (EXPT_CACHE_GB)"
     console.print(
-        f"{_size(found)} of at most {limit} in {cache.cache_dir()}", highlight=False, markup=False, soft_wrap=True
+        f"{_size(found)} of at most {limit} in {cache.cache_dir()}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     return 0
 

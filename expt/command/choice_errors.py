@@ -17,7 +17,14 @@ PRIMARY = "see --config-dir, --config-name and --config-path"
 
 def typed_for(key: str, overrides: Sequence[str]) -> str:
     """The word that was typed for a key, or the key itself."""
-    return next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
+    return next(
+        (
+            text
+            for text in overrides
+            if text.lstrip("+~").partition("=")[0].partition("@")[0] == key
+        ),
+        key,
+    )
 
 
 def unknown_option(error: Any) -> str:
@@ -57,14 +64,22 @@ def not_chosen_yet(error: Any, key: str, overrides: Sequence[str]) -> str:
     typed, where = typed_for(group, overrides), _file(error) or "some YAML"
     if "=" in typed and not _file(error):
         return f"{typed}: nothing chooses {key} yet; type +{typed}"
-    if found := re.search(r"default list use \+(\S+=.+)", str(error)):  # of a command's words, and not typed
-        return f"{found[1]}: the named grid has it, and nothing chooses {key} yet; write +{key} there"
+    if found := re.search(
+        r"default list use \+(\S+=.+)", str(error)
+    ):  # of a command's words, and not typed
+        return (
+            f"{found[1]}: the named grid has it, and nothing chooses {key} yet; write +{key} there"
+        )
     if relative := _relative(error, group, ""):
         return relative
-    is_there = group in groups() or any((folder / group).is_dir() for folder in own_folders(overrides))
+    is_there = group in groups() or any(
+        (folder / group).is_dir() for folder in own_folders(overrides)
+    )
     if not is_there and (near := did_you_mean(group, groups())):
         return f"{key}: {where} overrides it, and there is no such group.{near}"
-    return f"{key}: {where} overrides it, and nothing chooses it; write /{key} there, without override"
+    return (
+        f"{key}: {where} overrides it, and nothing chooses it; write /{key} there, without override"
+    )
 
 
 def chosen_twice(key: str, name: str, overrides: Sequence[str]) -> str:

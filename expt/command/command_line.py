@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from expt import __version__, machine, signals
 from expt.command import terminal
 from expt.command.words import WORDS
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, did_you_mean, printable
+from expt.errors import (
+    INTERRUPTED_BEFORE,
+    ConfigError,
+    ExptError,
+    Interrupted,
+    did_you_mean,
+    printable,
+)
 from expt.launch import forkserver, slurm_variables
 from expt.launch.launcher import launcher
 
@@ -52,7 +59,9 @@ def _refuse_lost_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError(f"the current folder is no longer there ({error.strerror}); cd to one that is") from error
+        raise ConfigError(
+            f"the current folder is no longer there ({error.strerror}); cd to one that is"
+        ) from error
 
 
 def _run(arguments: Sequence[str], typed_at: float) -> int:
@@ -67,15 +76,24 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
         print(f"expt {__version__}")
         return 0
     slurm_variables.adopt(os.environ)
-    several = [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]
+    several = [
+        word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")
+    ]
     how = launcher()
     if several:
         how.refuse_sweep(several[0])
     if how.starts_workers:
         _refuse_unknown(arguments)
-        if not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
+        if not {*PRINTING, "debug=true"} & {
+            *arguments
+        } and "hydra/launcher=submitit" not in " ".join(arguments):
             # At once: it imports torch on another core while this process composes the configuration.
-            forkserver.warm([*(forkserver.SWEEP_MODULES if several else ()), *forkserver.libraries_in(arguments)])
+            forkserver.warm(
+                [
+                    *(forkserver.SWEEP_MODULES if several else ()),
+                    *forkserver.libraries_in(arguments),
+                ]
+            )
     try:
         if not several:  # to compose many takes longer than all the imports
             forkserver.leave_it_both_cores()

@@ -21,7 +21,11 @@ def completed(line: str, composed: Callable[[str], list[str]]) -> list[str]:
         return _of_an_evaluation(typed[num_words:], composed, ended=ended)
     found = _settings(line, composed)
     first = typed[0] if typed else ""
-    return sorted([*found, *(word for word in WORDS if word.startswith(first))]) if len(typed) + ended <= 1 else found
+    return (
+        sorted([*found, *(word for word in WORDS if word.startswith(first))])
+        if len(typed) + ended <= 1
+        else found
+    )
 
 
 def _settings(line: str, composed: Callable[[str], list[str]]) -> list[str]:
@@ -32,11 +36,15 @@ def _settings(line: str, composed: Callable[[str], list[str]]) -> list[str]:
     return sorted({*composed(line), *(value for value in values if value.startswith(word))})
 
 
-def _of_an_evaluation(typed: list[str], composed: Callable[[str], list[str]], *, ended: bool) -> list[str]:
+def _of_an_evaluation(
+    typed: list[str], composed: Callable[[str], list[str]], *, ended: bool
+) -> list[str]:
     from expt.command.evaluation_settings import CHOICES  # late: Hydra
 
     whole, last = (typed, "") if ended else (typed[:-1], typed[-1])
-    known = [word for word in whole if word.partition("=")[0] not in CHOICES]  # which Hydra does not know
+    known = [
+        word for word in whole if word.partition("=")[0] not in CHOICES
+    ]  # which Hydra does not know
     found = [word for word in _settings(" ".join([*known, last]), composed) if _is_measured(word)]
     choices = (f"{key}={choice}" for key, several in CHOICES.items() for choice in several)
     return [*found, *(word for word in choices if word.startswith(last))]

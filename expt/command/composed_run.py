@@ -24,7 +24,12 @@ class ComposedRun:
     """
 
     def __init__(
-        self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig], about: Record
+        self,
+        number: int,
+        overrides: Sequence[str],
+        job: Job,
+        compose: Callable[[], DictConfig],
+        about: Record,
     ) -> None:
         self.number, self.overrides, self.job = number, list(overrides), job
         self.about = about
@@ -52,7 +57,9 @@ class ComposedRun:
     def hydra_files(self) -> Mapping[Path, str]:
         """What Hydra writes into the run's folder."""
         returned = self.prepare_return()
-        return hydra_folder.files(self.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg)
+        return hydra_folder.files(
+            self.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg
+        )
 
     def finish(self) -> JobReturn:
         """What Hydra's sweepers and callbacks get to know."""
@@ -61,7 +68,9 @@ class ComposedRun:
             return returned
         if job.status in (COMPLETED, PAUSED):
             returned.status = JobStatus.COMPLETED
-            known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
+            known: Record = (
+                {"objective": job.objective} if job.objective else read_result(job.paths)
+            )
             returned.return_value = objective_of(known)
         else:
             returned = self.returned = fail(returned, job.error or ExptError("was not started"))

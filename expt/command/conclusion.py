@@ -60,7 +60,10 @@ def conclude(
     bad = bad_points(runs)
     failed = [run for run in runs if run["status"] == FAILED and run not in bad]
     if bad:
-        say(console, f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst")
+        say(
+            console,
+            f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst",
+        )
     if failed:
         say(console, f"\n{len(failed)} failed", "bold red")
         for run in failed:
@@ -71,7 +74,10 @@ def conclude(
     for line in _paused(runs):
         say(console, line)
     for run in (run for run in runs if run["status"] == DAMAGED):
-        say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
+        say(
+            console,
+            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere",
+        )
     if copies:
         say(console, f"left out     {told(copies)}")
     for line in _costs(runs):
@@ -92,7 +98,9 @@ def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
     kept = by_objective((run["folder"], run) for run in paused if run.get("resumable", True))
     names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
-    of_all = "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
+    of_all = (
+        "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
+    )
     yield f"paused       {len(paused)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
     if kept:
         yield f"      to train {'it' if len(kept) == 1 else 'one'} to its end: {resume_command(RunPaths(kept[0]))}"
@@ -120,7 +128,10 @@ def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:
 def print_lost(console: Console, folders: Sequence[Path]) -> None:
     """Say what became of runs that were killed, and how to resume them."""
     for folder in folders:
-        say(console, f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it was killed")
+        say(
+            console,
+            f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it was killed",
+        )
         say(console, f"      to go on: {resume_command(RunPaths(folder))}")
 
 
@@ -133,7 +144,9 @@ def _print_failure(console: Console, run: FoundRecord) -> None:
 
 def again(run: FoundRecord) -> str:
     """The command that runs one point of a sweep by itself."""
-    if any(map(is_of_main, targets_recorded(run.get("config") or {}))):  # which its folder has, and no command
+    if any(
+        map(is_of_main, targets_recorded(run.get("config") or {}))
+    ):  # which its folder has, and no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
@@ -142,6 +155,10 @@ def again(run: FoundRecord) -> str:
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
-    own = [word for word in map(without_quotes, run.get("arguments", ())) if word.lstrip("+") != "resume=auto"]
+    own = [
+        word
+        for word in map(without_quotes, run.get("arguments", ()))
+        if word.lstrip("+") != "resume=auto"
+    ]
     alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
     return joined(["python", "-m", "expt", *kept, *map(without_quotes, searched), *own, *alone])

@@ -58,8 +58,13 @@ class Finding:
 
 def main(words: Sequence[str]) -> int:
     """Print every finding as it comes; 0 if nothing failed, else 1."""
-    parser = Parser("doctor", "Try what a run needs of this machine, piece by piece, and name the mend of what fails.")
-    parser.add_argument("words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data")
+    parser = Parser(
+        "doctor",
+        "Try what a run needs of this machine, piece by piece, and name the mend of what fails.",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data"
+    )
     found = parser.parse_args(list(words)).words
     unknown = [word for word in found if not word.startswith("dataset.root=")]
     if unknown:
@@ -70,7 +75,11 @@ def main(words: Sequence[str]) -> int:
     for finding in _findings(root):
         failed += finding.outcome == "fail"
         _show(console, finding)
-    console.print(f"\n{failed} failed" if failed else "\nthis machine can train", style="bold", highlight=False)
+    console.print(
+        f"\n{failed} failed" if failed else "\nthis machine can train",
+        style="bold",
+        highlight=False,
+    )
     return 1 if failed else 0
 
 
@@ -120,7 +129,12 @@ def _told_by_another_process() -> Iterator[Finding]:
             yield receiver.recv()
     process.join()
     if process.exitcode:
-        yield Finding("fail", "torch", f"a process that used it ended with code {process.exitcode}", _REINSTALL)
+        yield Finding(
+            "fail",
+            "torch",
+            f"a process that used it ended with code {process.exitcode}",
+            _REINSTALL,
+        )
 
 
 def _tell(sender: Connection) -> None:
@@ -142,24 +156,38 @@ def _memory() -> Finding:
     free = machine.available_memory()
     found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
     if free < ENOUGH_MEMORY:
-        return Finding("fail", "CPU", found, "end other programs; torch and two workers take about 1 GiB")
+        return Finding(
+            "fail", "CPU", found, "end other programs; torch and two workers take about 1 GiB"
+        )
     return Finding("pass", "CPU", found)
 
 
 def _shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     what = str(folder)
     if not os.access(folder, os.W_OK):
-        return Finding("fail", what, "cannot be written to", f"mount it: mount -t tmpfs shm {folder}")
+        return Finding(
+            "fail", what, "cannot be written to", f"mount it: mount -t tmpfs shm {folder}"
+        )
     free = shutil.disk_usage(folder).free
     if free < ENOUGH_SHARED_MEMORY:
-        return Finding("fail", what, f"{free / 2**20:.0f} MiB free", "enlarge it, as in docker run --shm-size=1g")
+        return Finding(
+            "fail",
+            what,
+            f"{free / 2**20:.0f} MiB free",
+            "enlarge it, as in docker run --shm-size=1g",
+        )
     return Finding("pass", what, f"{free / GIB:.1f} GiB free")
 
 
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
-        return Finding("fail", "disk", f"{folder.absolute()} cannot be written to", "cd to a folder of your own")
+        return Finding(
+            "fail",
+            "disk",
+            f"{folder.absolute()} cannot be written to",
+            "cd to a folder of your own",
+        )
     if free < ENOUGH_DISK:
         mend = "make room: remove runs below outputs, or their checkpoints"
         return Finding("fail", "disk", f"{free / GIB:.1f} GiB free below {folder.absolute()}", mend)
@@ -170,14 +198,27 @@ def _gpus() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
-    backends = [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)]
-    found, mend = ", ".join(backends) or "none", "install another build of torch: this one has no gloo"
-    yield Finding("pass", "backends", found) if "gloo" in backends else Finding("fail", "backends", found, mend)
+    backends = [
+        name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
+    ]
+    found, mend = (
+        ", ".join(backends) or "none",
+        "install another build of torch: this one has no gloo",
+    )
+    yield (
+        Finding("pass", "backends", found)
+        if "gloo" in backends
+        else Finding("fail", "backends", found, mend)
+    )
     seen = machine.visible_gpus()
     if not seen:
         yield Finding("note", "GPUs", "none; runs use the CPU")
     elif not torch.cuda.is_available():
-        built = f"this torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "this torch has no CUDA"
+        built = (
+            f"this torch is built for CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "this torch has no CUDA"
+        )
         mend = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
         yield Finding("fail", "GPUs", f"{len(seen)} in the machine, but {built}", mend)
     else:
@@ -188,7 +229,11 @@ def _gpus() -> Iterator[Finding]:
 def _mps() -> Finding:
     """What becomes of several runs on one GPU."""
     if machine.mps_runs():
-        return Finding("pass", "MPS", "its daemon runs: runs that share a GPU (runs_per_gpu) compute at the same time")
+        return Finding(
+            "pass",
+            "MPS",
+            "its daemon runs: runs that share a GPU (runs_per_gpu) compute at the same time",
+        )
     found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
     return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
 
@@ -200,10 +245,17 @@ def _gpu(index: int) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        return Finding("fail", what, first_line(error), "see nvidia-smi; take others, as in 'gpus=[1]'")
+        return Finding(
+            "fail", what, first_line(error), "see nvidia-smi; take others, as in 'gpus=[1]'"
+        )
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
     if free < total / 2:
-        return Finding("note", what, found, "another program holds the rest, see nvidia-smi; or take others: gpus=[1]")
+        return Finding(
+            "note",
+            what,
+            found,
+            "another program holds the rest, see nvidia-smi; or take others: gpus=[1]",
+        )
     return Finding("pass", what, found)
 
 
@@ -215,7 +267,13 @@ def _datasets(root: str | None) -> Iterator[Finding]:
     missing = []
     for name in _DOWNLOADED:
         plain = Downloaded(
-            name=name, root=root, download=False, val_fraction=0.0, train_limit=None, mean=None, std=None
+            name=name,
+            root=root,
+            download=False,
+            val_fraction=0.0,
+            train_limit=None,
+            mean=None,
+            std=None,
         )
         folder = files.folder_of(plain)
         if folder is None:
@@ -233,7 +291,9 @@ def _checked(dataset: Downloaded, folder: Path) -> Finding:
     try:
         fingerprint.of_data(dataset)
     except ConfigError as error:
-        return Finding("fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER")
+        return Finding(
+            "fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER"
+        )
     return Finding("pass", dataset.name, str(folder))
 
 
@@ -245,11 +305,15 @@ def two_workers(*words: str) -> Finding:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         try:
             (paths,) = command(
-                [*words, *_QUICK, f"hydra.run.dir={folder}/run"], typed_at=time.monotonic(), may_sweep=False
+                [*words, *_QUICK, f"hydra.run.dir={folder}/run"],
+                typed_at=time.monotonic(),
+                may_sweep=False,
             )
             result = read_result(paths)
         except ExptError as error:
             mend = "read the error; if they waited in vain: may programs here talk to each other over 127.0.0.1?"
             return Finding("fail", what, f"two cannot train together: {error}", mend)
     backend, seconds = result["backend"], result["first_step_s"]
-    return Finding("pass", what, f"two trained together over {backend}, {seconds:.1f} s to their first step")
+    return Finding(
+        "pass", what, f"two trained together over {backend}, {seconds:.1f} s to their first step"
+    )

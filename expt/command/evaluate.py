@@ -48,13 +48,22 @@ def main(words: Sequence[str]) -> int:
     about = "the folder of a run, or of a sweep; and settings, see below"
     parser.usage = f"{parser.prog} RUN [KEY=VALUE ...] [--best N] [--config-dir DIR]"
     parser.add_argument("words", nargs="*", metavar="RUN", help=about)
-    parser.add_argument("--best", type=int, metavar="N", help="of a sweep: so many of its runs, by their objective [1]")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]")
+    parser.add_argument(
+        "--best",
+        type=int,
+        metavar="N",
+        help="of a sweep: so many of its runs, by their objective [1]",
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]"
+    )
     asked = parser.parse_intermixed_args(list(words))
     folder = Path(asked.words[0] if asked.words else "")
     if not asked.words or ("=" in folder.name and not run_and_which(folder)[0].exists()):
         first = f"{folder}: " if asked.words else ""
-        raise ConfigError(f"{first}the folder of a run comes first, as in {parser.prog} RUN split=val")
+        raise ConfigError(
+            f"{first}the folder of a run comes first, as in {parser.prog} RUN split=val"
+        )
     evaluate(folder, asked.words[1:], best=asked.best, config_dir=asked.config_dir)
     return 0
 
@@ -87,7 +96,9 @@ def evaluate(
     try:
         requests += [_request(run, record, each, words) for run, record, each in measured]
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; copy the run to where you may write") from error
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; copy the run to where you may write"
+        ) from error
     failed = evaluations.carry_out(requests, Console())
     done = [paths for paths in (request.paths for request in requests) if _is_complete(paths)]
     print_evaluations(Console(), done)
@@ -110,21 +121,33 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         return [folder]
     runs = [(paths.folder, record) for paths, record in results(folder)]
     if not runs:
-        raise ConfigError(f"{folder}: is not a run, and holds none; name the folder of a run, or of a sweep")
+        raise ConfigError(
+            f"{folder}: is not a run, and holds none; name the folder of a run, or of a sweep"
+        )
     if best is None and not is_sweep(folder):
-        raise ConfigError(f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type --best 1")
+        raise ConfigError(
+            f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type --best 1"
+        )
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
     names = {record["objective"]["name"] for _, record in done}
     ranked = by_objective(done)
     if len(names) != 1 or not ranked:
-        why = "none of its runs has completed" if not done else f"its runs are chosen by {', '.join(sorted(names))}"
-        raise ConfigError(f"{folder}: has no best run, for {why}; name one of them, as in {runs[0][0]}")
+        why = (
+            "none of its runs has completed"
+            if not done
+            else f"its runs are chosen by {', '.join(sorted(names))}"
+        )
+        raise ConfigError(
+            f"{folder}: has no best run, for {why}; name one of them, as in {runs[0][0]}"
+        )
     return ranked[: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
     """Makes its folder."""
-    paths = RunPaths(Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name))))
+    paths = RunPaths(
+        Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name)))
+    )
     about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
     return RunRequest(
         config=measured.config,

@@ -28,7 +28,16 @@ from expt.runs.result import Record
 from expt.runs.weights_file import run_and_which
 
 HOW = (
-    *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
+    *(
+        "world_size",
+        "gpus",
+        "backend",
+        "threads",
+        "batch_size",
+        "amp",
+        "compile",
+        "matmul_precision",
+    ),
     *("deterministic", "timeout_s", "tensorboard.images", "test_time_augmentation"),
 )
 """Settings of how it is measured, which may be others than the run's."""
@@ -60,7 +69,15 @@ OF_TRAINING = {
     "lookahead": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
-PREPARED = {"mean", "std", "augment", "transforms", "sampling", "standardise", "standardise_targets"}
+PREPARED = {
+    "mean",
+    "std",
+    "augment",
+    "transforms",
+    "sampling",
+    "standardise",
+    "standardise_targets",
+}
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
@@ -116,8 +133,16 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         which=which,
         split=values.get("split"),
         chosen=None if "dataset" not in values else own_class.name_of(values["dataset"]),
-        dataset={key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")},
-        metrics={key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.metrics")},
+        dataset={
+            key.removeprefix("dataset."): value
+            for key, value in values.items()
+            if key.startswith("dataset.")
+        },
+        metrics={
+            key.removeprefix("task."): value
+            for key, value in values.items()
+            if key.startswith("task.metrics")
+        },
         how={key: value for key, value in values.items() if key in HOW},
         words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
         config_dir=config_dir,
@@ -129,16 +154,22 @@ def _refuse(word: Override) -> None:
     if word.is_sweep_override():
         raise ConfigError(f"{text}: several values; evaluate one after the other")
     if word.is_delete():
-        raise ConfigError(f"{text}: an evaluation leaves nothing of a run's settings out; type a value")
+        raise ConfigError(
+            f"{text}: an evaluation leaves nothing of a run's settings out; type a value"
+        )
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
         if key.split(".")[1] in PREPARED:
-            raise ConfigError(f"{text}: samples are prepared as those that the run was trained on; leave it out")
+            raise ConfigError(
+                f"{text}: samples are prepared as those that the run was trained on; leave it out"
+            )
         return
     takes = f"an evaluation takes {', '.join(TYPED)}"
     if key in {*keys()}:
-        raise ConfigError(f"{text}: is the run's, and none of it is trained again; leave it out: {takes}")
+        raise ConfigError(
+            f"{text}: is the run's, and none of it is trained again; leave it out: {takes}"
+        )
     raise ConfigError(f"{text}: there is no key '{key}'; {takes}.{did_you_mean(key, TYPED)}")
 
 
@@ -154,7 +185,13 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """What is measured of the run, and how. Raises ConfigError where that cannot be done here."""
     then = settings_of(record["config"])
     dataset = _dataset(then["dataset"], record["data"], asked)
-    node = {**then, **OF_TRAINING, **OF_THIS_MACHINE, "dataset": dataset, "task": _task(then["task"], asked.metrics)}
+    node = {
+        **then,
+        **OF_TRAINING,
+        **OF_THIS_MACHINE,
+        "dataset": dataset,
+        "task": _task(then["task"], asked.metrics),
+    }
     for key, value in asked.how.items():
         node = with_value(node, key.split("."), value)
     config = parse_evaluation(node, machine.detect())
@@ -163,13 +200,17 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not asked.chosen and not asked.dataset:
-        warn("the dataset's files are not those of then: what the run was trained on may be among what is measured")
+        warn(
+            "the dataset's files are not those of then: what the run was trained on may be among what is measured"
+        )
     _warn_of_own_classes(record, dataset)
     split = asked.split or _split(config, record, own=own)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
-    evaluation = Evaluation(run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other)  # type: ignore[arg-type]
+    evaluation = Evaluation(
+        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
+    )  # type: ignore[arg-type]
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *(["last"] if asked.which == "last" else [])]
     return Settings(config, content, evaluation, "-".join(names))
@@ -181,7 +222,9 @@ def _name(config: RunConfig, asked: Asked) -> str:
     if not isinstance(dataset, TargetDataset):
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
-    return str(secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words])))
+    return str(
+        secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words]))
+    )
 
 
 def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +270,9 @@ def _like(
     if "_target_" in node:
         return node
     given = ["image_size", "context"]
-    given += ["channels"] if "feature_names" not in data and data.get("channels") in READABLE else []
+    given += (
+        ["channels"] if "feature_names" not in data and data.get("channels") in READABLE else []
+    )
     given += ["channels", "num_classes"] if node.get("name") == "synthetic" else []
     given += ["num_classes"] if node.get("name") == "segmentation_folder" else []
     taken = {key: data[key] for key in given if key in node and key in data and key not in typed}
@@ -243,7 +288,9 @@ def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, A
     return node
 
 
-def _is_own(then: Mapping[str, Any], now: Mapping[str, Any], record: Record, content: Content) -> bool:
+def _is_own(
+    then: Mapping[str, Any], now: Mapping[str, Any], record: Record, content: Content
+) -> bool:
     """Whether the samples are the run's, wherever they lie now."""
     made = record.get("content")
     if made is not None and made["data"] != content.data:
@@ -258,9 +305,20 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """A class of one's own with what it is built with, whether as YAML or as a record has it."""
     if "_target_" not in dataset:
         return dict(dataset)
-    own = {key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}}
-    kwargs = {key: value for key, value in dataset.items() if key not in own and key not in ("_target_", "name")}
-    at_first = {"num_workers": "auto", "train": {"train": True}, "test": {"train": False}, "num_classes": None}
+    own = {
+        key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}
+    }
+    kwargs = {
+        key: value
+        for key, value in dataset.items()
+        if key not in own and key not in ("_target_", "name")
+    }
+    at_first = {
+        "num_workers": "auto",
+        "train": {"train": True},
+        "test": {"train": False},
+        "num_classes": None,
+    }
     return {**at_first, **own, "name": "_target_", "target": dataset["_target_"], "kwargs": kwargs}
 
 
@@ -280,12 +338,23 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
     targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)]
     if targets[0] != targets[1]:
         if targets[1]:
-            warn(f"dataset: the samples of {targets[1]} are normalised as the run's were; give images in [0, 1]")
+            warn(
+                f"dataset: the samples of {targets[1]} are normalised as the run's were; give images in [0, 1]"
+            )
         else:
-            warn(f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is not done here")
+            warn(
+                f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is not done here"
+            )
     names = user_code.targets_recorded(then)
-    beside_the_model = user_code.targets_recorded({**then, "model": {}})  # of that alone expt.load warns
-    if made and made["code"] and beside_the_model and user_code.fingerprint(names) not in (None, made["code"]):
+    beside_the_model = user_code.targets_recorded(
+        {**then, "model": {}}
+    )  # of that alone expt.load warns
+    if (
+        made
+        and made["code"]
+        and beside_the_model
+        and user_code.fingerprint(names) not in (None, made["code"])
+    ):
         own = user_code.with_own_source(names)
         several = "the source of one or more" if len(own) > 1 else "the source"
         warn(f"{', '.join(own)}: {several} has changed since the run; the numbers may be others")

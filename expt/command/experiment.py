@@ -46,11 +46,17 @@ def folders_of(hydra: Any) -> list[Path]:
 class _Chosen:
     """A choice whose YAML sets what lies in other groups."""
 
-    def __init__(self, key: str, name: str, content: Mapping[str, Any], typed: Mapping[str, str]) -> None:
+    def __init__(
+        self, key: str, name: str, content: Mapping[str, Any], typed: Mapping[str, str]
+    ) -> None:
         self._key, self._word, self._content, self._typed = key, f"{key}={name}", content, typed
-        chosen = {key: value for each in content.get("defaults") or () for key, value in _choices(each)}
+        chosen = {
+            key: value for each in content.get("defaults") or () for key, value in _choices(each)
+        }
         self._others = {
-            group: choice for group, choice in typed.items() if group in GROUPS and choice != chosen.get(group, "")
+            group: choice
+            for group, choice in typed.items()
+            if group in GROUPS and choice != chosen.get(group, "")
         }
         """The choices that are typed, and not the experiment's, by group."""
 
@@ -60,7 +66,9 @@ class _Chosen:
         typed = {key_of(word): word.partition("=")[2] for word in words}
         found = list[_Chosen]()
         for key, name in typed.items():
-            if key in GROUPS or not (re.fullmatch(r"[\w/]+", key) and re.fullmatch(r"[\w./-]+", name)):
+            if key in GROUPS or not (
+                re.fullmatch(r"[\w/]+", key) and re.fullmatch(r"[\w./-]+", name)
+            ):
                 continue
             files = (folder / key / f"{name}.yaml" for folder in (*folders, conf_dir()))
             if file := next(filter(Path.is_file, files), None):
@@ -71,7 +79,11 @@ class _Chosen:
         """Raise ConfigError for a choice beside which the experiment's class stays: it would get the other's keys."""
         for group, choice in self._others.items():
             own = self._content.get(group) if self._key == "experiment" else None
-            if isinstance(own, Mapping) and "_target_" in own and f"{group}._target_" not in self._typed:
+            if (
+                isinstance(own, Mapping)
+                and "_target_" in own
+                and f"{group}._target_" not in self._typed
+            ):
                 raise ConfigError(
                     f"{self._word} {group}={choice}: the experiment has a {group} of its own, "
                     f"{own['_target_']}, and all else of it goes with that; leave out {group}={choice}, or "
@@ -106,7 +118,11 @@ class _Chosen:
 
     def _alone_sets(self, key: str) -> bool:
         """Whether a person's words say nothing of the key, and the experiment does."""
-        if any(key == typed or key.startswith(f"{typed}.") for typed in self._typed if typed not in GROUPS):
+        if any(
+            key == typed or key.startswith(f"{typed}.")
+            for typed in self._typed
+            if typed not in GROUPS
+        ):
             return False
         node: Any = self._content
         for part in key.split("."):
@@ -127,7 +143,9 @@ def _choices(entry: object) -> Iterator[tuple[str, Any]]:
 @functools.cache
 def _content(file: Path, _: int) -> Mapping[str, Any]:
     """What it sets from the root on; by when it was written, too."""
-    if not re.search(r"^#\s*@package\s+_global_", text := file.read_text(encoding="utf-8"), re.MULTILINE):
+    if not re.search(
+        r"^#\s*@package\s+_global_", text := file.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         return {}
     found = OmegaConf.to_container(OmegaConf.create(text))
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}

@@ -44,7 +44,9 @@ def main(words: Sequence[str]) -> int:
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"[{usual}]")
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="the only one that the file takes [any]"
+    )
     parser.add_argument(
         "--preprocess",
         action="store_true",
@@ -65,7 +67,9 @@ def main(words: Sequence[str]) -> int:
     for option, value in (("batch-size", asked.batch_size), ("tolerance", asked.tolerance)):
         if value is not None and not value > 0:
             raise ConfigError(f"--{option} {value:g}: give a number above 0")
-    missing = [name for name in NEEDED if asked.format == "onnx" and importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in NEEDED if asked.format == "onnx" and importlib.util.find_spec(name) is None
+    ]
     if missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
@@ -74,13 +78,20 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     console, megabytes = Console(), file.stat().st_size / 1e6
-    say(console, f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}")
+    say(
+        console,
+        f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}",
+    )
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
     for word, meaning in (("in", done.goes_in), ("out", done.comes_out)):
         if meaning:
             say(console, f"{word:<13}{meaning}")
     say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
-    which = "drawn at random: the run's dataset is not there" if done.source == "at random" else f"of {done.source}"
+    which = (
+        "drawn at random: the run's dataset is not there"
+        if done.source == "at random"
+        else f"of {done.source}"
+    )
     sizes = ", ".join(map(str, done.batches))
     say(console, f"checked      {done.num_samples} samples {which}, in batches of {sizes}")
     say(console, f"difference   at most {done.difference:.1e}, and {done.allowed:.1e} is allowed")
@@ -91,11 +102,15 @@ def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
     usual = RunPaths(run).exported(format)
     file = output or usual
     if file.is_dir():
-        raise ConfigError(f"--output {file}: is a folder; name a file in it, as in {file / usual.name}")
+        raise ConfigError(
+            f"--output {file}: is a folder; name a file in it, as in {file / usual.name}"
+        )
     if not file.parent.is_dir():
         raise ConfigError(f"--output {file}: there is no folder {file.parent}; make it first")
     if file.exists() and not force:
-        raise ConfigError(f"{file}: is there already; --force replaces it, --output FILE writes another")
+        raise ConfigError(
+            f"{file}: is there already; --force replaces it, --output FILE writes another"
+        )
     return file
 
 

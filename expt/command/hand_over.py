@@ -40,10 +40,14 @@ def become_its_stand_in(typed_at: float) -> None:
     descriptors = _inherited()
     if descriptors is None or len(descriptors) > MOST_DESCRIPTORS:
         return
-    ends, alive = os.pipe()  # the driver is killed as `alive` is closed, by this process's end at the latest
+    ends, alive = (
+        os.pipe()
+    )  # the driver is killed as `alive` is closed, by this process's end at the latest
     try:
         with _Relay() as relay:
-            line, handle = warm.fork_driver(_request(typed_at, [*descriptors, ends]), [*descriptors, ends])
+            line, handle = warm.fork_driver(
+                _request(typed_at, [*descriptors, ends]), [*descriptors, ends]
+            )
             relay.to(handle)
             _exit_as(_exit_code(line, handle))
     except warm.Cold:

@@ -19,7 +19,10 @@ from expt.errors import ConfigError, did_you_mean
 
 EXAMPLES = (
     ("python -m expt", "an MLP on handwritten digits: all GPUs, or 2 workers on the CPU"),
-    ("python -m expt model=resnet18 dataset=cifar10 gpus=4 amp=true", "ResNet-18 on 4 GPUs in mixed precision"),
+    (
+        "python -m expt model=resnet18 dataset=cifar10 gpus=4 amp=true",
+        "ResNet-18 on 4 GPUs in mixed precision",
+    ),
     ("python -m expt -m model=mlp,convnet optimizer.lr=0.1,0.01", "a sweep of 2 x 2 runs"),
 )
 
@@ -33,13 +36,19 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     refuse_hidden(folders[1:])
     names = _names(folders)
     _refuse_unknown(arguments, names)
-    console.print("expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
+    console.print(
+        "expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n"
+    )
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
     console.print("\n[bold]Commands[/]  (each with --help)")
-    console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
-    console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
+    console.print(
+        _table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()])
+    )
+    console.print(
+        "\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
+    )
     console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
     for title, rows in sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
@@ -48,7 +57,11 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
         for path in itertools.islice(found, 1):
             lines = path.read_text(encoding="utf-8").splitlines()
-            about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
+            about = " ".join(
+                line.removeprefix("# ")
+                for line in lines
+                if line.startswith("# ") and line[2] != "@"
+            )
             console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
             console.print(_table(keys_with_meaning(lines, f"{group}.")))
     console.print("\n[bold]More[/]")
@@ -61,7 +74,10 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         ),
         ("-q, --quiet", "print errors and warnings alone"),
         ("-m", "run every combination of values: key=a,b"),
-        ('eval "$(expt -sc install=bash)"', "complete keys and values with the Tab key; for fish and zsh too"),
+        (
+            'eval "$(expt -sc install=bash)"',
+            "complete keys and values with the Tab key; for fish and zsh too",
+        ),
         ("--hydra-help", "what else Hydra offers"),
     ]
     console.print(_table(more))
@@ -72,7 +88,9 @@ def _names(folders: list[Path]) -> dict[str, list[str]]:
     names: dict[str, dict[str, None]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*/*.yaml")):
-            names.setdefault(path.parent.name, {})[path.stem] = None  # once: it may be a copy of expt's
+            names.setdefault(path.parent.name, {})[path.stem] = (
+                None  # once: it may be a copy of expt's
+            )
     return {group: [*several] for group, several in names.items()}
 
 
@@ -94,17 +112,27 @@ def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
     """What may have been meant."""
     if word in keys():
         return " It shows every key where nothing else is typed."
-    choices = [f"{group}={name}" for group, options in names.items() for name in options if name == word]
-    return f" Did you mean {choices[0]!r}?" if choices else did_you_mean(word, [*WORDS, *names, *keys()])
+    choices = [
+        f"{group}={name}" for group, options in names.items() for name in options if name == word
+    ]
+    return (
+        f" Did you mean {choices[0]!r}?"
+        if choices
+        else did_you_mean(word, [*WORDS, *names, *keys()])
+    )
 
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
     """The option of each group that has one: the last that is typed, or the default."""
     defaults = libyaml.plain(conf_dir() / "config.yaml")["defaults"]
-    chosen = {group: name for item in defaults if isinstance(item, dict) for group, name in item.items()}
+    chosen = {
+        group: name for item in defaults if isinstance(item, dict) for group, name in item.items()
+    }
     typed = (word.partition("=") for word in arguments)
     chosen |= {group: name for group, _, name in typed if group in chosen}
-    return {group: name for group, name in chosen.items() if name and not group.startswith("override ")}
+    return {
+        group: name for group, name in chosen.items() if name and not group.startswith("override ")
+    }
 
 
 def sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -125,7 +153,9 @@ def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[tuple[str, 
     for line in lines:
         setting, _, meaning = line.partition("#")
         key, colon, value = setting.partition(":")
-        if found and line.startswith(" ") and not setting.strip():  # a meaning that takes a second line
+        if (
+            found and line.startswith(" ") and not setting.strip()
+        ):  # a meaning that takes a second line
             found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
         if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
             continue

@@ -38,8 +38,16 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _warnings_in_a_line(), composing_sooner(), _values_completed(), copied_sooner():
-            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+        with (
+            _without_echo(),
+            _warnings_in_a_line(),
+            composing_sooner(),
+            _values_completed(),
+            copied_sooner(),
+        ):
+            hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
+                task
+            )()
     finally:
         sys.argv = argv
         if full_error is None:
@@ -57,7 +65,11 @@ def _without_echo() -> Iterator[None]:
 
     class Filter:
         def write(self, text: str) -> int:
-            return len(text) if text.startswith("Error executing job with overrides") else real.write(text)
+            return (
+                len(text)
+                if text.startswith("Error executing job with overrides")
+                else real.write(text)
+            )
 
         def __getattr__(self, name: str) -> object:
             return getattr(real, name)
@@ -72,7 +84,9 @@ def _warnings_in_a_line() -> Iterator[None]:
     """Tell Hydra's own warnings like expt's; and that a callback raises each time, where Python tells of the first."""
     real = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any
+    ) -> None:
         if Path(filename).is_relative_to(Path(hydra.__file__).parent):
             warn(str(message).strip())
         else:
@@ -118,7 +132,9 @@ def _values_completed() -> Iterator[None]:
 
         real = CompletionPlugin._query
     except (ImportError, AttributeError):
-        changed("this version of Hydra completes words in another way; of a setting it gives the present value alone")
+        changed(
+            "this version of Hydra completes words in another way; of a setting it gives the present value alone"
+        )
         yield
         return
 
@@ -138,7 +154,9 @@ def prefer_own_launchers(arguments: Sequence[str]) -> None:
     Plugins.instance()  # now they have stored what they will
     stored = getattr(ConfigStore.instance(), "repo", None)
     if not isinstance(stored, dict):
-        changed("this version of Hydra hides its launchers; where hydra-submitit-launcher is installed, uninstall it")
+        changed(
+            "this version of Hydra hides its launchers; where hydra-submitit-launcher is installed, uninstall it"
+        )
         return
     for name in ("submitit_slurm", "submitit_local"):
         stored.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
@@ -162,7 +180,9 @@ def set_values(composed: DictConfig, values: list[Override], words: list[Overrid
 
         apply = ConfigLoaderImpl._apply_overrides_to_config
     except (ImportError, AttributeError):
-        changed("this version of Hydra sets values in another way; a sweep composes each point anew, in 0.1 s")
+        changed(
+            "this version of Hydra sets values in another way; a sweep composes each point anew, in 0.1 s"
+        )
         return False
     apply(values, composed)
     job, own = composed.hydra.job, [word for word in words if not word.is_hydra_override()]
@@ -193,7 +213,9 @@ def fail(returned: JobReturn, error: BaseException) -> JobReturn:
     if isinstance(getattr(JobReturn, "return_value", None), property):
         failed = FailedReturn(**vars(returned))
     else:
-        changed("this version of Hydra keeps a run's result in another way; a failed run may end a sweep of batches")
+        changed(
+            "this version of Hydra keeps a run's result in another way; a failed run may end a sweep of batches"
+        )
     failed.status, failed.return_value = JobStatus.FAILED, error
     return failed
 

@@ -32,7 +32,14 @@ MOST_CHOICES = 100
 def composing_sooner() -> Iterator[None]:
     """While entered, in one command, Hydra composes as it always does, in a fraction of the time."""
     kept = Kept.of_now()
-    with _composed_once(), sources_shared(), read_once(kept), parsed_once(), chosen_once(kept), written_by_libyaml():
+    with (
+        _composed_once(),
+        sources_shared(),
+        read_once(kept),
+        parsed_once(),
+        chosen_once(kept),
+        written_by_libyaml(),
+    ):
         yield
 
 
@@ -97,13 +104,18 @@ def _composed_once() -> Iterator[None]:
 
         real = Hydra.get_mode
     except (ImportError, AttributeError):
-        changed("this version of Hydra reads hydra.mode in another way; a run may start a moment later")
+        changed(
+            "this version of Hydra reads hydra.mode in another way; a run may start a moment later"
+        )
         yield
         return
 
     def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
         try:
-            if any(word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)):
+            if any(
+                word.is_sweep_override()
+                for word in OverridesParser.create().parse_overrides(overrides)
+            ):
                 return real(self, config_name, overrides)
             composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN)
         except Exception:  # a mistake, which Hydra will come to
@@ -113,7 +125,9 @@ def _composed_once() -> Iterator[None]:
             composed.hydra.mode = RunMode.RUN
             composed.hydra.overrides.hydra.append(_AS_RUN)
             overrides = [*overrides, _AS_RUN]
-        self.config_loader = cast(ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed))
+        self.config_loader = cast(
+            ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed)
+        )
         return mode
 
     with replaced(Hydra, real, get_mode):
@@ -127,8 +141,14 @@ _AS_RUN = "hydra.mode=RUN"
 class _Composed:
     """A config loader that has composed one run before it is asked to."""
 
-    def __init__(self, loader: ConfigLoader, name: str | None, overrides: Sequence[str], composed: DictConfig) -> None:
-        self._loader, self._asked, self._composed = loader, (name, [*overrides], RunMode.RUN), composed
+    def __init__(
+        self, loader: ConfigLoader, name: str | None, overrides: Sequence[str], composed: DictConfig
+    ) -> None:
+        self._loader, self._asked, self._composed = (
+            loader,
+            (name, [*overrides], RunMode.RUN),
+            composed,
+        )
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
@@ -153,7 +173,9 @@ def sources_shared() -> Iterator[None]:
     try:
         from hydra._internal.config_repository import ConfigRepository
     except ImportError:
-        changed("this version of Hydra keeps elsewhere where it looks; a run may start a moment later")
+        changed(
+            "this version of Hydra keeps elsewhere where it looks; a run may start a moment later"
+        )
         yield
         return
 
@@ -182,7 +204,9 @@ def read_once(kept: Kept) -> Iterator[None]:
 
         real = FileConfigSource.load_config
     except (ImportError, AttributeError):
-        changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
+        changed(
+            "this version of Hydra reads files in another way; edit none while a sweep is under way"
+        )
         yield
         return
     shipped, others = str(conf_dir()), dict[str, bytes]()
@@ -195,7 +219,9 @@ def read_once(kept: Kept) -> Iterator[None]:
             return cast(ConfigResult, pickle.loads(read[key]))
         with parsed_by_libyaml():
             found = real(self, config_path)
-        read[key] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)  # whoever asks takes parts out of it
+        read[key] = pickle.dumps(
+            found, pickle.HIGHEST_PROTOCOL
+        )  # whoever asks takes parts out of it
         return found
 
     with replaced(FileConfigSource, real, load_config):
@@ -214,14 +240,21 @@ def chosen_once(kept: Kept) -> Iterator[None]:
 
         module: Any = config_loader_impl
         loader = module.ConfigLoaderImpl
-        real_list, real_compose = module.create_defaults_list, loader._compose_config_from_defaults_list
+        real_list, real_compose = (
+            module.create_defaults_list,
+            loader._compose_config_from_defaults_list,
+        )
     except (ImportError, AttributeError):
         changed("this version of Hydra composes in another way; a run may start a moment later")
         yield
         return
 
     def create_defaults_list(
-        repo: Any, config_name: str | None, overrides_list: list[Any], prepend_hydra: bool, skip_missing: bool
+        repo: Any,
+        config_name: str | None,
+        overrides_list: list[Any],
+        prepend_hydra: bool,
+        skip_missing: bool,
     ) -> Any:
         values, choices = _parted(repo, overrides_list)
         key = (config_name, prepend_hydra, skip_missing, choices) if _is_shipped(repo) else None

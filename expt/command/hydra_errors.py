@@ -15,7 +15,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from expt.command.choice_errors import PRIMARY, chosen_twice, no_group, not_chosen_yet, typed_for, unknown_option
+from expt.command.choice_errors import (
+    PRIMARY,
+    chosen_twice,
+    no_group,
+    not_chosen_yet,
+    typed_for,
+    unknown_option,
+)
 from expt.command.conf_files import groups, keys, options
 from expt.command.misplaced import has_a_name, within_a_value
 from expt.config.problems import own_group
@@ -41,7 +48,9 @@ ONE_VALUE = "name one value"
 """The mends of several values, in Python and where a command has no -m."""
 
 
-def as_config_error(error: BaseException, overrides: Sequence[str], *, of_one_run: str = "") -> ConfigError:
+def as_config_error(
+    error: BaseException, overrides: Sequence[str], *, of_one_run: str = ""
+) -> ConfigError:
     """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`.
 
     `of_one_run` is the mend of several values where there is no -m.
@@ -63,15 +72,21 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if _last(key) == "_target_" and key.count(".") == 1:
         return f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or type +{typed}"
-    above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
-    is_own = _is_own(group, overrides) or (group != "dataset" and isinstance(above, DictConfig) and "_target_" in above)
+    above = getattr(
+        error.__cause__, "parent_node", None
+    )  # where in the YAML the key was looked for
+    is_own = _is_own(group, overrides) or (
+        group != "dataset" and isinstance(above, DictConfig) and "_target_" in above
+    )
     inner = str(getattr(error.__cause__, "full_key", None) or key)
     if inner.startswith(f"{key}."):  # of a mapping that was typed
         mend = "; add it there" if is_own else _meant(inner, known)
         return f"{typed}: there is no key '{inner}'{'' if mend[:1] == ';' else '.'}{mend}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
-    there = [str(name) for name in above] if group in groups() and isinstance(above, DictConfig) else []
+    there = (
+        [str(name) for name in above] if group in groups() and isinstance(above, DictConfig) else []
+    )
     near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
     if is_own:
         mend = f".{near} If not," if near else ";"
@@ -98,10 +113,15 @@ def _not_there(key: str) -> str:
 
 def _known_key(key: str, overrides: Sequence[str]) -> str:
     typed, group = typed_for(key, overrides), key.partition(".")[0]
-    chosen = next((text for text in overrides if text.startswith(f"{group}=") and "," in text), None)
+    chosen = next(
+        (text for text in overrides if text.startswith(f"{group}=") and "," in text), None
+    )
     where, mend = "there is", ""
     if chosen and group != key:
-        where, mend = f"one of {chosen} has", f"; where another has not, sweep each {group} by itself"
+        where, mend = (
+            f"one of {chosen} has",
+            f"; where another has not, sweep each {group} by itself",
+        )
     return f"{typed}: with + a key must be new, and {where} '{key}' already; type {typed.lstrip('+')}{mend}"
 
 
@@ -113,7 +133,10 @@ def _meant(key: str, known: Collection[str]) -> str:
         return together
     if key in _keys_of_the_pool():
         return f" Did you mean 'hydra.launcher.{key}'?"
-    full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
+    full = {
+        last: [name for name in sorted(known) if name.rpartition(".")[2] == last]
+        for last in map(_last, known)
+    }
     if alike := full.get(_last(key)):
         return f" Did you mean {' or '.join(map(repr, alike[:3]))}?"
     if hint := did_you_mean(key, [name for name in known if name.count(".") == key.count(".")]):
@@ -134,7 +157,9 @@ def _no_sweep(word: str) -> str:
     if is_name and not any(map(is_there, values_of(name))):  # a run's, mistyped
         near = did_you_mean(name, map(str, Path(name).parent.glob("*")))
         return f"{key}={name}: there is no such file or folder.{near}"
-    return f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}"
+    return (
+        f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}"
+    )
 
 
 def _unreadable(word: str) -> str:
@@ -184,7 +209,9 @@ def _in_brackets(word: str) -> str:
 def _not_text(error: Any, overrides: Sequence[str]) -> str:
     """Which file it is, the error does not say."""
     folders = [path for word in overrides if (path := Path(word.rpartition("=")[2])).is_dir()]
-    files = [path for folder in folders for path in sorted(folder.rglob("*.yaml")) if not _is_text(path)]
+    files = [
+        path for folder in folders for path in sorted(folder.rglob("*.yaml")) if not _is_text(path)
+    ]
     return f"{', '.join(map(str, files)) or 'a YAML file'}: not text in UTF-8 ({error.reason}); save it as UTF-8"
 
 
@@ -202,7 +229,11 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     # kind of error, pattern in its text, words for the error, what the pattern's group has found, what was typed
     (HydraException, "does not support sweep type", lambda _, __, typed: _continuous(typed)),
     (UnicodeDecodeError, "", lambda error, _, typed: _not_text(error, typed)),
-    (YAMLError, "", lambda error, *_: f"not valid YAML: {' '.join(str(error).split())}; mend that line"),
+    (
+        YAMLError,
+        "",
+        lambda error, *_: f"not valid YAML: {' '.join(str(error).split())}; mend that line",
+    ),
     (
         *(OverrideParseException, ""),
         lambda error, *_: _unreadable(str(error.override)),
@@ -218,7 +249,9 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (
         *(Exception, r"Multiple values for ([\w/@.]+)\."),
-        lambda error, group, typed: chosen_twice(group, str(error).rstrip("'").rpartition(": ")[2], typed),
+        lambda error, group, typed: chosen_twice(
+            group, str(error).rstrip("'").rpartition(": ")[2], typed
+        ),
     ),
     (
         *(Exception, r"Could not override '([^']+)'"),
@@ -244,14 +277,20 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         *(Exception, _SEVERAL),
         lambda _, word, __: _no_sweep(word),
     ),
-    (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
+    (
+        Exception,
+        r"Primary config|config directory",
+        lambda error, *_: f"{first_line(error)}; {PRIMARY}",
+    ),
     (
         *(Exception, "Error merging override|Unexpected type annotation"),
         lambda error, _, typed: within_a_value(error, typed),
     ),
     (
         *(Exception, r"Error merging override ([^=]+=\{.+)"),
-        lambda error, word, _: _in_brackets(word) if "with ListConfig" in str(error.__cause__) else "",
+        lambda error, word, _: (
+            _in_brackets(word) if "with ListConfig" in str(error.__cause__) else ""
+        ),
     ),
     (
         *(Exception, r"Error merging override (.+)"),

@@ -23,7 +23,9 @@ def leave_no_trace(run_paths: RunPaths) -> None:
 
     Where the run was to resume, Hydra has written nothing, and what is there is of before.
     """
-    with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
+    with contextlib.suppress(
+        OSError
+    ):  # a disk that is read-only now; why it cannot start is still to be told
         resumes = HydraConfig.initialized() and HydraConfig.get().output_subdir is None
         if resumes or run_paths.result.exists() or run_paths.attempts() or run_paths.has_trained():
             return
@@ -35,13 +37,22 @@ def leave_no_trace_of_a_point(run_paths: RunPaths) -> None:
     """Remove the folder of a sweep's run that was stopped before it could begin, unless it holds something."""
     with contextlib.suppress(OSError):  # as above
         unused = {run_paths.hydra, run_paths.lock, run_paths.code}
-        if run_paths.folder.is_dir() and {*run_paths.folder.iterdir()} <= unused and not is_held(run_paths):
+        if (
+            run_paths.folder.is_dir()
+            and {*run_paths.folder.iterdir()} <= unused
+            and not is_held(run_paths)
+        ):
             shutil.rmtree(run_paths.code, ignore_errors=True)
             _remove(run_paths)
 
 
 def _remove(run_paths: RunPaths) -> None:
-    own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
+    own = (
+        run_paths.hydra / SETTINGS,
+        run_paths.hydra_settings,
+        run_paths.overrides,
+        run_paths.lock,
+    )
     for path in own:
         path.unlink(missing_ok=True)
     if run_paths.hydra.is_dir() and not any(run_paths.hydra.iterdir()):
@@ -54,9 +65,14 @@ def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: obj
     write(run_paths, files(run_paths, settings, words, hydra))
 
 
-def files(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> dict[Path, str]:
+def files(
+    run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None
+) -> dict[Path, str]:
     """What `save` writes."""
-    written = {run_paths.hydra / SETTINGS: settings, run_paths.overrides: OmegaConf.create(list(words))}
+    written = {
+        run_paths.hydra / SETTINGS: settings,
+        run_paths.overrides: OmegaConf.create(list(words)),
+    }
     if hydra is not None:
         written[run_paths.hydra_settings] = hydra
     return {path: as_yaml(config) for path, config in written.items()}
@@ -71,4 +87,6 @@ def write(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:
     """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
-    save(run_paths, settings, [word for word in typed_in(HydraConfig.get()) if word != "resume=auto"])
+    save(
+        run_paths, settings, [word for word in typed_in(HydraConfig.get()) if word != "resume=auto"]
+    )

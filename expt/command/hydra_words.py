@@ -47,11 +47,15 @@ def _are_simple() -> bool:
     """Whether this version of Hydra reads such words as `_simple` does."""
     try:
         parser, words = OverridesParser.create(), ["a.b=-1", "a=0.1", "a_1=1e-3", "a=b"]
-        if repr([parser.parse_override(word) for word in words]) == repr([_simple(word) for word in words]):
+        if repr([parser.parse_override(word) for word in words]) == repr(
+            [_simple(word) for word in words]
+        ):
             return True
     except (TypeError, AttributeError, ValueError):
         pass
-    changed("this version of Hydra reads words in another way; a sweep of thousands of runs starts later")
+    changed(
+        "this version of Hydra reads words in another way; a sweep of thousands of runs starts later"
+    )
     return False
 
 

@@ -92,7 +92,9 @@ def as_yaml(config: object) -> str:
     """What OmegaConf.to_yaml gives; by libyaml where that is there, in a fifth of the time."""
     if (dumper := _fast_dumper()) is not None:
         settings = OmegaConf.to_container(config, enum_to_str=True)
-        text: str = yaml.dump(settings, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=dumper)
+        text: str = yaml.dump(
+            settings, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=dumper
+        )
         if not _WRITTEN_OTHERWISE.search(text):
             return text
     return OmegaConf.to_yaml(config)
@@ -107,7 +109,9 @@ def _fast_dumper() -> Any:
     try:
         from omegaconf._utils import get_omega_conf_dumper
 
-        text = get_omega_conf_dumper().yaml_representers[str]  # which quotes what looks like a number
+        text = get_omega_conf_dumper().yaml_representers[
+            str
+        ]  # which quotes what looks like a number
         dumper: Any = type("FastDumper", (yaml.CDumper,), {})
     except (ImportError, AttributeError, KeyError):  # no libyaml, or another version
         return None

@@ -46,7 +46,9 @@ class _Coming(NamedTuple):
     def told(self) -> str:
         num = len(self.points)
         sure = f"{num} point{'s' * (num != 1)} still to come" if num else ""
-        return " and ".join(filter(None, [sure, "those still to come that are that" if self.more else ""]))
+        return " and ".join(
+            filter(None, [sure, "those still to come that are that" if self.more else ""])
+        )
 
 
 class LiveSweep:
@@ -108,19 +110,27 @@ class LiveSweep:
             return self._add(order.about)
         if order.word == "gpus":
             return self._use_gpus(order.about)
-        runs: list[KnownRun | ComingPoint] = [KnownRun(job) for job in self._pool.jobs if job.request is not None]
+        runs: list[KnownRun | ComingPoint] = [
+            KnownRun(job) for job in self._pool.jobs if job.request is not None
+        ]
         left = self._to_come.left()
         aim, found = meant(order.about, [*runs, *left], self._folder)
         jobs = [run.job for run in found if isinstance(run, KnownRun)]
-        points = [run for run in found if isinstance(run, ComingPoint) and not self._standing.drops(run)]
-        coming = _Coming(points, any(aim.hits(run, if_unsure=True) and not aim.hits(run) for run in left))
+        points = [
+            run for run in found if isinstance(run, ComingPoint) and not self._standing.drops(run)
+        ]
+        coming = _Coming(
+            points, any(aim.hits(run, if_unsure=True) and not aim.hits(run) for run in left)
+        )
         if order.word == "resume":
             return self._resume(order.about, aim, jobs, coming)
         if order.word == "pause":
             return self._pause(order.about, aim, jobs, coming)
         return self._drop(aim, jobs, coming)
 
-    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
+    def _resume(
+        self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming
+    ) -> list[str]:
         pool, held, standing = self._pool, {*self._pool.held}, self._standing
         coming = coming if pool.is_paused or standing.pauses_any else _Coming()
         if not about:
@@ -132,7 +142,9 @@ class LiveSweep:
         pool.let_go_on(paused)
         return _told("resumed", paused, "none of these has paused", coming.told)
 
-    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
+    def _pause(
+        self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming
+    ) -> list[str]:
         pool, held = self._pool, {*self._pool.held}
         pool.is_paused |= not about
         if any(coming):
@@ -153,8 +165,12 @@ class LiveSweep:
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
-        if of_search := [word for word in words if word.partition("=")[0].partition(".")[0] == "search"]:
-            raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
+        if of_search := [
+            word for word in words if word.partition("=")[0].partition(".")[0] == "search"
+        ]:
+            raise ConfigError(
+                f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it"
+            )
         words = readable(words)
         points = self._product(words)
         left = self._to_come.left()
@@ -164,16 +180,22 @@ class LiveSweep:
         new = self._made(new_points, [key_typed(each) for each in parsed(words)], len(left))
         new += [self._taken_back(point) for point in named if point and self._standing.drops(point)]
         num_known = len(points) - len(new)
-        known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
+        known = (
+            f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
+        )
         return [f"{line}{known}" for line in _told("added", new, "nothing is new")]
 
     def _product(self, words: Sequence[str]) -> list[list[str]]:
         last = last_of_each([*self._typed, *words])
-        searched = [each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()]
+        searched = [
+            each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()
+        ]
         if searched:  # a misspelt key, maybe
             self._check(product([each for each in last if each not in searched])[0])
             key = searched[0].get_key_element()
-            raise ConfigError(f"{key}: is searched in an interval; give the run a value, as in {key}=1")
+            raise ConfigError(
+                f"{key}: is searched in an interval; give the run a value, as in {key}=1"
+            )
         return product(last)
 
     def _made(self, points: Sequence[Sequence[str]], keys: list[str], num_coming: int) -> list[Job]:
@@ -219,7 +241,10 @@ class LiveSweep:
         wanted = named or range(len(gpus))
         moved = self._pool.use_gpus([gpus[index] for index in wanted])
         names = ", ".join(map(str, wanted))
-        return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
+        return [
+            f"GPUs in use from now on: {names}",
+            *_told("paused until others are free", moved, ""),
+        ]
 
 
 def _is_dropped(job: Job) -> bool:
@@ -236,4 +261,7 @@ def _told(what: str, jobs: Sequence[Job], nothing: str, coming: str = "") -> lis
     if not jobs:
         return [f"{what} {coming}"] if coming else [nothing] if nothing else []
     names = ", ".join(job.name for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
-    return [f"{what} {len(jobs)} run{'s' * (len(jobs) > 1)}: {names}" + (f"; and {coming}" if coming else "")]
+    return [
+        f"{what} {len(jobs)} run{'s' * (len(jobs) > 1)}: {names}"
+        + (f"; and {coming}" if coming else "")
+    ]

@@ -33,7 +33,13 @@ from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run, typed_in
 from expt.command.own_class import folded, spelled_out
-from expt.command.own_conf import own_folders, refuse_hidden, refuse_no_names, refuse_wrong_plus, with_conf_here
+from expt.command.own_conf import (
+    own_folders,
+    refuse_hidden,
+    refuse_no_names,
+    refuse_wrong_plus,
+    with_conf_here,
+)
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -86,10 +92,17 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     finally:
         task.sending.close()
         if outcome.sweep_folder is not None:
-            from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
+            from expt.command.conclusion import (
+                conclude,
+            )  # late: a run's start does not wait for tables
             from expt.runs.view import leaderboard
 
-            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors, notes=outcome.notes)
+            conclude(
+                leaderboard.wide_console(),
+                outcome.sweep_folder,
+                failed_now=outcome.errors,
+                notes=outcome.notes,
+            )
         task.sending.wait()
     outcome.raise_if_failed()
     return outcome.in_order
@@ -127,7 +140,9 @@ class Task:
         self.began, hydra_config = True, HydraConfig.get()
         run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
         sweep = hydra_config.mode == RunMode.MULTIRUN
-        told = functools.partial(experiment.told, typed_in(hydra_config), experiment.folders_of(hydra_config))
+        told = functools.partial(
+            experiment.told, typed_in(hydra_config), experiment.folders_of(hydra_config)
+        )
         if sweep:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
@@ -146,7 +161,9 @@ class Task:
                 self._preflight(request)
                 return None
             self.sending.follow(config, self.outcome.sweep_folder or run_paths.folder)
-            resume = functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
+            resume = (
+                functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
+            )
             with told():
                 self.how.carry_out(request, resume)
         except ConfigError:
@@ -154,7 +171,9 @@ class Task:
             raise
         except Interrupted as error:
             leave_no_trace(run_paths)
-            if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
+            if (
+                sweep
+            ):  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
         record = read_result(run_paths)
@@ -191,7 +210,11 @@ class Task:
 def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
     """The command's arguments; where torchrun has started the workers again, with the folder of before."""
     folder = how.earlier_folder()
-    return [*arguments, f"hydra.run.dir={quoted(folder)}", "hydra.output_subdir=null"] if folder else list(arguments)
+    return (
+        [*arguments, f"hydra.run.dir={quoted(folder)}", "hydra.output_subdir=null"]
+        if folder
+        else list(arguments)
+    )
 
 
 def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) -> ExptError:
@@ -204,5 +227,7 @@ def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) 
             f"{f'{where}: ' if where else ''}{why}; what was saved before is kept, and resume=auto goes on"
         )
     key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
-    typed = next((word.partition("=")[2] for word in arguments if word.startswith(f"{key}=")), where or "")
+    typed = next(
+        (word.partition("=")[2] for word in arguments if word.startswith(f"{key}=")), where or ""
+    )
     return ConfigError(f"{key}={typed}: {why}; choose another folder, as in {key}=FOLDER")

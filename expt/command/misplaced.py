@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep, Sweep
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    Sweep,
+)
 
 from expt.command.overrides import is_readable, parsed
 from expt.errors import ConfigError
@@ -41,7 +48,9 @@ def _with_conditional(override: Override) -> Iterator[Override]:
     """The word itself; of search.when those that are given there."""
     yield override
     if override.key_or_group == "search.when" and isinstance(texts := override.value(), list):
-        yield from parsed([word for text in texts if is_readable(word := str(text).partition(":")[2].strip())])
+        yield from parsed(
+            [word for text in texts if is_readable(word := str(text).partition(":")[2].strip())]
+        )
 
 
 def _moved(key: str, what: str, where: str) -> str:

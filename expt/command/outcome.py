@@ -54,7 +54,9 @@ class Outcome:
 
         An error that is `spared` is no failure where any has come to something, maybe in an earlier command.
         """
-        has_any = bool(self.completed or self.paused) or any(job.status in (COMPLETED, PAUSED) for job in jobs)
+        has_any = bool(self.completed or self.paused) or any(
+            job.status in (COMPLETED, PAUSED) for job in jobs
+        )
         for job in jobs:
             if not (has_any and isinstance(job.error, spared)):
                 self.add(job.paths, job.status, job.error)
@@ -67,8 +69,12 @@ class Outcome:
         count = f"up to {left}" if self.may_be_fewer else left
         rest = f", {count} were stopped or not started" if left else ""
         total = len(self.in_order) + left
-        why = {paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed")) for paths in self.failed}
+        why = {
+            paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed"))
+            for paths in self.failed
+        }
         completed, runs = (
-            [paths.folder.absolute() for paths in several] for several in (self.completed, self.in_order)
+            [paths.folder.absolute() for paths in several]
+            for several in (self.completed, self.in_order)
         )
         raise SweepFailed(f"{len(self.failed)} of {total} runs failed{rest}", completed, why, runs)

@@ -26,12 +26,18 @@ def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
 
 def key_typed(override: Override) -> str:
     """The key, or the group with where its choice goes, as `aug@model.opts`."""
-    return override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
+    return (
+        override.key_or_group
+        if override.package is None
+        else f"{override.key_or_group}@{override.package}"
+    )
 
 
 def about_run(name: str, overrides: Sequence[str]) -> Record:
     """The fields of result.json that say what the run is called, and how to ask for it again."""
-    settings = [word for word in overrides if word != "resume=auto"]  # which tells no run from another
+    settings = [
+        word for word in overrides if word != "resume=auto"
+    ]  # which tells no run from another
     return {"name": name, "overrides": as_dict(settings), "arguments": list(overrides)}
 
 
@@ -87,13 +93,19 @@ def last_of_each(words: Sequence[str]) -> list[Override]:
         key = typed.lstrip("+~")
         before = last.pop(key, override).get_key_element()
         is_added = before.startswith("+") and typed == key
-        last[key] = parsed([before.removesuffix(key) + str(override.input_line)])[0] if is_added else override
+        last[key] = (
+            parsed([before.removesuffix(key) + str(override.input_line)])[0]
+            if is_added
+            else override
+        )
     return [*last.values()]
 
 
 @functools.cache  # it takes 0.5 ms to make one
 def _parser() -> OverridesParser:
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # late: not for `expt rerun --help`
+    from hydra.core.override_parser.overrides_parser import (
+        OverridesParser,
+    )  # late: not for `expt rerun --help`
 
     return OverridesParser.create()
 
@@ -116,10 +128,14 @@ def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -
     """
     settings = [dict(_split(override) for override in point) for point in points]
     given = list(dict.fromkeys(key for point in settings for key in point))
-    varied = [key for key in given if key in swept or len({point.get(key) for point in settings}) > 1]
+    varied = [
+        key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
+    ]
     keys = varied or given
     short = _short_keys(keys)
-    return [run_name({short[key]: point[key] for key in keys if key in point}) for point in settings]
+    return [
+        run_name({short[key]: point[key] for key in keys if key in point}) for point in settings
+    ]
 
 
 def run_name(settings: Mapping[str, str]) -> str:
@@ -143,12 +159,18 @@ def _split(override: str) -> tuple[str, str]:
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:
     """`optimizer.lr` is `lr`, unless another key would be `lr` too."""
     last = [key.rpartition(".")[2] for key in keys]
-    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
+    return {
+        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
+    }
 
 
 def register_resolvers() -> None:
     """Let YAML say `${unused_folder:NAME}`, a folder made just now, and `${run_name:OVERRIDES}`, a name for a run."""
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("run_name", lambda overrides: folder_names([list(overrides)])[0], replace=True)
-    OmegaConf.register_new_resolver("unused_folder", make_unused_folder, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver(
+        "run_name", lambda overrides: folder_names([list(overrides)])[0], replace=True
+    )
+    OmegaConf.register_new_resolver(
+        "unused_folder", make_unused_folder, use_cache=True, replace=True
+    )

@@ -37,9 +37,18 @@ def spelled_out(words: Sequence[str]) -> list[str]:
 
 def folded(words: Sequence[str]) -> list[str]:
     """The words that `spelled_out` was given."""
-    added = {found[1] for word in words if (found := _ADDED.fullmatch(word)) and "_target_" in found[2]}
-    left = [word for word in words if not any(re.fullmatch(rf"~{key}(=(null)?)?", word) for key in added)]
-    return [word.removeprefix("+") if _ADDED.fullmatch(word) and "_target_" in word else word for word in left]
+    added = {
+        found[1] for word in words if (found := _ADDED.fullmatch(word)) and "_target_" in found[2]
+    }
+    left = [
+        word
+        for word in words
+        if not any(re.fullmatch(rf"~{key}(=(null)?)?", word) for key in added)
+    ]
+    return [
+        word.removeprefix("+") if _ADDED.fullmatch(word) and "_target_" in word else word
+        for word in left
+    ]
 
 
 def name_of(value: object) -> str:

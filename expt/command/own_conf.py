@@ -22,14 +22,20 @@ def conf_here(arguments: Sequence[str]) -> Path | None:
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
         return None
-    typed = (group for group in _typed_groups(arguments) if (here / group).is_dir() and group not in keys())
+    typed = (
+        group
+        for group in _typed_groups(arguments)
+        if (here / group).is_dir() and group not in keys()
+    )
     ours = any(path.parent.name in groups() for path in here.glob("*/*.yaml"))
     return here if ours or any(_names(typed, [here])) else None
 
 
 def with_conf_here(arguments: Sequence[str]) -> list[str]:
     """The words, with `--config-dir conf` where none is named and the current folder has one for them."""
-    named = any(re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments)
+    named = any(
+        re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments
+    )
     here = None if named else conf_here(arguments)
     return ["--config-dir", str(here), *arguments] if here else list(arguments)
 
@@ -69,10 +75,16 @@ def refuse_no_names(arguments: Sequence[str], folders: Sequence[Path] = ()) -> N
     for word in apart(arguments)[1]:
         key, _, value = word.partition("=")
         if re.search(r"(range|interval)\(", value) and _names([_group(key)], folders):
-            from expt.command.misplaced import refuse_numbers  # late: it imports Hydra, and `--help` does without
+            from expt.command.misplaced import (
+                refuse_numbers,
+            )  # late: it imports Hydra, and `--help` does without
 
             refuse_numbers(word)
-        wrong = [text for text in named_values(word) or [value] if is_no_name(text) and not is_class(f"{key}={text}")]
+        wrong = [
+            text
+            for text in named_values(word) or [value]
+            if is_no_name(text) and not is_class(f"{key}={text}")
+        ]
         if wrong and (names := _names([_group(key)], folders)):
             raise ConfigError(f"{word}: not one of {', '.join(names)}.")
 
@@ -92,7 +104,9 @@ def refuse_wrong_plus(arguments: Sequence[str]) -> None:
         if len(same) > 1 and (several or all(each.startswith("+") for each in same)):
             values = ",".join(each.partition("=")[2] for each in same)
             both = "" if several else f", or +{key}=[{values}] for both"
-            raise ConfigError(f"{' '.join(same)}: {key} is there twice; name it once, as in {simple}{both}")
+            raise ConfigError(
+                f"{' '.join(same)}: {key} is there twice; name it once, as in {simple}{both}"
+            )
 
 
 def _typed_groups(arguments: Sequence[str]) -> Iterator[str]:
@@ -109,5 +123,11 @@ def _group(key: str) -> str:
 
 def _names(some: Iterable[str], folders: Sequence[Path]) -> list[str]:
     """What may be chosen of these groups."""
-    files = (path for group in some if group for folder in folders for path in (folder / group).glob("*.yaml"))
+    files = (
+        path
+        for group in some
+        if group
+        for folder in folders
+        for path in (folder / group).glob("*.yaml")
+    )
     return sorted({path.stem for path in files})

@@ -59,12 +59,23 @@ def _goes_on(settings: Sequence[str]) -> bool:
 
 
 def _folder(settings: Sequence[str], key: str) -> Path | None:
-    return next((Path(unquoted(word.partition("=")[2])) for word in reversed(settings) if key_of(word) == key), None)
+    return next(
+        (
+            Path(unquoted(word.partition("=")[2]))
+            for word in reversed(settings)
+            if key_of(word) == key
+        ),
+        None,
+    )
 
 
 def _values(override: Override) -> list[str]:
     """What it names, each as Hydra's grammar reads it: of several values it gives texts of that grammar, escaped."""
-    words = [f"fork={text}" for text in override.sweep_string_iterator()] if override.is_sweep_override() else []
+    words = (
+        [f"fork={text}" for text in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else []
+    )
     values = [each.value() for each in (parsed(words) if words else [override])]
     return [str(value) for value in values if value]
 
@@ -100,7 +111,9 @@ class Parents:
             return list(point)
         known = self._known.get(values[0])
         try:
-            arguments = known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+            arguments = (
+                known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+            )
         except ConfigError:
             return list(point)
         return [*inherited(arguments, point), *point]

@@ -56,14 +56,28 @@ def main(words: Sequence[str]) -> int:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser("plan", ABOUT, EXAMPLES)
-    parser.usage = f"{parser.prog} [KEY=VALUE ...] [--card CARD] [--per-node N] [--network-gbit-per-s X]"
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings of the run, as for a run")
-    parser.add_argument("--card", metavar="CARD", help="h200, h100, a100-80, ... or its memory, as 24GiB")
-    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of a machine [8]")
-    parser.add_argument(
-        "--network-gbit-per-s", type=float, default=100.0, metavar="X", help="between machines, of each GPU [100]"
+    parser.usage = (
+        f"{parser.prog} [KEY=VALUE ...] [--card CARD] [--per-node N] [--network-gbit-per-s X]"
     )
-    parser.add_argument("--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here")
+    parser.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE", help="settings of the run, as for a run"
+    )
+    parser.add_argument(
+        "--card", metavar="CARD", help="h200, h100, a100-80, ... or its memory, as 24GiB"
+    )
+    parser.add_argument(
+        "--per-node", type=int, default=8, metavar="N", help="GPUs of a machine [8]"
+    )
+    parser.add_argument(
+        "--network-gbit-per-s",
+        type=float,
+        default=100.0,
+        metavar="X",
+        help="between machines, of each GPU [100]",
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here"
+    )
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="of your own YAML [conf]")
     if many := {"-m", "--multirun"} & {*words}:
         raise ConfigError(f"{min(many)}: {ONE_RUN}")
@@ -84,7 +98,9 @@ def _print(options: argparse.Namespace) -> None:
         from expt.planning.plan import planned  # imports torch
 
         network = options.network_gbit_per_s * 1e9 / 8
-        found = planned(asked.config, known, tokens=asked.tokens, per_node=options.per_node, network=network)
+        found = planned(
+            asked.config, known, tokens=asked.tokens, per_node=options.per_node, network=network
+        )
     _show(wide_console(), asked, found)
 
 
@@ -125,12 +141,20 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 def _given(sharding: Any) -> dict[str, Any]:
     """What of it is not left to be found out."""
-    return {key: value for key, value in (sharding or {}).items() if (key, value) != ("shards", "auto")}
+    return {
+        key: value for key, value in (sharding or {}).items() if (key, value) != ("shards", "auto")
+    }
 
 
 def _with_gpus(gpus: Any) -> machine.Machine:
     """This machine, or one with as many GPUs as are named."""
-    number = gpus if isinstance(gpus, int) else max(gpus, default=-1) + 1 if isinstance(gpus, list) else None
+    number = (
+        gpus
+        if isinstance(gpus, int)
+        else max(gpus, default=-1) + 1
+        if isinstance(gpus, list)
+        else None
+    )
     if number is None:
         return machine.detect()
     return machine.Machine(gpus=tuple(map(str, range(number))), cpus=machine.usable_cpus())
@@ -141,7 +165,9 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
 
     config, model = asked.config, found.model
     blocks = f" in {len(model.block_bytes)} blocks" if model.block_bytes else ""
-    say(console, f"model       {word(config.model)}: {_number(model.parameters)} parameters{blocks}")
+    say(
+        console, f"model       {word(config.model)}: {_number(model.parameters)} parameters{blocks}"
+    )
     part, parts = found.part, config.gradient_accumulation
     what = "GPU" if config.num_gpus else "CPU worker"
     several = f"{config.world_size} {what}s" if config.world_size > 1 else f"a {what}"
@@ -151,7 +177,10 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
     say(console, f"step        {config.batch_size} samples on {several}{each}{at_once}; {flop}")
     if found.card:
         gib = in_bytes(found.card.memory_bytes)
-        say(console, f"card        {found.card.name}: {gib}, {in_bytes(found.card.usable_bytes)} for tensors")
+        say(
+            console,
+            f"card        {found.card.name}: {gib}, {in_bytes(found.card.usable_bytes)} for tensors",
+        )
     console.print()
     console.print(_table(found))
     console.print()
@@ -162,7 +191,10 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
     elif found.card:
         say(console, f"take        none: {found.why}")
     else:
-        say(console, "card        name one for the largest batch, the time of a step and what to take: --card h200")
+        say(
+            console,
+            "card        name one for the largest batch, the time of a step and what to take: --card h200",
+        )
     for note in [*asked.notes, *found.notes]:
         say(console, f"assumed     {note}")
 
@@ -183,15 +215,30 @@ def _table(found: Planned) -> Table:
 
 
 def _row(plan: Plan, size: int) -> list[str]:
-    kept = (plan.parameter_bytes, plan.gradient_bytes, plan.state_bytes, plan.activation_bytes, plan.other_bytes)
+    kept = (
+        plan.parameter_bytes,
+        plan.gradient_bytes,
+        plan.state_bytes,
+        plan.activation_bytes,
+        plan.other_bytes,
+    )
     cells = [f"{each / size:,.2f}" for each in (*kept, plan.total_bytes)]
     fit = [] if plan.largest_part is None else [f"{plan.largest_part:,}"]
     step = [brief(plan.step_s)] if plan.step_s else []
-    return [f"{plan.strategy}, checkpointed" if plan.checkpointing else plan.strategy, *cells, *fit, *step]
+    return [
+        f"{plan.strategy}, checkpointed" if plan.checkpointing else plan.strategy,
+        *cells,
+        *fit,
+        *step,
+    ]
 
 
 def _number(value: float, unit: str = "") -> str:
-    steps = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")) if unit else ((1e9, "billion"), (1e6, "million"))
+    steps = (
+        ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+        if unit
+        else ((1e9, "billion"), (1e6, "million"))
+    )
     for size, word in steps:
         if value >= size:
             return f"{value / size:,.1f} {word}{unit}"

@@ -42,12 +42,16 @@ class PointComposer:
             _ = vars(Sweeper)["validate_batch_is_legal"]  # what asks for it, and looks at nothing
             context.config_loader = cast(ConfigLoader, _Checks(self.loader, self))
         except (AttributeError, KeyError):
-            changed("this version of Hydra checks a sweep's points in another way; the first run may come late")
+            changed(
+                "this version of Hydra checks a sweep's points in another way; the first run may come late"
+            )
 
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
         """The whole configuration of one point. Raises what Hydra raises where there is none."""
         point = self.parents.with_words(point)
-        with contextlib.suppress(Exception):  # a mistake, for which Hydra has many classes; below it tells it itself
+        with contextlib.suppress(
+            Exception
+        ):  # a mistake, for which Hydra has many classes; below it tells it itself
             words = parsed(spelled_out(point))
             chosen, values = self._chosen_by(master, words)
             if chosen is not None:
@@ -69,12 +73,16 @@ class PointComposer:
         """Whether `key` is that of a group, in whose folder Hydra looks for a choice."""
         if key not in self._is_group:  # looks into folders, which takes a moment
             asked = OmegaConf.to_container(master.hydra.overrides.hydra)
-            name = master.hydra.job.config_name if master.hydra.searchpath else None  # else it is read for nothing
+            name = (
+                master.hydra.job.config_name if master.hydra.searchpath else None
+            )  # else it is read for nothing
             options = self.loader.get_group_options(key, None, name, cast(list[str], asked))
             self._is_group[key] = bool(options)
         return self._is_group[key]
 
-    def _chosen_by(self, master: DictConfig, words: Sequence[Override]) -> tuple[_Chosen | None, list[Override]]:
+    def _chosen_by(
+        self, master: DictConfig, words: Sequence[Override]
+    ) -> tuple[_Chosen | None, list[Override]]:
         """What Hydra composes of the words that choose, and the words that set a value; None where they cannot part."""
         if any(word.is_sweep_override() or word.key_or_group == "hydra" for word in words):
             return None, []
@@ -102,10 +110,14 @@ class _Chosen:
     def of(cls, composed: DictConfig) -> _Chosen | None:
         """None where it cannot be copied: a person's own class for a configuration may not be importable."""
         try:
-            pickled = pickle.dumps(composed, pickle.HIGHEST_PROTOCOL)  # ten times as fast as a deep copy
+            pickled = pickle.dumps(
+                composed, pickle.HIGHEST_PROTOCOL
+            )  # ten times as fast as a deep copy
         except (pickle.PicklingError, AttributeError, TypeError):
             return None
-        simple = not composed.hydra.job.env_set and all(map(_is_simple, _nodes(composed, but="hydra")))
+        simple = not composed.hydra.job.env_set and all(
+            map(_is_simple, _nodes(composed, but="hydra"))
+        )
         return cls(pickled, plain(composed) if simple else None)
 
     def composed(self) -> DictConfig:
@@ -144,7 +156,9 @@ def _is_asked(node: Node) -> bool:
 
 def _is_simple(node: Node) -> bool:
     """Whether it takes any value for what it is, and nobody else's depends on it."""
-    return not _is_asked(node) and (type(node) is AnyNode or OmegaConf.get_type(node) in (dict, list))
+    return not _is_asked(node) and (
+        type(node) is AnyNode or OmegaConf.get_type(node) in (dict, list)
+    )
 
 
 def _is_plain(value: Any) -> bool:
@@ -168,12 +182,16 @@ class _Checks:
     def __init__(self, loader: ConfigLoader, composer: PointComposer) -> None:
         self._loader, self._composer = loader, composer
         self._checked: set[str] = set()
-        self._nothing = OmegaConf.create({}, flags={"struct": True})  # has no key, and says so to whoever reads one
+        self._nothing = OmegaConf.create(
+            {}, flags={"struct": True}
+        )  # has no key, and says so to whoever reads one
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
-    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
         """Compose the point if something in it is new; else give what nobody can take for a configuration."""
         new = {self._what_to_check(master_config, word) for word in sweep_overrides} - self._checked
         if not new:
@@ -184,5 +202,7 @@ class _Checks:
     def _what_to_check(self, master: DictConfig, override: str) -> str:
         """Of a group every choice, of a mapping all keys, of another key its name: its value is checked in its turn."""
         key, _, value = override.partition("=")
-        names = value.startswith("{") or self._composer.is_group(master, key.lstrip("+~").partition("@")[0])
+        names = value.startswith("{") or self._composer.is_group(
+            master, key.lstrip("+~").partition("@")[0]
+        )
         return override if names else key

@@ -11,7 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING
-from expt.command.overrides import as_dict, folder_names, of_named_grid, parsed, swept_keys, typed_in
+from expt.command.overrides import (
+    as_dict,
+    folder_names,
+    of_named_grid,
+    parsed,
+    swept_keys,
+    typed_in,
+)
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
@@ -46,7 +53,9 @@ class PointsToCome:
     What they come to is asked only where an order comes: the choices of groups are composed once, and the values set.
     """
 
-    def __init__(self, composer: PointComposer, master: DictConfig, grid: Callable[[], Grid]) -> None:
+    def __init__(
+        self, composer: PointComposer, master: DictConfig, grid: Callable[[], Grid]
+    ) -> None:
         self._composer, self._master, self._grid = composer, master, grid
         self._points: Sequence[Words] = ()
         self._added: Sequence[Added] = ()
@@ -78,7 +87,9 @@ class PointsToCome:
         own = [*self._points, *later]
         keys = swept_keys(self.typed)
         names = folder_names([_asked(point) for point in own], keys)
-        points = [ComingPoint(_asked(words), name, self) for words, name in zip(own, names, strict=True)]
+        points = [
+            ComingPoint(_asked(words), name, self) for words, name in zip(own, names, strict=True)
+        ]
         now = points[: len(self._points)]
         for each in self._added:
             (name,) = folder_names([each.words], [*keys, *each.keys])
@@ -94,7 +105,9 @@ class PointsToCome:
         """The keys of a point's settings that hang on others."""
         typed, (_, unsure) = self._parted(words)
         values = settings_of({"config": typed})
-        return unsure | {key for key, value in values.items() if value == "auto" or "${" in str(value)}
+        return unsure | {
+            key for key, value in values.items() if value == "auto" or "${" in str(value)
+        }
 
     def _parted(self, words: Words) -> tuple[dict[str, Any], tuple[Values, frozenset[str]]]:
         """What is typed for single settings, and what the choices of groups come to."""
@@ -103,7 +116,9 @@ class PointsToCome:
         choices = tuple(str(each.input_line) for each in chosen)
         if choices not in self._chosen:
             self._chosen[choices] = self._composed(words)
-        return {each.key_or_group: each.value() for each in overrides if each not in chosen}, self._chosen[choices]
+        return {
+            each.key_or_group: each.value() for each in overrides if each not in chosen
+        }, self._chosen[choices]
 
     def same(self, words: Words) -> Hashable:
         """Equal for points that are the same run."""
@@ -122,11 +137,16 @@ class PointsToCome:
         """The settings, and which of them are not what is written for them."""
         try:
             config = shown(self._grid().config_of(self._composer, self._master, words))
-            written: Any = OmegaConf.to_container(self._composer.compose(self._master, words), resolve=False)
+            written: Any = OmegaConf.to_container(
+                self._composer.compose(self._master, words), resolve=False
+            )
         except (*COMPOSING, ExptError):
             return {}, frozenset()
         written.pop("hydra", None)
-        found, before = settings_of({"config": config, "overrides": as_dict(words)}), settings_of({"config": written})
+        found, before = (
+            settings_of({"config": config, "overrides": as_dict(words)}),
+            settings_of({"config": written}),
+        )
         return found, frozenset(key for key, value in before.items() if found.get(key) != value)
 
 

@@ -64,37 +64,70 @@ def main(words: Sequence[str]) -> int:
     chosen = plan(asked)
     masks = isinstance(chosen.config.task, Segmentation)
     if masks and output in (None, Path("-")):
-        raise ConfigError("masks are no text; name a folder or an .npz for them, as in --output masks")
+        raise ConfigError(
+            "masks are no text; name a folder or an .npz for them, as in --output masks"
+        )
     if output is not None and output != Path("-"):
         if os.path.abspath(output) in map(os.path.abspath, chosen.files):
-            raise ConfigError(f"--output {output}: is one of the files that are read; give another name")
+            raise ConfigError(
+                f"--output {output}: is one of the files that are read; give another name"
+            )
         writing.check(output, masks=masks, force=force)
     try:
         with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
             return _predict(chosen, output, force=force)
     except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_UNWRITTEN if output else "interrupted; type the command again") from None
+        raise Interrupted(
+            INTERRUPTED_UNWRITTEN if output else "interrupted; type the command again"
+        ) from None
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python flushes at its end
         return 1
 
 
 def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     """The words as what is asked, the output, and whether that may be written over."""
-    parser = Parser("predict", "What a run's model says of files, of folders, or of a part of its dataset.", EXAMPLES)
+    parser = Parser(
+        "predict",
+        "What a run's model says of files, of folders, or of a part of its dataset.",
+        EXAMPLES,
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="its folder")
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some")
-    parser.add_argument("--split", metavar="|".join(SPLITS), help="a part of the run's dataset in place of files")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some"
+    )
+    parser.add_argument(
+        "--split", metavar="|".join(SPLITS), help="a part of the run's dataset in place of files"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV"
+    )
     parser.add_argument("--force", action="store_true", help="write over an output that is there")
     parser.add_argument("--top", type=int, metavar="K", help="of classes the K likeliest alone")
-    parser.add_argument("--which", choices=("best", "last"), help="of its checkpoints, as RUN@last (best)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples at a time (what makes 40 MB, up to 1024)")
     parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 ... (a GPU if there is one)"
+        "--which", choices=("best", "last"), help="of its checkpoints, as RUN@last (best)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples at a time (what makes 40 MB, up to 1024)",
+    )
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 ... (a GPU if there is one)",
     )
     amp = ("recorded", "false", "true", "bf16", "fp16", "bf16_params")
-    parser.add_argument("--amp", choices=amp, default="recorded", help="mixed precision (recorded: as the run had it)")
+    parser.add_argument(
+        "--amp",
+        choices=amp,
+        default="recorded",
+        help="mixed precision (recorded: as the run had it)",
+    )
     found = parser.parse_intermixed_args(list(words))
     run, which = run_and_which(found.run, found.which)
     asked = Asked(
@@ -117,7 +150,10 @@ def _predict(chosen: Plan, output: Path | None, *, force: bool) -> int:
     to_terminal = output in (None, Path("-"))
     console = Console(stderr=to_terminal, highlight=False)
     told, began = 0, time.monotonic()
-    with _writer(chosen, output, force=force) as writer, Progress(chosen, console, live=not to_terminal) as progress:
+    with (
+        _writer(chosen, output, force=force) as writer,
+        Progress(chosen, console, live=not to_terminal) as progress,
+    ):
         for answers in predictor:
             writer.write(answers, predictor.form)
             told = progress.warn_of(predictor.skipped, told)
@@ -142,7 +178,9 @@ def _writer(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
     else:
         from expt.inference.mask_pictures import MaskPictures
 
-        with contextlib.closing(MaskPictures(output, chosen.files, chosen.masks_root, force=force)) as masks:
+        with contextlib.closing(
+            MaskPictures(output, chosen.files, chosen.masks_root, force=force)
+        ) as masks:
             yield masks
             masks.finish()
 
@@ -159,13 +197,16 @@ def _conclude(chosen: Plan, predictor: Predictor, output: Path | None, seconds: 
     if output is not None and output != Path("-"):
         console, speed = Console(highlight=False), number / max(seconds, 1e-9)
         say(
-            console, f"predicted    {number:,} {noun}s in {seconds:.1f} s on {predictor.device}, {speed:,.0f} {noun}s/s"
+            console,
+            f"predicted    {number:,} {noun}s in {seconds:.1f} s on {predictor.device}, {speed:,.0f} {noun}s/s",
         )
         say(console, f"written      {output}")
     if left_out > TOLD:
         warn(f"{left_out - TOLD} more could not be read")
     if left_out:
-        raise _LeftOut(f"{left_out} of {predictor.seen} {noun}s could not be read, and are left out")
+        raise _LeftOut(
+            f"{left_out} of {predictor.seen} {noun}s could not be read, and are left out"
+        )
 
 
 class _LeftOut(ExptError):
@@ -188,7 +229,9 @@ class Progress:
         drawn = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = bars.Progress(*columns, console=console, transient=True) if drawn else None
         self._live = live
-        self._task = self._bar.add_task("predict", total=self._total, text="") if self._bar else None
+        self._task = (
+            self._bar.add_task("predict", total=self._total, text="") if self._bar else None
+        )
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -209,13 +252,18 @@ class Progress:
             self._bar.update(self._task, completed=done, text=text)
         elif self._live and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            say(self._console, f"predict {done:,}{f'/{self._total:,}' if self._total else ''}  {text}")
+            say(
+                self._console,
+                f"predict {done:,}{f'/{self._total:,}' if self._total else ''}  {text}",
+            )
 
     def warn_of(self, skipped: Sequence[str], told: int) -> int:
         """Name what could not be read since `told`, the first TOLD of all; returns how many there are."""
         for line in skipped[told:TOLD]:
             if self._bar:
-                self._bar.console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(
+                    f"warning: {line}", markup=False, highlight=False, soft_wrap=True
+                )
             else:
                 warn(line)
         return len(skipped)

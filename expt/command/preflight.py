@@ -23,8 +23,22 @@ from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.units import about, brief, mebibytes
 from expt.runs.worker_error import in_one_line
 
-COST_NOTHING = {"seed", "epochs", "max_steps", "lr_scaling", "base_batch_size", "objective", "label_smoothing"}
-COST_NOTHING |= {"optimizer.lr", "optimizer.weight_decay", "dataset.fold", "gradient_clip", "gradient_clip_value"}
+COST_NOTHING = {
+    "seed",
+    "epochs",
+    "max_steps",
+    "lr_scaling",
+    "base_batch_size",
+    "objective",
+    "label_smoothing",
+}
+COST_NOTHING |= {
+    "optimizer.lr",
+    "optimizer.weight_decay",
+    "dataset.fold",
+    "gradient_clip",
+    "gradient_clip_value",
+}
 """Keys whose values change neither a step's time nor its memory."""
 COST_NOTHING_BELOW = ("scheduler.", "init.", "early_stop.")
 
@@ -38,7 +52,9 @@ class Samples(NamedTuple):
     """By which some of them pause for good."""
 
 
-def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None) -> None:
+def preflight(
+    jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None
+) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
     Raises ConfigError where some can't run by their settings, RunFailed where one can't for another reason, and
@@ -50,19 +66,37 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: 
         kinds.setdefault(_kind(request_of(job).config), []).append(job)
     try:
         requests = [request_of(alike[0]) for alike in kinds.values()]
-        tried = dict(zip(kinds, try_out(requests, machine, options, Console(stderr=True)), strict=True))
+        tried = dict(
+            zip(kinds, try_out(requests, machine, options, Console(stderr=True)), strict=True)
+        )
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    errors = [*(job.error for job in jobs if job.error), *(found.error for found in tried.values() if found.error)]
+    errors = [
+        *(job.error for job in jobs if job.error),
+        *(found.error for found in tried.values() if found.error),
+    ]
     if len(jobs) == 1 and errors:
         raise errors[0]
     console = wide_console()
     if rows := [(kinds[kind], found) for kind, found in tried.items() if not found.error]:
         console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
-    able = [(request_of(job), found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
-    _tell_total(console, [(asked.config, found.seconds(asked)) for asked, found in able], machine, options, samples)
+    able = [
+        (request_of(job), found)
+        for kind, found in tried.items()
+        if not found.error
+        for job in kinds[kind]
+    ]
+    _tell_total(
+        console,
+        [(asked.config, found.seconds(asked)) for asked, found in able],
+        machine,
+        options,
+        samples,
+    )
     refused = {job: job.error for job in jobs if job.error}
-    refused |= {job: found.error for kind, found in tried.items() if found.error for job in kinds[kind]}
+    refused |= {
+        job: found.error for kind, found in tried.items() if found.error for job in kinds[kind]
+    }
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
@@ -74,17 +108,33 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: 
 
 def _kind(config: RunConfig) -> str:
     """Equal for runs that cost the same."""
-    free = [key for key in flat(shown(config)) if key in COST_NOTHING or key.startswith(COST_NOTHING_BELOW)]
+    free = [
+        key
+        for key in flat(shown(config))
+        if key in COST_NOTHING or key.startswith(COST_NOTHING_BELOW)
+    ]
     return f"{identity(config, but=free)} {config.threads}"
 
 
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("runs like", count, "each needs", "memory of a worker", "a step", "an evaluation", "a run"):
+    for column in (
+        "runs like",
+        count,
+        "each needs",
+        "memory of a worker",
+        "a step",
+        "an evaluation",
+        "a run",
+    ):
         table.add_column(column, justify="left" if column == "runs like" else "right")
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
-        needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size * config.threads} cores"
+        needs = (
+            f"{config.num_gpus} GPU"
+            if config.num_gpus
+            else f"{config.world_size * config.threads} cores"
+        )
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
@@ -107,8 +157,14 @@ def _tell_total(
         return
     by = ""
     if samples:
-        by = f", judged by the {len(lengths)} that were tried" if len(lengths) > 1 else ", judged by the one tried"
-        by += f", or less, as search.rungs={samples.rungs} stops some early" if samples.rungs else ""
+        by = (
+            f", judged by the {len(lengths)} that were tried"
+            if len(lengths) > 1
+            else ", judged by the one tried"
+        )
+        by += (
+            f", or less, as search.rungs={samples.rungs} stops some early" if samples.rungs else ""
+        )
         lengths = [*itertools.islice(itertools.cycle(lengths), samples.total)]
         if not lengths:
             return say(console, "nothing is left to train: the search has all its points")
@@ -116,5 +172,11 @@ def _tell_total(
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    early = ", or less where early_stop ends some" if any(config.early_stop for config, _ in lengths) else ""
-    say(console, f"{what} about {about(total)} on {where}{by}{early}: until {end}, if it begins now")
+    early = (
+        ", or less where early_stop ends some"
+        if any(config.early_stop for config, _ in lengths)
+        else ""
+    )
+    say(
+        console, f"{what} about {about(total)} on {where}{by}{early}: until {end}, if it begins now"
+    )

@@ -52,7 +52,10 @@ def main(words: Sequence[str]) -> int:
             if not runs:
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
             with _of_option("--sort"):
-                if asked.sort not in {None, *(key for run in runs for key in run.get("overrides") or {})}:
+                if asked.sort not in {
+                    None,
+                    *(key for run in runs for key in run.get("overrides") or {}),
+                }:
                     check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
             conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
             print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
@@ -60,7 +63,9 @@ def main(words: Sequence[str]) -> int:
             report(wide_console(), asked)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python flushes at its end
         return 1
     return 0
 
@@ -77,9 +82,7 @@ def _judge(asked: argparse.Namespace) -> None:
         verdict.check_metric(asked.metric, records)
     kept = _within_limits(records)
     left_out = len(records) - len(kept)
-    note = (
-        f"left out: {left_out} completed run{'s' * (left_out > 1)} that break{'s' * (left_out == 1)} search.constraints"
-    )
+    note = f"left out: {left_out} completed run{'s' * (left_out > 1)} that break{'s' * (left_out == 1)} search.constraints"
     try:
         found = verdict.verdicts(kept, asked.metric, asked.difference)
     except ConfigError as error:
@@ -87,7 +90,11 @@ def _judge(asked: argparse.Namespace) -> None:
     console = wide_console()
     console.print(verdict.table(found, asked.difference))
     of_copies = f"left out: {told(copies)}"
-    for line in (*verdict.notes(found), *([note] if left_out else []), *([of_copies] if copies else [])):
+    for line in (
+        *verdict.notes(found),
+        *([note] if left_out else []),
+        *([of_copies] if copies else []),
+    ):
         say(console, line)
 
 
@@ -99,21 +106,43 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     broken = set[Path]()
     for folder, own in by_sweep.items():
         if (search := search_in(folder, own)) and search.limits:
-            points = [run for run in own if run["status"] == COMPLETED and run["folder"].name not in search.others]
+            points = [
+                run
+                for run in own
+                if run["status"] == COMPLETED and run["folder"].name not in search.others
+            ]
             broken.update(run["folder"] for run in points if search.breaks_limits(run))
     return [run for run in runs if run["folder"] not in broken]
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The words as folders, sort, reverse, filter, csv and plot."""
-    parser = Parser("report", "Look at runs: a list, a sweep's leaderboard, or two runs side by side.", EXAMPLES)
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some (outputs)")
-    parser.add_argument("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, and *")
-    parser.add_argument("--csv", metavar="FILE", help="all settings and metrics of the chosen runs; - is the terminal")
+    parser = Parser(
+        "report", "Look at runs: a list, a sweep's leaderboard, or two runs side by side.", EXAMPLES
+    )
     parser.add_argument(
-        "--verdict", action="store_true", help="of a sweep: whether its settings differ, by their seeds"
+        "folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some (outputs)"
+    )
+    parser.add_argument(
+        "--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first"
+    )
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="also != < > <= >=, and *",
+    )
+    parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="all settings and metrics of the chosen runs; - is the terminal",
+    )
+    parser.add_argument(
+        "--verdict",
+        action="store_true",
+        help="of a sweep: whether its settings differ, by their seeds",
     )
     parser.add_argument(
         "--metric",
@@ -121,9 +150,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         help="what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps (the objective)",
     )
     parser.add_argument(
-        "--difference", type=_difference, metavar="X", help="how many seeds would show --verdict one of X"
+        "--difference",
+        type=_difference,
+        metavar="X",
+        help="how many seeds would show --verdict one of X",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF"
+    )
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
     if not found.verdict and (found.metric or found.difference is not None):
@@ -135,7 +169,9 @@ def _difference(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < (value := float(text)) < math.inf:
             return value
-    raise argparse.ArgumentTypeError(f"{text} is no difference to look for; give a number above 0, as in 0.01")
+    raise argparse.ArgumentTypeError(
+        f"{text} is no difference to look for; give a number above 0, as in 0.01"
+    )
 
 
 def is_plain(asked: argparse.Namespace) -> bool:

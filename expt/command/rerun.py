@@ -34,9 +34,19 @@ NOT_REPEATED = ("speed/", "memory/", "ranks/")
 
 def main(words: Sequence[str]) -> int:
     """Train the run of the folder that `words` name. Raises as `rerun` does."""
-    parser = Parser("rerun", "Train what a run has trained once more, with all its recorded settings.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too")
-    parser.add_argument("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="for the new run (outputs/DATE/TIME)")
+    parser = Parser(
+        "rerun", "Train what a run has trained once more, with all its recorded settings."
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too"
+    )
+    parser.add_argument(
+        "into",
+        type=Path,
+        nargs="?",
+        metavar="NEW_FOLDER",
+        help="for the new run (outputs/DATE/TIME)",
+    )
     asked = parser.parse_args(list(words))
     forkserver.warm()
     rerun(asked.folder, asked.into, typed_at=time.monotonic())
@@ -59,12 +69,16 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
-        raise ConfigError(f"{RunPaths(folder).result}: is damaged, and no longer says what to train")
+        raise ConfigError(
+            f"{RunPaths(folder).result}: is damaged, and no longer says what to train"
+        )
     if not then and (found := [paths.folder for paths, _ in results(folder)]):
         example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
         raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
-        raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
+        raise ConfigError(
+            f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}"
+        )
     main_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
@@ -74,14 +88,18 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         warn(line)
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
-    run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
+    run_paths = RunPaths(
+        into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))
+    )
 
     def on_start() -> None:  # not before the folder is this run's
         if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
             shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
 
     about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
-    request = RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about)
+    request = RunRequest(
+        config=config, content=content, paths=run_paths, typed_at=typed_at, about=about
+    )
     sending = Sending()
     try:
         sending.follow(config, run_paths.folder)
@@ -113,7 +131,10 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files are other than then")
     if before and before.weights != content.weights:
         found.append("weights: the file is not that of then")
-    if before and content.code not in (None, before.code):  # None: not found from here, which is told in its turn
+    if before and content.code not in (
+        None,
+        before.code,
+    ):  # None: not found from here, which is told in its turn
         found.append("the source of the run's own classes is other than then")
     return found
 
@@ -125,7 +146,11 @@ def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
         return config
     # It was interrupted, and went on; what it once began from stands in what was typed at first.
     words = OmegaConf.load(run_paths.overrides) if run_paths.overrides.exists() else ()
-    begun = [str(word).partition("=")[2].strip("'\"") for word in words if str(word).startswith("resume=")]
+    begun = [
+        str(word).partition("=")[2].strip("'\"")
+        for word in words
+        if str(word).startswith("resume=")
+    ]
     source = begun[0] if begun and begun[0] not in ("auto", "null") else None
     return dataclasses.replace(config, resume=source)
 
@@ -138,9 +163,13 @@ def compare(then: Record, now: Record) -> None:
         {tag: value for tag, value in result["metrics"].items() if not tag.startswith(NOT_REPEATED)}
         for result in (then, now)
     )
-    differ = sorted(tag for tag in before.keys() | after.keys() if before.get(tag) != after.get(tag))
+    differ = sorted(
+        tag for tag in before.keys() | after.keys() if before.get(tag) != after.get(tag)
+    )
     if differ:
-        warn(f"not the numbers of then: {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}")
+        warn(
+            f"not the numbers of then: {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}"
+        )
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")
 

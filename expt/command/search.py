@@ -21,7 +21,14 @@ from expt.command.own_class import folded
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
 from expt.command.search_points import SHARES, PointMaker
-from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand, told_copies
+from expt.command.search_settings import (
+    UNTAUGHT,
+    FixedSettings,
+    names_of_others,
+    told,
+    told_by_hand,
+    told_copies,
+)
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -54,18 +61,28 @@ BATCH = 8
 """Points that are chosen together where another launcher than the pool starts the runs."""
 
 
-def search(context: HydraContext, config: DictConfig, launcher: Launcher, arguments: Sequence[str]) -> list[JobReturn]:
+def search(
+    context: HydraContext, config: DictConfig, launcher: Launcher, arguments: Sequence[str]
+) -> list[JobReturn]:
     """Do what `arguments` ask for, `search=...` among them. Raises ConfigError, Interrupted."""
     multirun = getattr(launcher, "multirun", None)
     if not isinstance(multirun, Multirun):
-        raise ConfigError("search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other ones out")
+        raise ConfigError(
+            "search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other ones out"
+        )
     return SearchCommand(context, config, multirun, arguments).run()
 
 
 class SearchCommand:
     """One command's search, from its words to its runs."""
 
-    def __init__(self, context: HydraContext, config: DictConfig, multirun: Multirun, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        context: HydraContext,
+        config: DictConfig,
+        multirun: Multirun,
+        arguments: Sequence[str],
+    ) -> None:
         self._context, self._config, self._multirun = context, config, multirun
         self._settings = parse_search(_plain(config.search))
         self._budget = budget_of(self._settings.budget)
@@ -73,7 +90,9 @@ class SearchCommand:
         self._is_sent = False
         refuse_missing(self._settings.name)
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-        self._fixed, self._axes = self._parted([*(f"{key}={value}" for key, value in params.items()), *arguments])
+        self._fixed, self._axes = self._parted(
+            [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        )
 
     def run(self) -> list[JobReturn]:
         """Search until there are as many points as were asked for."""
@@ -85,10 +104,14 @@ class SearchCommand:
             return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
             return self._dry_run(searching)
-        display = SweepDisplay(Console(), total=searching.total, folder=multirun.folder, what="search")
+        display = SweepDisplay(
+            Console(), total=searching.total, folder=multirun.folder, what="search"
+        )
         display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
-            return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
+            return multirun.carry_out(
+                lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory)
+            )
         finally:
             for line in self._at_end(searching):
                 multirun.note(line)
@@ -98,9 +121,17 @@ class SearchCommand:
         found = None if searching.is_complete else searching.next()
         runs = [] if found is None else [self._found(searching, *found)]
         returned = show_dry_run(runs, len(runs)) if runs else []
-        total, unfinished, place = self._settings.runs, len(searching.unfinished), searching.count + 1
+        total, unfinished, place = (
+            self._settings.runs,
+            len(searching.unfinished),
+            searching.count + 1,
+        )
         what = f"no further point of {total}" if found is None else f"point {place} of {total}"
-        later = "" if found is None or place >= total else "; each later one is chosen when its turn comes"
+        later = (
+            ""
+            if found is None or place >= total
+            else "; each later one is chosen when its turn comes"
+        )
         before = f"; {unfinished} begun before would go on first" if unfinished else ""
         say(leaderboard.wide_console(), f"{what}{later}{before}")
         return returned
@@ -111,7 +142,9 @@ class SearchCommand:
         own = [each for each in last if each.key_or_group.partition(".")[0] != "search"]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
-            raise ConfigError("objective: several are given in brackets, as in 'objective=[accuracy/val,loss/val]'")
+            raise ConfigError(
+                "objective: several are given in brackets, as in 'objective=[accuracy/val,loss/val]'"
+            )
         fixed = [str(each.input_line) for each in own if each not in several]
         if OmegaConf.is_list(self._config.objective):
             fixed = [word for word in fixed if not word.startswith("objective=")]
@@ -120,19 +153,33 @@ class SearchCommand:
     def _searching(self) -> Searching:
         """The search as the folder has it. Raises ConfigError for all that can be known to be wrong."""
         multirun, settings = self._multirun, self._settings
-        objective = _plain(self._config.objective) if OmegaConf.is_list(self._config.objective) else ""
+        objective = (
+            _plain(self._config.objective) if OmegaConf.is_list(self._config.objective) else ""
+        )
         if objective:
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         loader = self._context.config_loader
-        space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine, multirun.is_group)
+        space = space_of(
+            self._axes,
+            settings.when,
+            loader,
+            self._settings_of,
+            multirun.machine,
+            multirun.is_group,
+        )
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         example, config = self._example(space)
         if self._budget and (other := self._budget.warning(on_gpus=bool(config.num_gpus))):
             warn(other)
-        goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
+        goals, limits = (
+            goals_of(objective or config.objective, config),
+            limits_of(settings.constraints, config),
+        )
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
         multirun.typed = [*self._fixed, *self._axes]
-        self._maker = maker = PointMaker(multirun.open(), multirun.composer, self._config, self._fixed, space)
+        self._maker = maker = PointMaker(
+            multirun.open(), multirun.composer, self._config, self._fixed, space
+        )
         pausing: Pausing | PopulationTraining | None = None
         if settings.name == "pbt":
             pausing = PopulationTraining(settings, config, goals, space, maker.changes(example))
@@ -151,11 +198,15 @@ class SearchCommand:
             maker.refuse_if_none_can_begin(anew=not searching.is_complete)
         found, folder = searching.found, str(multirun.folder)
         others_told = told(found, folder, can_learn=self._may_learn)
-        for line in filter(None, (others_told, told_by_hand(found, folder, settings), told_copies(found, folder))):
+        for line in filter(
+            None, (others_told, told_by_hand(found, folder, settings), told_copies(found, folder))
+        ):
             warn(line)
         if not (multirun.is_dry_run or multirun.is_preflight):
             others = names_of_others(found)
-            record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
+            record = OmegaConf.to_yaml(self._config) + (
+                yaml.safe_dump({NOT_COUNTED: others}) if others else ""
+            )
             (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching
 
@@ -163,10 +214,14 @@ class SearchCommand:
     def _may_learn(self) -> bool:
         """Whether runs of other settings could inform it, and do not yet."""
         sources = {Path(source).resolve() for source in self._settings.warm_start}
-        return self._settings.name not in UNTAUGHT and self._multirun.folder.resolve() not in sources
+        return (
+            self._settings.name not in UNTAUGHT and self._multirun.folder.resolve() not in sources
+        )
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
-        return settings_of_point(self._multirun.composer.compose(self._config, [*self._fixed, *words]))
+        return settings_of_point(
+            self._multirun.composer.compose(self._config, [*self._fixed, *words])
+        )
 
     def _example(self, space: Space) -> tuple[Values, RunConfig]:
         """One of its points, and the configuration of that. Raises ConfigError where none of some has one."""
@@ -215,12 +270,16 @@ class SearchCommand:
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None
             run, replaces = self._found(searching, number, values), searching.new(number).replaces
-            if run.job not in runs and replaces is None and searching.has(run.job.paths):  # of an earlier command
+            if (
+                run.job not in runs and replaces is None and searching.has(run.job.paths)
+            ):  # of an earlier command
                 display.repeated(run.job)
                 return None
             job = take(run)
             if job and searching.is_missing(number):
-                display.told(f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now")
+                display.told(
+                    f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now"
+                )
             return job
 
         def again(point: Point) -> Job | None:
@@ -233,7 +292,11 @@ class SearchCommand:
             known = {point.folder: point for point in searching.own}
             for run in multirun.composed_of(multirun.added(), searching.count):
                 point = known.get(run.job.paths.folder)
-                if run.job.status != COMPLETED and not (point and point.is_bad) and (job := take(run)):
+                if (
+                    run.job.status != COMPLETED
+                    and not (point and point.is_bad)
+                    and (job := take(run))
+                ):
                     display.total += 1
                     yield job
 
@@ -242,16 +305,24 @@ class SearchCommand:
             if point.folder is not None and point.number is not None and point not in unfinished:
                 display.known(point.folder if point.status == PAUSED else None)
                 multirun.known(RunPaths(point.folder), point.status)
-            elif point.folder is not None and point.number is None and point.status in (COMPLETED, PAUSED):
+            elif (
+                point.folder is not None
+                and point.number is None
+                and point.status in (COMPLETED, PAUSED)
+            ):
                 multirun.known(RunPaths(point.folder), point.status, counts=False)
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
-            display.told(f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can")
+            display.told(
+                f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can"
+            )
         self._source = source = self._source_for(runner, searching, make, again, added())
         while not source.is_over:
             yield source
 
-    def _source_for(self, runner: Runner, searching: Searching, make: Any, again: Any, added: Any) -> Source:
+    def _source_for(
+        self, runner: Runner, searching: Searching, make: Any, again: Any, added: Any
+    ) -> Source:
         more: Any = {"batch": self._settings.batch, "budget": self._budget}
         if isinstance(runner, LivePool | LiveQueue):
             more |= {"finish": runner.finish, "all_jobs": lambda: runner.jobs}
@@ -271,7 +342,9 @@ class SearchCommand:
         if budget is None or source is None:
             return
         gpus = bool(self._multirun.machine.gpus)
-        left = in_words(max(0.0, budget.left_s(searching.spent_s)), of_devices=budget.of_devices, gpus=gpus)
+        left = in_words(
+            max(0.0, budget.left_s(searching.spent_s)), of_devices=budget.of_devices, gpus=gpus
+        )
         if not source.is_spent:
             yield f"budget       {left} of {budget.text} are left"
             return
@@ -288,5 +361,9 @@ def _plain(node: Any) -> Any:
 def _objective_of_runs(tags: Sequence[str], settings: dict[str, Any]) -> list[str]:
     """What each run itself is to be best at: the first of several goals that is a metric of an evaluation."""
     known = metrics_of(settings.get("task"))
-    measured = [tag for tag in tags if tag.partition("/")[0] in known and tag.partition("/")[2] in ("val", "test")]
+    measured = [
+        tag
+        for tag in tags
+        if tag.partition("/")[0] in known and tag.partition("/")[2] in ("val", "test")
+    ]
     return [f"objective={tag}" for tag in measured[:1]]

@@ -54,7 +54,8 @@ class SearchRecord(NamedTuple):
         found = [
             run
             for run in runs
-            if id(run) in reached and not any(_beats(other, reached[id(run)]) for other in reached.values())
+            if id(run) in reached
+            and not any(_beats(other, reached[id(run)]) for other in reached.values())
         ]
         return sorted(found, key=lambda run: (reached[id(run)], place(run)))
 
@@ -79,24 +80,33 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     if record:
         others = frozenset(map(str, record.get(NOT_COUNTED) or ()))
         runs = [run for run in runs if run["folder"].name not in others]
-    task: Any = next(((run.get("config") or {}).get("task") for run in runs if run.get("objective")), None)
+    task: Any = next(
+        ((run.get("config") or {}).get("task") for run in runs if run.get("objective")), None
+    )
     objective = next((run["objective"]["name"] for run in runs if run.get("objective")), None)
     if objective is None or not any("search" in run for run in runs):
         return None
     try:
-        several, constraints = record["objective"], (record.get("search") or {}).get("constraints") or ()
+        several, constraints = (
+            record["objective"],
+            (record.get("search") or {}).get("constraints") or (),
+        )
     except (KeyError, AttributeError):
         several, constraints = objective, ()
     tags = several if isinstance(several, list) and several else [objective]
     return SearchRecord(
-        goals_for(tags, task), limits_for([constraints] if isinstance(constraints, str) else constraints), others
+        goals_for(tags, task),
+        limits_for([constraints] if isinstance(constraints, str) else constraints),
+        others,
     )
 
 
 def _record(folder: Path) -> dict[str, Any]:
     """Empty where there is none that can be read."""
     try:
-        found = yaml.load((folder / SWEEP_RECORD).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(
+            (folder / SWEEP_RECORD).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
     except (OSError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -107,7 +117,9 @@ def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
 
     Those that were added to it are like its own.
     """
-    if not any("search" in run for run in runs) or not any(run["status"] in (COMPLETED, PAUSED) for run in runs):
+    if not any("search" in run for run in runs) or not any(
+        run["status"] in (COMPLETED, PAUSED) for run in runs
+    ):
         return []
     of_search = [run for run in runs if "search" in run or "added" in run]
     return [run for run in of_search if run["status"] == FAILED and run.get("error_kind") in BAD]
@@ -140,9 +152,16 @@ def conclude_search(
             console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
-        say(console, "best         none: no run has completed, measured all goals and kept all limits")
+        say(
+            console,
+            "best         none: no run has completed, measured all goals and kept all limits",
+        )
         return
-    say(console, f"best         {best['folder'].name}  {found.goals[0].tag} {found.values(best)[0]:.4f}", "bold green")
+    say(
+        console,
+        f"best         {best['folder'].name}  {found.goals[0].tag} {found.values(best)[0]:.4f}",
+        "bold green",
+    )
     say(console, f"      alone: {again(best)}")
 
 

@@ -29,9 +29,20 @@ class PointMaker:
     """The points of one command, made of its `fixed` words and those of a point in the space."""
 
     def __init__(
-        self, grid: Grid, composer: PointComposer, master: DictConfig, fixed: Sequence[str], space: Space
+        self,
+        grid: Grid,
+        composer: PointComposer,
+        master: DictConfig,
+        fixed: Sequence[str],
+        space: Space,
     ) -> None:
-        self._grid, self._composer, self._master, self._fixed, self._space = grid, composer, master, fixed, space
+        self._grid, self._composer, self._master, self._fixed, self._space = (
+            grid,
+            composer,
+            master,
+            fixed,
+            space,
+        )
 
     def overrides(self, values: Values) -> Mapping[str, Any]:
         """What the record of its run would say was typed."""
@@ -76,7 +87,9 @@ class PointMaker:
             for above, choice in ways(each, self._space.parameters)[0]:
                 point = self._space.beside(point, above.name, choice)
             points = [self._space.beside(point, each.name, end) for end in each.ends]
-            settings = [flat(shown(self.config(values))) for values in points if self._has_settings(values)]
+            settings = [
+                flat(shown(self.config(values))) for values in points if self._has_settings(values)
+            ]
             keys = found.setdefault(each.name, set())
             for one, other in itertools.pairwise(settings):
                 keys |= {key for key in {**one, **other} if one.get(key) != other.get(key)}
@@ -107,7 +120,9 @@ class PointMaker:
 
     def _begin(self, config: RunConfig, *, anew: bool) -> None:
         content = self.content(config)
-        may_go_on = config.resume == "auto" and self._composer.parents.has(str(config.fork))  # from a shorter run
+        may_go_on = config.resume == "auto" and self._composer.parents.has(
+            str(config.fork)
+        )  # from a shorter run
         if anew and config.fork and config.resume in (None, "auto") and not may_go_on:
             fork.beginning(config, content)
 

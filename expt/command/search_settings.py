@@ -28,7 +28,9 @@ NAMED = 3
 class FixedSettings:
     """Compares runs with what this command would train at their points, as a grid does to know its runs again."""
 
-    def __init__(self, maker: PointMaker, searched: Collection[str], typed: Collection[str]) -> None:
+    def __init__(
+        self, maker: PointMaker, searched: Collection[str], typed: Collection[str]
+    ) -> None:
         """`typed` are the keys that the command names beside those `searched`."""
         self._maker, self._searched, self._typed = maker, searched, typed
 
@@ -62,7 +64,9 @@ class FixedSettings:
     def _of_settings(self, config: RunConfig, record: Record) -> list[str]:
         of_population = ("fork",) if "parent" in record.get("search", {}) else ()
         try:
-            if identity(recorded(record["config"]), but=of_population) == identity(config, but=of_population):
+            if identity(recorded(record["config"]), but=of_population) == identity(
+                config, but=of_population
+            ):
                 return []
         except (ConfigError, KeyError):  # of another version
             return []
@@ -72,23 +76,38 @@ class FixedSettings:
         known = record.get("identity")
         if "content" not in record:  # of a version that knew runs by their settings alone
             return known == identity(config)
-        if "parent" in record.get("search", {}):  # of a population: by what it is a fork of it is another, and is not
+        if "parent" in record.get(
+            "search", {}
+        ):  # of a population: by what it is a fork of it is another, and is not
             there = Content(**record["content"])._replace(fork=None, seedless_fork=None)
             known = identity(recorded(record["config"]), there, but=("fork",))
             return known == identity(config, content, but=("fork",))
-        return known == identity(config, content) or known == identity(config, content, by_paths=True)
+        return known == identity(config, content) or known == identity(
+            config, content, by_paths=True
+        )
 
     def _keys(self, config: RunConfig, content: Content | None, record: Record) -> list[str]:
         """`content` is None where it can't be looked at."""
-        then, now = _settings(record["config"]), _settings(json.loads(json.dumps(shown(config), default=str)))
+        then, now = (
+            _settings(record["config"]),
+            _settings(json.loads(json.dumps(shown(config), default=str))),
+        )
         keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
         keys = [key.removesuffix(".name") for key in keys]
-        found = [key for key in keys if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}]
+        found = [
+            key
+            for key in keys
+            if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}
+        ]
         typed = [key for key in found if key in self._typed or key in record.get("overrides", {})]
         before: Mapping[str, Any] = record.get("content") or {}
         if content is None:
             return typed or found
-        parts = [part for part in ("data", "code", "weights") if before.get(part) != getattr(content, part)]
+        parts = [
+            part
+            for part in ("data", "code", "weights")
+            if before.get(part) != getattr(content, part)
+        ]
         return typed or found or [f"its {part}" for part in parts]
 
 
@@ -99,7 +118,10 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def told(found: Found, folder: str, *, can_learn: bool) -> str:
     """What to say of runs in the folder that do not count; nothing where there are none."""
-    parts, names = list[str](), list(dict.fromkeys(key for keys in found.differing.values() for key in keys))
+    parts, names = (
+        list[str](),
+        list(dict.fromkeys(key for keys in found.differing.values() for key in keys)),
+    )
     if count := len(found.differing):
         keys = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
         parts.append(f"{_runs(count)} of other settings ({keys})")
@@ -123,7 +145,9 @@ def told_by_hand(found: Found, folder: str, settings: Search) -> str:
     if not found.by_hand:
         return ""
     least = f", from {LEAST_OTHERS} on," if settings.name == "cmaes" else ""
-    what = "may be the best" + ("" if settings.name in UNTAUGHT else f" and{least} inform the search")
+    what = "may be the best" + (
+        "" if settings.name in UNTAUGHT else f" and{least} inform the search"
+    )
     line = f"has {_runs(len(found.by_hand))} of this space that no search has chosen"
     return f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among search.runs={settings.runs}"
 
@@ -135,4 +159,6 @@ def _runs(count: int) -> str:
 def names_of_others(found: Found) -> Sequence[str]:
     """Of the folders that do not count, and of their copies; copies of others are told wherever runs are counted."""
     others = {*found.differing, *found.outside}
-    return sorted([*others, *(copy.name for copy, kept in found.copies.items() if kept.name in others)])
+    return sorted(
+        [*others, *(copy.name for copy, kept in found.copies.items() if kept.name in others)]
+    )

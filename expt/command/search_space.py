@@ -43,19 +43,27 @@ def space_of(
     fixed = [each.word(each.choices[0]) for each in axes if each.kind == "categorical"]
 
     def typed(each: Parameter, words: Sequence[str]) -> Parameter:
-        return each if is_group(each.name.partition("@")[0]) else _typed(each, words, settings_of, machine)
+        return (
+            each
+            if is_group(each.name.partition("@")[0])
+            else _typed(each, words, settings_of, machine)
+        )
 
     space = [typed(each, fixed) for each in axes]
     of_all: dict[str, set[str]] = {}
     """By the name of a key that is not searched: what is, since that has the value of a condition."""
     for text in when:
         name, choice, word = _parted(text)
-        choice = next((each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice)
+        choice = next(
+            (each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice
+        )
         parameter = _parameter(_parsed(parser, text, word), is_group)
         if any(each.name == name for each in space):
             _check_choice(text, name, choice, space)
             parameter = dataclasses.replace(parameter, when=(name, choice))
-        elif not _is_fixed(text, name, choice, settings_of(fixed), space, loader.get_group_options(name)):
+        elif not _is_fixed(
+            text, name, choice, settings_of(fixed), space, loader.get_group_options(name)
+        ):
             continue
         else:
             of_all.setdefault(name, set()).add(parameter.name)
@@ -80,7 +88,11 @@ def _refuse_twice(space: Sequence[Parameter]) -> None:
         return all(a.name != b.name or x == y for a, x in one for b, y in other)
 
     for one, other in itertools.combinations(space, 2):
-        pairs = itertools.product(ways(one, space), ways(other, space)) if one.name == other.name else ()
+        pairs = (
+            itertools.product(ways(one, space), ways(other, space))
+            if one.name == other.name
+            else ()
+        )
         if any(may_meet(*pair) for pair in pairs):
             raise ConfigError(
                 f"{one.name}: is searched twice in one point; name it once, or below different choices of one key, "
@@ -89,7 +101,11 @@ def _refuse_twice(space: Sequence[Parameter]) -> None:
 
 
 def _refuse_circle(
-    text: str, name: str, parameter: Parameter, space: Sequence[Parameter], of_all: Mapping[str, Collection[str]]
+    text: str,
+    name: str,
+    parameter: Parameter,
+    space: Sequence[Parameter],
+    of_all: Mapping[str, Collection[str]],
 ) -> None:
     """Raise ConfigError where a parameter would be there by a choice of its own; `name` is what it depends on."""
     above = {name, *(each.name for way in ways(parameter, space) for each, _ in way)}
@@ -107,7 +123,9 @@ def _parted(text: str) -> tuple[str, str, str]:
     name, equals, choice = condition.strip().partition("=")
     key = f"search.when={text}"
     if not colon or not equals:
-        raise ConfigError(f"{key}: write 'KEY=CHOICE: AXIS', as in 'model=mlp: model.hidden=[32],[64]'")
+        raise ConfigError(
+            f"{key}: write 'KEY=CHOICE: AXIS', as in 'model=mlp: model.hidden=[32],[64]'"
+        )
     return name, choice.strip(), word.strip()
 
 
@@ -122,11 +140,18 @@ def _check_choice(text: str, name: str, choice: str, space: Sequence[Parameter])
         _refuse_condition(text, name, space)
     if choice not in choices:
         hint = did_you_mean(choice, choices)
-        raise ConfigError(f"search.when={text}: {choice} is none of {name}={','.join(choices)}.{hint}")
+        raise ConfigError(
+            f"search.when={text}: {choice} is none of {name}={','.join(choices)}.{hint}"
+        )
 
 
 def _is_fixed(
-    text: str, name: str, choice: str, settings: Any, space: Sequence[Parameter], known: Sequence[str]
+    text: str,
+    name: str,
+    choice: str,
+    settings: Any,
+    space: Sequence[Parameter],
+    known: Sequence[str],
 ) -> bool:
     """Whether all points have that choice, which is not searched. Raises ConfigError for what is no key, or no choice.
 
@@ -138,21 +163,28 @@ def _is_fixed(
         settings = settings[part]
     value = settings.get("name") if isinstance(settings, Mapping) and known else settings
     if known and choice not in (*known, value):
-        raise ConfigError(f"search.when={text}: {choice} is no {name}.{did_you_mean(choice, known)}")
+        raise ConfigError(
+            f"search.when={text}: {choice} is no {name}.{did_you_mean(choice, known)}"
+        )
     return bool(_listed(parsed([f"{name}={choice}"])[0].value()) == _listed(value))
 
 
 def _refuse_condition(text: str, name: str, space: Sequence[Parameter]) -> NoReturn:
     hint = did_you_mean(name, [each.name for each in space if each.choices])
     hint = hint or (did_you_mean(name, keys()) if name not in {*keys()} else "")
-    hint = hint or " Name a key that has several values, as in model=mlp,convnet, or one for all points."
+    hint = (
+        hint
+        or " Name a key that has several values, as in model=mlp,convnet, or one for all points."
+    )
     raise ConfigError(f"search.when={text}: {name} is no axis with choices in this search.{hint}")
 
 
 def _parsed(parser: OverridesParser, text: str, word: str) -> Override:
     (override,) = parser.parse_overrides([word])
     if not override.is_sweep_override():
-        raise ConfigError(f"search.when={text}: {word} has one value alone; give several, or an interval")
+        raise ConfigError(
+            f"search.when={text}: {word} has one value alone; give several, or an interval"
+        )
     return override
 
 
@@ -161,14 +193,21 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
     sweep, name, typed = override.value(), key_typed(override), override.get_key_element()
     tags: set[str] = getattr(sweep, "tags", set())
     if unknown := tags - {"log"}:
-        raise ConfigError(f"{name}: the tag {sorted(unknown)[0]} says nothing here; use tag(log, ...) or none")
+        raise ConfigError(
+            f"{name}: the tag {sorted(unknown)[0]} says nothing here; use tag(log, ...) or none"
+        )
     log = "log" in tags
     if isinstance(sweep, IntervalSweep | RangeSweep) and is_group(override.key_or_group):
         raise ConfigError(has_a_name(str(override.input_line)))
     if isinstance(sweep, IntervalSweep):
-        is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # as int(interval(1,8)) makes them
+        is_int = isinstance(sweep.start, int) and isinstance(
+            sweep.end, int
+        )  # as int(interval(1,8)) makes them
         return _checked(
-            override, Parameter(name, "int" if is_int else "float", *_ends(override, sweep), log, typed=typed)
+            override,
+            Parameter(
+                name, "int" if is_int else "float", *_ends(override, sweep), log, typed=typed
+            ),
         )
     if isinstance(sweep, RangeSweep):
         return _checked(override, _range(name, sweep, log, typed))
@@ -181,7 +220,9 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
     if log:
         raise ConfigError(f"{override.input_line}: choices have no scale; leave tag(log, ...) out")
     _refuse_several_at_once(override, [value for value in meant if isinstance(value, dict)])
-    return Parameter(name, "categorical", choices=tuple(texts), meant=tuple(map(_listed, meant)), typed=typed)
+    return Parameter(
+        name, "categorical", choices=tuple(texts), meant=tuple(map(_listed, meant)), typed=typed
+    )
 
 
 def _refuse_several_at_once(override: Override, mappings: Sequence[Mapping[str, Any]]) -> None:
@@ -199,7 +240,9 @@ def _ends(override: Override, sweep: IntervalSweep) -> tuple[float, float]:
     """Those of an interval; integers where both are typed so, of which Hydra makes floats."""
     assert sweep.start is not None
     assert sweep.end is not None
-    whole = re.search(r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)", override.input_line or "")
+    whole = re.search(
+        r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)", override.input_line or ""
+    )
     return (int(sweep.start), int(sweep.end)) if whole else (sweep.start, sweep.end)
 
 
@@ -218,8 +261,12 @@ def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
     if not is_int:  # as they would be typed: 0.7 + 2 * 0.1 is a little less than 0.9
         low, high = float(f"{low:.12g}"), float(f"{high:.12g}")
     if log and not (is_int and abs(step) == 1):
-        raise ConfigError(f"{name}: tag(log, range(...)) is of whole numbers with a step of 1; use an interval")
-    return Parameter(name, "int" if is_int else "float", low, high, log, None if log else abs(step), typed=typed)
+        raise ConfigError(
+            f"{name}: tag(log, range(...)) is of whole numbers with a step of 1; use an interval"
+        )
+    return Parameter(
+        name, "int" if is_int else "float", low, high, log, None if log else abs(step), typed=typed
+    )
 
 
 def _checked(override: Override, parameter: Parameter) -> Parameter:
@@ -229,11 +276,15 @@ def _checked(override: Override, parameter: Parameter) -> Parameter:
     if low >= high if parameter.step is None else low > high:
         raise ConfigError(f"{word}: is empty; the first end must be below the second")
     if parameter.log and low <= 0:
-        raise ConfigError(f"{word}: on a scale of logarithms all values are above 0; begin at one, as in 1e-5")
+        raise ConfigError(
+            f"{word}: on a scale of logarithms all values are above 0; begin at one, as in 1e-5"
+        )
     return parameter
 
 
-def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, machine: Machine) -> Parameter:
+def _typed(
+    parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, machine: Machine
+) -> Parameter:
     """The parameter, of integers where its key takes no other number; beside it the point has these `words`.
 
     So has an argument of an own class, of which nothing is known, whose value is one, where the ends are typed as such.
@@ -246,7 +297,11 @@ def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, 
     def wrong(*values: Any) -> list[str]:
         return wrong_values(settings, {parameter.name: values}, machine)
 
-    problems = wrong(*parameter.meant) if parameter.kind == "categorical" else wrong(parameter.low, parameter.high)
+    problems = (
+        wrong(*parameter.meant)
+        if parameter.kind == "categorical"
+        else wrong(parameter.low, parameter.high)
+    )
     if parameter.kind == "float" and parameter.step is None:
         between = parameter.low + (parameter.high - parameter.low) * 0.41421
         whole = dataclasses.replace(
@@ -256,7 +311,9 @@ def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, 
         if whole.low <= whole.high and (takes_whole or _is_own_integer(parameter, settings)):
             parameter, problems = whole, wrong(int(whole.low), int(whole.high))
         else:
-            parameter = dataclasses.replace(parameter, low=float(parameter.low), high=float(parameter.high))
+            parameter = dataclasses.replace(
+                parameter, low=float(parameter.low), high=float(parameter.high)
+            )
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return parameter

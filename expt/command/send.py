@@ -38,7 +38,9 @@ def main(words: Sequence[str]) -> int:
     """Send what `words` ask for. Raises ConfigError for a word that is wrong, ExptError if it can't be sent."""
     asked = parse(words)
     runs = [paths for folder in asked.folders for paths in _below(folder)]
-    by_tracker = {name: _runs_for(name, runs, asked) for name in TRACKERS if asked.to in (None, name)}
+    by_tracker = {
+        name: _runs_for(name, runs, asked) for name in TRACKERS if asked.to in (None, name)
+    }
     if asked.checkpoints and (parted := next((paths for paths in runs if paths.parts), None)):
         raise ConfigError(
             f"--checkpoints: sends single files, and {parted.folder} has a checkpoint in parts; leave it out"
@@ -56,17 +58,35 @@ def main(words: Sequence[str]) -> int:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The words as folders, to and the options of a dashboard."""
-    parser = Parser("send", "Send runs to MLflow or W&B, or what these have missed of them; twice is once.", EXAMPLES)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or what holds some")
-    parser.add_argument("--to", metavar="NAME", help=f"{' or '.join(TRACKERS)} (what each run's `send` names)")
-    parser.add_argument("--tracking-uri", metavar="URI", help=f"of MLflow (the run's, or ${TRACKING_URI})")
-    parser.add_argument("--experiment", metavar="NAME", help="of MLflow (the run's, $MLFLOW_EXPERIMENT_NAME, or expt)")
-    parser.add_argument("--project", metavar="NAME", help="of W&B (the run's, or $WANDB_PROJECT, or expt)")
+    parser = Parser(
+        "send",
+        "Send runs to MLflow or W&B, or what these have missed of them; twice is once.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or what holds some"
+    )
+    parser.add_argument(
+        "--to", metavar="NAME", help=f"{' or '.join(TRACKERS)} (what each run's `send` names)"
+    )
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help=f"of MLflow (the run's, or ${TRACKING_URI})"
+    )
+    parser.add_argument(
+        "--experiment",
+        metavar="NAME",
+        help="of MLflow (the run's, $MLFLOW_EXPERIMENT_NAME, or expt)",
+    )
+    parser.add_argument(
+        "--project", metavar="NAME", help="of W&B (the run's, or $WANDB_PROJECT, or expt)"
+    )
     parser.add_argument("--entity", metavar="NAME", help="of W&B (the run's, or $WANDB_ENTITY)")
     parser.add_argument("--checkpoints", action="store_true", help="the last and the best, too")
     asked = parser.parse_args(list(words))
     if asked.to is not None and asked.to not in TRACKERS:
-        raise ConfigError(f"--to {asked.to}: not one of {', '.join(TRACKERS)}.{did_you_mean(asked.to, TRACKERS)}")
+        raise ConfigError(
+            f"--to {asked.to}: not one of {', '.join(TRACKERS)}.{did_you_mean(asked.to, TRACKERS)}"
+        )
     return asked
 
 
@@ -81,7 +101,11 @@ def _runs_for(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) ->
     if asked.to == name:
         return list(runs)
     found = ((paths, snapshot(paths)) for paths in runs)
-    return [paths for paths, run in found if run and name in (run.record.get("config") or {}).get("send", ())]
+    return [
+        paths
+        for paths, run in found
+        if run and name in (run.record.get("config") or {}).get("send", ())
+    ]
 
 
 def _refuse_unusable(name: str, asked: argparse.Namespace) -> None:
@@ -113,7 +137,9 @@ def _send(name: str, runs: Sequence[RunPaths], settings: dict[str, Any]) -> None
     console = Console()
     if sender.error is not None:
         where = f" at {sender.where}" if sender.where else ""
-        raise ExptError(f"{name}{where}: {in_a_line(sender.error)}; type it again later, nothing is sent twice")
+        raise ExptError(
+            f"{name}{where}: {in_a_line(sender.error)}; type it again later, nothing is sent twice"
+        )
     say(console, f"{name:<13}{sender.num_sent} of {len(runs)} runs had something new")
     for address in sender.addresses:
         say(console, f"look at it   {address}")

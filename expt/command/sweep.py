@@ -77,9 +77,14 @@ class Multirun:
         self.composer = PointComposer(context, config)
         self.is_group = functools.partial(self.composer.is_group, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
-        self.is_dry_run, self.is_preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
+        self.is_dry_run, self.is_preflight = (
+            bool(options.get("dry_run")),
+            bool(config.get("preflight")),
+        )
         if self.is_preflight and runner is not None:
-            raise ConfigError("preflight=true: tries runs out on this machine alone; leave hydra/launcher out")
+            raise ConfigError(
+                "preflight=true: tries runs out on this machine alone; leave hydra/launcher out"
+            )
         self._launcher_options = options
         self.folder = Path(str(config.hydra.sweep.dir))
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
@@ -102,10 +107,13 @@ class Multirun:
         self.begin()
         if not points:
             refuse_empty(self._to_come.typed, self.composer.loader)
-        more = self.added(points) if self._is_grid and self._grid is None else []  # others count what they asked for
+        more = (
+            self.added(points) if self._is_grid and self._grid is None else []
+        )  # others count what they asked for
         try:
             composed = itertools.chain(
-                self._composed(points, first_number), self.composed_of(more, first_number + len(points))
+                self._composed(points, first_number),
+                self.composed_of(more, first_number + len(points)),
             )
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -126,7 +134,9 @@ class Multirun:
 
         return self.carry_out(rounds, SweepDisplay(Console(), total=total, folder=self.folder))
 
-    def try_out(self, runs: Sequence[ComposedRun], samples: Samples | None = None) -> list[JobReturn]:
+    def try_out(
+        self, runs: Sequence[ComposedRun], samples: Samples | None = None
+    ) -> list[JobReturn]:
         """Try each kind of these runs, and train none."""
         preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options(), samples)
         self._grid = None
@@ -135,7 +145,9 @@ class Multirun:
     def begin(self) -> None:
         """Let what follows be one of several runs. Raises ConfigError where there may be but one."""
         if not self._task.may_sweep:
-            raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
+            raise ConfigError(
+                "this makes several runs; use expt.sweep, which returns a list of results"
+            )
         setup_globals()
         overrides.register_resolvers()  # the line above has made Hydra's own anew
 
@@ -172,7 +184,9 @@ class Multirun:
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]
 
-    def _composed(self, points: Sequence[Sequence[str]], first_number: int) -> Iterator[ComposedRun]:
+    def _composed(
+        self, points: Sequence[Sequence[str]], first_number: int
+    ) -> Iterator[ComposedRun]:
         """The points as runs, each composed when it is asked for; of the first batch the values are checked before."""
         is_first_batch = self._grid is None
         composed = self.open().compose(self.composer, self._config, points, first_number)
@@ -192,19 +206,25 @@ class Multirun:
         """The runs of points that were added, each composed when it is asked for."""
         for number, point in enumerate(points, first_number):
             try:
-                yield from self.open().compose(self.composer, self._config, [point.words], number, point.about)
+                yield from self.open().compose(
+                    self.composer, self._config, [point.words], number, point.about
+                )
             except COMPOSING as error:  # what it was made of may be gone, and nothing else of the sweep hangs on it
                 told = as_config_error(error, point.words)
                 warn(f"{' '.join(point.words)}: was added to the sweep, and is left out: {told}")
 
     def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
-        def compose(points: Sequence[Sequence[str]], first: OfAdded | None, number: int) -> Sequence[ComposedRun]:
+        def compose(
+            points: Sequence[Sequence[str]], first: OfAdded | None, number: int
+        ) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, first)]
 
         check = functools.partial(self.composer.compose, self._config)
         of_later = self._to_come, self._standing
         folder, typed = paths.RunPaths(self.folder), self.typed
-        return LiveSweep(folder, self.machine, pool, runs, display, typed, compose, check, *of_later)
+        return LiveSweep(
+            folder, self.machine, pool, runs, display, typed, compose, check, *of_later
+        )
 
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
@@ -216,7 +236,9 @@ class Multirun:
         return LivePool(self.machine, self._options(), observer)
 
     def _options(self) -> Options:
-        return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
+        return Options(
+            **{key: value for key, value in self._launcher_options.items() if key != "dry_run"}
+        )
 
     def known(self, run_paths: paths.RunPaths, status: str, *, counts: bool = True) -> None:
         """Take in a run of an earlier command that is not to be run again; whether it `counts` as one asked for."""
@@ -247,11 +269,15 @@ class Multirun:
         if self._grid is not None:
             return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
-        unheard = orders.left(self.folder)  # to a command that was killed; from the lock on they are this one's
+        unheard = orders.left(
+            self.folder
+        )  # to a command that was killed; from the lock on they are this one's
         try:
             self._lock.acquire()
         except Timeout:
-            raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
+            raise ConfigError(
+                f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
+            ) from None
         for file in unheard:
             file.unlink(missing_ok=True)
         self._task.began = True
@@ -265,7 +291,9 @@ class Multirun:
         with contextlib.suppress(OSError):
             self._put_back()
         own = {self._record, paths.RunPaths(self.folder).lock}
-        with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
+        with contextlib.suppress(
+            Timeout, OSError
+        ):  # another command is at work there, or the disk is read-only
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()
                 for path in own:
@@ -280,10 +308,18 @@ class Multirun:
             return
         if before is None and is_ours:
             self._record.unlink(missing_ok=True)
-        elif before is not None and (is_ours or self._is_grid) and self._record.read_bytes() != before:
-            self._record.write_bytes(before)  # of a search the other command there may have written it meanwhile
+        elif (
+            before is not None
+            and (is_ours or self._is_grid)
+            and self._record.read_bytes() != before
+        ):
+            self._record.write_bytes(
+                before
+            )  # of a search the other command there may have written it meanwhile
 
-    def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
+    def _source(
+        self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay
+    ) -> Iterator[Job]:
         for run in composed:
             self._to_come.next_has_come()
             if is_new(run, runs, display):

@@ -19,7 +19,10 @@ from expt.machine import Machine
 
 
 def cluster_sweep(
-    context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
+    context: HydraContext,
+    task_function: TaskFunction,
+    config: DictConfig,
+    options: Mapping[str, Any],
 ) -> Multirun:
     """The sweep of one command, as jobs that `options` (see conf/hydra/launcher) describe."""
 
@@ -36,7 +39,9 @@ def _tasks_per_node(options: Mapping[str, Any]) -> int:
     """One task starts the workers of its node; where there are several nodes, each worker is a task."""
     given, gpus, nodes = options["tasks_per_node"], options["gpus_per_node"], options["nodes"]
     if nodes > 1 and not given and not gpus:
-        raise ConfigError(f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU")
+        raise ConfigError(
+            f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
+        )
     return int(given or (gpus if nodes > 1 else 1))
 
 

@@ -64,7 +64,10 @@ class SweepDisplay:
         """What to add to the line of a run that has come to its end."""
 
     def __enter__(self) -> SweepDisplay:
-        say(self._console, f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}")
+        say(
+            self._console,
+            f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}",
+        )
         if self._live:
             self._live.start()
         return self
@@ -184,9 +187,13 @@ class SweepDisplay:
             self._print_lines()
             show_printed(self._console, lines)
 
-    def _line(self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False) -> None:
+    def _line(
+        self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False
+    ) -> None:
         ended = sum(self._counts.values()) + len(self._paused) + self._skipped
-        self._lines.append((f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}")))
+        self._lines.append(
+            (f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
+        )
         if not may_wait:
             self._print_lines()
 
@@ -194,7 +201,9 @@ class SweepDisplay:
         if self._lines:
             if self._console.is_terminal or self._console.is_jupyter:
                 lines = Text("\n").join(Text.assemble(*line) for line in self._lines)
-                self._console.print(lines, soft_wrap=not self._console.is_terminal)  # else wrapped between words
+                self._console.print(
+                    lines, soft_wrap=not self._console.is_terminal
+                )  # else wrapped between words
             else:  # a line stays a line; without rich, which takes 25 us for each
                 self._console.file.writelines(f"{_plain(line)}\n" for line in self._lines)
                 self._console.file.flush()
@@ -209,8 +218,12 @@ class SweepDisplay:
             state = self._states[job]
             where = ",".join(job.devices) or f"{request_of(job).config.world_size} cpu"
             metric = chosen_metric(request_of(job).config.task)
-            val = state.values.get(tags.metric(metric, "val"), state.values.get(tags.metric(metric, "test")))
-            loss = state.values.get(tags.RUNNING_LOSS, state.values.get(tags.metric("loss", "train")))
+            val = state.values.get(
+                tags.metric(metric, "val"), state.values.get(tags.metric(metric, "test"))
+            )
+            loss = state.values.get(
+                tags.RUNNING_LOSS, state.values.get(tags.metric("loss", "train"))
+            )
             numbers = ["" if value is None else f"{value:.4f}" for value in (loss, val)]
             left = "" if state.left_s is None else duration(state.left_s)
             table.add_row(*cells(job.name, where, f"{state.epoch}/{state.epochs}", *numbers, left))
@@ -242,10 +255,17 @@ def _at_rung(job: Job) -> str:
     """The objective after the epoch of its rung, by which it is compared; its best, where that is another."""
     record = read_result(job.paths)
     objective, after = record["objective"], f"after {epochs_done(record)}"
-    value, best = record.get("metrics", {}).get(objective["name"], objective["value"]), record.get("best")
+    value, best = (
+        record.get("metrics", {}).get(objective["name"], objective["value"]),
+        record.get("best"),
+    )
     if value is None:
         return f"  {after}"
-    other = "" if best is None or best["value"] == value else f", best {best['value']:.4f} after {best['epoch']}"
+    other = (
+        ""
+        if best is None or best["value"] == value
+        else f", best {best['value']:.4f} after {best['epoch']}"
+    )
     return f"{objective['name']} {value:.4f}  {after}{other}"
 
 
@@ -285,4 +305,6 @@ def _begin(job: Job) -> str:
 
 
 def _size(job: Job) -> int:
-    return 0 if job.request is None else job.request.config.num_gpus or job.request.config.world_size
+    return (
+        0 if job.request is None else job.request.config.num_gpus or job.request.config.world_size
+    )

@@ -97,7 +97,13 @@ class SweepObserver(Observer):
 
 def _record_end(job: Job, about: Record) -> None:
     config = job.request.config if job.request else None
-    if job.refused and job.error and not job.paths.attempts():  # else what it has come to before is kept
+    if (
+        job.refused and job.error and not job.paths.attempts()
+    ):  # else what it has come to before is kept
         record_refusal(job.paths, about, job.request, job.error)
-    if job.status == FAILED and job.paths.result.exists():  # else, on a full disk, nobody could tell whose it is
-        add_failure(job.paths.folder, hyperparameters(shown(config) if config else about["overrides"]))
+    if (
+        job.status == FAILED and job.paths.result.exists()
+    ):  # else, on a full disk, nobody could tell whose it is
+        add_failure(
+            job.paths.folder, hyperparameters(shown(config) if config else about["overrides"])
+        )

@@ -65,9 +65,15 @@ class Grid:
                 self._known[key] = paths  # and no copy of it
             self._typed.add(_asked(found.get("arguments", ())))
             if found["status"] == COMPLETED:
-                self.completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
+                self.completed[paths.folder] = found.get("objective") or Objective(
+                    name="", value=None
+                )
         self._by_settings: dict[Hashable, RunPaths] | None = None
-        self._jobs, self._contents, self._parents = dict[str, Job](), dict[str, Content](), Parents(folder)
+        self._jobs, self._contents, self._parents = (
+            dict[str, Job](),
+            dict[str, Content](),
+            Parents(folder),
+        )
         self._yaml: Sequence[Path] = ()
         self._is_of_others = bool(self._known)  # until a point is found there
         self._shorter, self._is_longer = ShorterRuns(folder), False
@@ -86,8 +92,14 @@ class Grid:
         points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
         ahead = list[ComposedRun]()
-        for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
-            more: Record = {"added": {**added, "place": added["place"] + number - first_number}} if added else {}
+        for number, (point, overrides, name) in enumerate(
+            zip(points, asked, names, strict=True), first_number
+        ):
+            more: Record = (
+                {"added": {**added, "place": added["place"] + number - first_number}}
+                if added
+                else {}
+            )
             ahead.append(self._run(composer, master, point, overrides, number, name, more))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
@@ -109,9 +121,13 @@ class Grid:
         (name,) = folder_names([folded(filter_overrides(point))], keys)
         point = self._parents.with_words(point)
         asked = folded(filter_overrides(point))
-        return self._run(composer, master, point, asked, of_search["number"], name, {"search": of_search})
+        return self._run(
+            composer, master, point, asked, of_search["number"], name, {"search": of_search}
+        )
 
-    def config_of(self, composer: PointComposer, master: DictConfig, point: Sequence[str]) -> RunConfig:
+    def config_of(
+        self, composer: PointComposer, master: DictConfig, point: Sequence[str]
+    ) -> RunConfig:
         """The settings of the run of a point. Raises ConfigError where it has none."""
         settings = composer.settings(master, point)
         if settings is None:
@@ -134,11 +150,16 @@ class Grid:
         try:
             if settings is None:
                 composed = numbered(compose(), number)
-                set_folder(composed, RunPaths(self.folder / name))  # which `${hydra:...}` may ask for
+                set_folder(
+                    composed, RunPaths(self.folder / name)
+                )  # which `${hydra:...}` may ask for
         except COMPOSING as problem:
             if "added" in more:  # what it was made of may be gone
                 raise
-            refused, compose = as_config_error(problem, overrides), functools.partial(copy.deepcopy, master)
+            refused, compose = (
+                as_config_error(problem, overrides),
+                functools.partial(copy.deepcopy, master),
+            )
         job = self._job(settings, composed, overrides, name, more, refused)
         about = job.request.about if job.request else {}
         if about.get("arguments") != overrides:  # refused, or another point's too
@@ -176,7 +197,9 @@ class Grid:
             if refused is not None:
                 raise refused
             settings = (
-                settings_of_point(composed) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
+                settings_of_point(composed)
+                if composed is not None
+                else fill_auto_of_a_sweep(known_settings or {})
             )
             with experiment.told(overrides, self._yaml):
                 config = parse(settings, self._machine)
@@ -190,7 +213,9 @@ class Grid:
         if key in self._jobs:
             return self._jobs[key]
         known = self._known_as(key, config, content, overrides)
-        self._is_of_others &= known is None and _asked(overrides) not in self._typed  # else of other code or data
+        self._is_of_others &= (
+            known is None and _asked(overrides) not in self._typed
+        )  # else of other code or data
         paths = known or RunPaths(self.folder / self._unused(name, key))
         request = None
         if config is not None and settings is not None and content is not None:
@@ -216,7 +241,9 @@ class Grid:
                 status, error = COMPLETED, None
             else:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is made anew")
-        self._jobs[key] = job = Job(paths, request, status, error, objective if status == COMPLETED else None)
+        self._jobs[key] = job = Job(
+            paths, request, status, error, objective if status == COMPLETED else None
+        )
         return job
 
     def _known_as(
@@ -237,8 +264,12 @@ class Grid:
         if paths is None or content is None:
             return None
         then = read_result(paths).get("config", {})
-        of_other_data = content.data and then.get("dataset", {}).get("root") != getattr(config.dataset, "root", None)
-        starts = [None if source == "auto" else source for source in (then.get("resume"), config.resume)]
+        of_other_data = content.data and then.get("dataset", {}).get("root") != getattr(
+            config.dataset, "root", None
+        )
+        starts = [
+            None if source == "auto" else source for source in (then.get("resume"), config.resume)
+        ]
         if of_other_data or starts[0] != starts[1]:
             return None
         self._by_settings = None
@@ -252,7 +283,9 @@ class Grid:
             known = {paths.folder for paths in self._known.values()}
             of_runs = [run for run in results_of_sweep(self.folder) if run[0].folder in known]
             of_runs.reverse()  # of several the first counts
-            self._by_settings = {_settings(found["config"]): paths for paths, found in of_runs if "config" in found}
+            self._by_settings = {
+                _settings(found["config"]): paths for paths, found in of_runs if "config" in found
+            }
         return self._by_settings.get(_settings(json.loads(json.dumps(shown(config), default=str))))
 
     def content_of(self, config: RunConfig) -> Content:
@@ -260,7 +293,9 @@ class Grid:
 
         Looked at once for all points that have the same data and classes: a folder may hold many images.
         """
-        key = repr((config.dataset, user_code.targets(config), config.weights, config.fork, config.resume))
+        key = repr(
+            (config.dataset, user_code.targets(config), config.weights, config.fork, config.resume)
+        )
         if key not in self._contents:
             self._contents[key] = self._parents.content(config, fetch=self._fetch)
         return self._contents[key]

@@ -27,7 +27,9 @@ class ShorterRuns:
         if self._found is None:
             self._found = self._read()
         fitting = [
-            each for each in self._found.get(identity(config, content, but=LENGTH), ()) if _fits(each[1], config)
+            each
+            for each in self._found.get(identity(config, content, but=LENGTH), ())
+            if _fits(each[1], config)
         ]
         return max(fitting, key=lambda each: _steps(each[1]), default=(None, None))[0]
 
@@ -56,5 +58,7 @@ def _fits(record: Record, config: RunConfig) -> bool:
 
 def _steps(record: Record) -> int:
     before = record["forked_from"]["step"] if "forked_from" in record else 0
-    done: int = record.get("steps") or before + len(record.get("epoch_s") or ()) * record.get("steps_per_epoch", 0)
+    done: int = record.get("steps") or before + len(record.get("epoch_s") or ()) * record.get(
+        "steps_per_epoch", 0
+    )
     return done

@@ -26,7 +26,9 @@ MAX_VALUES = 200
 def refuse_empty(words: Sequence[str], loader: ConfigLoader) -> None:
     """Raise ConfigError for what is to have several values, and has none: a grid would have no point."""
     found = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
-    if problems := [why for override in found if override.is_discrete_sweep() and (why := why_empty(override))]:
+    if problems := [
+        why for override in found if override.is_discrete_sweep() and (why := why_empty(override))
+    ]:
         raise ConfigError(problems)
 
 
@@ -39,12 +41,17 @@ def why_empty(override: Override) -> str:
         return f"{word}: its range is empty; the end, which is not part of it, must lie behind the first value"
     choices = override.config_loader.get_group_options(key) if override.config_loader else []
     if not choices:
-        return f"{word}: matches nothing, for {key} is no group of files; give values, as in {key}=A,B"
+        return (
+            f"{word}: matches nothing, for {key} is no group of files; give values, as in {key}=A,B"
+        )
     return f"{word}: matches nothing; {key} is one of {', '.join(choices)}"
 
 
 def refuse_wrong_values(
-    points: Sequence[Sequence[str]], composed: DictConfig, machine: Machine, is_group: Callable[[str], bool]
+    points: Sequence[Sequence[str]],
+    composed: DictConfig,
+    machine: Machine,
+    is_group: Callable[[str], bool],
 ) -> None:
     """Raise ConfigError for values that no point of the grid can have; `composed` is one of its points."""
     try:
@@ -54,20 +61,37 @@ def refuse_wrong_values(
     values: dict[str, list[object]] = {}
     for override in _of_its_own_kind(points, is_group):
         values.setdefault(override.key_or_group, []).append(override.value())
-    if wrong := wrong_values(settings, {key: found[:MAX_VALUES] for key, found in values.items()}, machine):
+    if wrong := wrong_values(
+        settings, {key: found[:MAX_VALUES] for key, found in values.items()}, machine
+    ):
         raise ConfigError(wrong)
 
 
-def _of_its_own_kind(points: Sequence[Sequence[str]], is_group: Callable[[str], bool]) -> Iterator[Override]:
+def _of_its_own_kind(
+    points: Sequence[Sequence[str]], is_group: Callable[[str], bool]
+) -> Iterator[Override]:
     """The overrides, each once, whose values mean the same in all points; not those of a group with several choices."""
-    found = parsed(list(dict.fromkeys(word for point in points for word in filter_overrides(point))))
-    chosen = [override for override in found if override.package is not None or is_group(override.key_or_group)]
+    found = parsed(
+        list(dict.fromkeys(word for point in points for word in filter_overrides(point)))
+    )
+    chosen = [
+        override
+        for override in found
+        if override.package is not None or is_group(override.key_or_group)
+    ]
     choices = collections.Counter(override.key_or_group for override in chosen)
     several = {group for group, times in choices.items() if times > 1}
     sets_any = bool(several - GROUPS.keys())  # an experiment, or a group of a person's own
     for override in found:
         above = override.key_or_group.partition(".")[0]
         of_several = "." in override.key_or_group and (above in several or sets_any)
-        unknown = override.is_delete() or any(text in str(override.value()) for text in ("${", "???"))
-        if not (override.key_or_group in choices or "/" in override.key_or_group or of_several or unknown):
+        unknown = override.is_delete() or any(
+            text in str(override.value()) for text in ("${", "???")
+        )
+        if not (
+            override.key_or_group in choices
+            or "/" in override.key_or_group
+            or of_several
+            or unknown
+        ):
             yield override

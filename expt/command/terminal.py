@@ -33,7 +33,9 @@ def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
     with contextlib.ExitStack() as quiet:
         if len(words) < len(arguments) and not PRINTING & {*words}:
             quiet.enter_context(_shown_nowhere())
-            quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
+            quiet.enter_context(
+                contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w")))
+            )
         yield words
 
 
@@ -44,7 +46,9 @@ def _shown_nowhere() -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     from IPython.utils.capture import capture_output
 
-    captured: contextlib.AbstractContextManager[object] = capture_output(stdout=False, stderr=False, display=True)
+    captured: contextlib.AbstractContextManager[object] = capture_output(
+        stdout=False, stderr=False, display=True
+    )
     return captured
 
 
@@ -54,7 +58,9 @@ def _open_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest number that is free
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))

@@ -42,11 +42,21 @@ def main(words: Sequence[str]) -> int:
     """Start the warm server, ask about it, or end it. Raises ConfigError for words that are not understood."""
     parser = Parser("warm", ABOUT)
     parser.add_argument(
-        "--for", dest="idle", default="30m", metavar="TIME", help="ends when unused for so long: 90s, 30m, 2h [30m]"
+        "--for",
+        dest="idle",
+        default="30m",
+        metavar="TIME",
+        help="ends when unused for so long: 90s, 30m, 2h [30m]",
     )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--status", action="store_true", help="show it, and whether a command typed here would use it")
-    either.add_argument("--stop", action="store_true", help="end it; runs under way are not touched")
+    either.add_argument(
+        "--status",
+        action="store_true",
+        help="show it, and whether a command typed here would use it",
+    )
+    either.add_argument(
+        "--stop", action="store_true", help="end it; runs under way are not touched"
+    )
     asked = parser.parse_args(list(words))
     idle_s = _seconds(asked.idle)
     if asked.stop:
@@ -58,14 +68,18 @@ def main(words: Sequence[str]) -> int:
         try:
             _show([_started(idle_s)])
         except OSError as error:  # a disk that is full, or read-only
-            raise ConfigError(f"expt warm: {error.filename or warm.folder()}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"expt warm: {error.filename or warm.folder()}: {error.strerror or error}"
+            ) from error
     return 0
 
 
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"([1-9]\d*)([smh])", text)
     if not found:
-        raise ConfigError(f"--for {text}: is no length of time; write it as in --for 90s, --for 30m or --for 2h")
+        raise ConfigError(
+            f"--for {text}: is no length of time; write it as in --for 90s, --for 30m or --for 2h"
+        )
     return float(int(found[1]) * SECONDS[found[2]])
 
 
@@ -75,23 +89,31 @@ def _started(idle_s: float) -> dict[str, Any]:
         raise ConfigError("expt warm: not in a job of Slurm, whose processes end with it")
     folder, name = warm.folder(), fingerprint()
     if name is None or not hasattr(os, "pidfd_open"):
-        raise ConfigError("expt warm: needs Linux and its /proc; here every command imports torch by itself")
+        raise ConfigError(
+            "expt warm: needs Linux and its /proc; here every command imports torch by itself"
+        )
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not warm.is_private(folder):
-        raise ConfigError(f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try again")
+        raise ConfigError(
+            f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try again"
+        )
     with FileLock(folder / "lock"):
         with contextlib.suppress(warm.Cold):
             return {**warm.ask(name, "keep", idle_s=idle_s), "name": name}
         for other in list(_answering()):
             if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
                 _stop(other["name"])
-                warn(f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way")
+                warn(
+                    f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way"
+                )
         warm.kill(name)  # one that hangs: it would be in nobody's reach as the other has its socket
         _start(name, idle_s)
         if fingerprint() != name:
             _stop(name)
-            raise RunFailed("expt warm: files of expt or torch changed while they were imported; type it again")
+            raise RunFailed(
+                "expt warm: files of expt or torch changed while they were imported; type it again"
+            )
         try:
             return {**warm.ask(name, "status"), "name": name}
         except warm.Cold as error:
@@ -102,7 +124,9 @@ def _start(name: str, idle_s: float) -> None:
     """Start the process, and wait until it is ready. Raises RunFailed where it ends before."""
     ready, tell = os.pipe()
     log = warm.folder() / f"{name}.log"
-    program = PROGRAM.format(root=str(Path(expt.__file__).parents[1]), name=name, idle_s=idle_s, ready=tell)
+    program = PROGRAM.format(
+        root=str(Path(expt.__file__).parents[1]), name=name, idle_s=idle_s, ready=tell
+    )
     options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with os.fdopen(ready, "rb", buffering=0) as told, log.open("wb") as output:
         process = subprocess.Popen(
@@ -117,13 +141,17 @@ def _start(name: str, idle_s: float) -> None:
         os.close(tell)
         with Console(stderr=True).status("importing torch"):
             is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read(1))
-            select.select([told], [], [], DRIVERS_S)  # closed by both, of which the one without torch is mostly first
+            select.select(
+                [told], [], [], DRIVERS_S
+            )  # closed by both, of which the one without torch is mostly first
     lines = log.read_text(errors="replace").strip().splitlines()
     log.unlink()
     if not is_ready:
         process.kill()
         process.wait()
-        raise RunFailed(f"expt warm: it ended before it was ready: {lines[-1] if lines else 'killed (out of memory?)'}")
+        raise RunFailed(
+            f"expt warm: it ended before it was ready: {lines[-1] if lines else 'killed (out of memory?)'}"
+        )
 
 
 def _answering() -> Iterator[dict[str, Any]]:
@@ -147,7 +175,9 @@ def _stop_all() -> None:
     for name in hanging:
         warm.kill(name)
     if left := _listening():
-        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_drivers` ends it")
+        raise RunFailed(
+            f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_drivers` ends it"
+        )
     number = len(found) + len(hanging)
     Console().print(f"ended {number}" if number else "there was none")
 
@@ -165,7 +195,9 @@ def _stop(name: str) -> None:
 def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for name in hanging:
-        console.print(f"warm    {name} does not answer (stopped, or the machine is busy); `expt warm --stop` ends it")
+        console.print(
+            f"warm    {name} does not answer (stopped, or the machine is busy); `expt warm --stop` ends it"
+        )
     if not (servers or hanging):
         console.print("there is none; `expt warm` starts one")
     for found in servers:
@@ -174,15 +206,21 @@ def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> Non
         console.print(f"holds   {found['mebibytes']} MiB")
         console.print(f"used    by {found['commands']} commands, {found['under_way']} under way")
         if found.get("stopped"):
-            console.print(f"stopped process {found['stopped']}, in which commands begin; they begin without it now")
+            console.print(
+                f"stopped process {found['stopped']}, in which commands begin; they begin without it now"
+            )
         left = "" if found["under_way"] else f" ({_length(found['left_s'])} left)"
-        console.print(f"ends    after {_length(found['idle_s'])} without one{left}, or by `expt warm --stop`")
+        console.print(
+            f"ends    after {_length(found['idle_s'])} without one{left}, or by `expt warm --stop`"
+        )
 
 
 def _whose(its: Mapping[str, str], *, here: bool) -> str:
     if here:
         return "used by commands typed here"
-    return f"not used by commands typed here: {_other(its)} differs; `expt warm` starts one for them"
+    return (
+        f"not used by commands typed here: {_other(its)} differs; `expt warm` starts one for them"
+    )
 
 
 def _other(its: Mapping[str, str]) -> str:

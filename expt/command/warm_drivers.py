@@ -29,7 +29,13 @@ from expt.launch import warm, warm_server
 from expt.launch.warm_server import Imported, close_all_but
 
 MODULES = (
-    *("expt.__main__", "expt.command.command_line", "expt.command.main", "expt.command.sweep", "expt.launch.one_run"),
+    *(
+        "expt.__main__",
+        "expt.command.command_line",
+        "expt.command.main",
+        "expt.command.sweep",
+        "expt.launch.one_run",
+    ),
     "expt.runs.view.summary",
 )
 WORDS = ("model=mlp", "epochs=2", "optimizer.lr=0.1", "batch_size=64", "world_size=1", "gpus=0")
@@ -88,10 +94,17 @@ def _used_once() -> list[Path]:
 class Drivers:
     """Forks them, and tells who stands in for each how it has ended."""
 
-    def __init__(self, listener: int, ends: int, name: str, imported: Imported, plugins: object) -> None:
-        self._asked: tuple[int, ...] = (listener, ends)  # by number: in a driver they mean something else
+    def __init__(
+        self, listener: int, ends: int, name: str, imported: Imported, plugins: object
+    ) -> None:
+        self._asked: tuple[int, ...] = (
+            listener,
+            ends,
+        )  # by number: in a driver they mean something else
         self._name, self._imported, self._plugins = name, imported, plugins
-        self._forked: dict[int, tuple[int, int]] = {}  # from a descriptor of the process to its pid and the line
+        self._forked: dict[
+            int, tuple[int, int]
+        ] = {}  # from a descriptor of the process to its pid and the line
 
     def serve(self) -> None:
         """Return when the warm server is gone, and all drivers are."""
@@ -118,7 +131,10 @@ class Drivers:
     def _attend(self) -> None:
         with socket.socket(fileno=os.dup(self._asked[0])) as listener:
             connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # who asked has gone
+        with (
+            connection,
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+        ):  # who asked has gone
             connection.settimeout(warm_server.PATIENCE_S)
             asked = json.loads(connection.recv(warm.MAX_BYTES))
             path, there = asked["path"], Path(asked["folder"])
@@ -132,7 +148,9 @@ class Drivers:
         message, received, _, _ = socket.recv_fds(connection, warm.MAX_BYTES, MAX_DESCRIPTORS)
         try:
             request = json.loads(message)
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, hand_over.PASSED_ON)  # until it can answer them
+            mask = signal.pthread_sigmask(
+                signal.SIG_BLOCK, hand_over.PASSED_ON
+            )  # until it can answer them
             if pid := os.fork():
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 self._forked[os.pidfd_open(pid)] = pid, os.dup(connection.fileno())
@@ -147,7 +165,9 @@ class Drivers:
 def _plugins() -> list[tuple[str, int, int]]:
     """The files in which Hydra looks for plugins here."""
     files = [file for entry in sys.path for file in Path(entry, "hydra_plugins").rglob("*.py")]
-    return sorted((str(file), found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()])
+    return sorted(
+        (str(file), found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]
+    )
 
 
 def _brings_plugins(path: Sequence[str], folder: Path, known: object) -> bool:
@@ -237,7 +257,9 @@ def _die_with(ends: int) -> None:
 
 
 def _signals_of(deaf: Sequence[int], mask: Iterable[int]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as a command that has just been typed, see expt.__main__
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # as a command that has just been typed, see expt.__main__
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in deaf:
         signal.signal(number, signal.SIG_IGN)

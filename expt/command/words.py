@@ -17,18 +17,39 @@ class Word(NamedTuple):
 
 WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
-    "sweep": Word("expt.command.sweep_orders", "tell a sweep that is under way to run more, less, later or elsewhere"),
-    "rerun": Word("expt.command.rerun", "train what a run has trained once more, to the same numbers"),
-    "evaluate": Word("expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"),
-    "export": Word("expt.command.export", "a trained run's model as a file for other programs: torch_export or ONNX"),
+    "sweep": Word(
+        "expt.command.sweep_orders",
+        "tell a sweep that is under way to run more, less, later or elsewhere",
+    ),
+    "rerun": Word(
+        "expt.command.rerun", "train what a run has trained once more, to the same numbers"
+    ),
+    "evaluate": Word(
+        "expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"
+    ),
+    "export": Word(
+        "expt.command.export",
+        "a trained run's model as a file for other programs: torch_export or ONNX",
+    ),
     "send": Word("expt.command.send", "send runs to MLflow or W&B, or what these have missed"),
     "predict": Word(
-        "expt.command.predict", "what a run's model says of files, of folders, or of a part of its dataset"
+        "expt.command.predict",
+        "what a run's model says of files, of folders, or of a part of its dataset",
     ),
-    "plan": Word("expt.command.plan", "what a run takes of each GPU, and by which strategy, before it runs"),
-    "cache": Word("expt.command.cache", "what decoded datasets take on the disk, and how to remove them"),
-    "warm": Word("expt.command.warm", "keep torch imported, so that what is typed next starts without that wait"),
-    "doctor": Word("expt.command.doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),
+    "plan": Word(
+        "expt.command.plan", "what a run takes of each GPU, and by which strategy, before it runs"
+    ),
+    "cache": Word(
+        "expt.command.cache", "what decoded datasets take on the disk, and how to remove them"
+    ),
+    "warm": Word(
+        "expt.command.warm",
+        "keep torch imported, so that what is typed next starts without that wait",
+    ),
+    "doctor": Word(
+        "expt.command.doctor",
+        "whether this machine can train: torch, GPUs, memory, datasets, two workers",
+    ),
 }
 """All else is a run or a sweep. A module is imported when its word is typed."""
 

@@ -13,7 +13,9 @@ from expt.machine import Machine, is_slice
 
 CPU_WORKERS = 2
 
-Node = Mapping[str, Any]  # not checked yet: a value of the wrong type is reported later, the others still get theirs
+Node = Mapping[
+    str, Any
+]  # not checked yet: a value of the wrong type is reported later, the others still get theirs
 
 
 def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
@@ -102,7 +104,13 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
 
 def _num_gpus(node: Node) -> int:
     chosen = node.get("gpus")
-    return len(chosen) if isinstance(chosen, list) else max(0, chosen) if isinstance(chosen, int) else 0
+    return (
+        len(chosen)
+        if isinstance(chosen, list)
+        else max(0, chosen)
+        if isinstance(chosen, int)
+        else 0
+    )
 
 
 def _with_size(node: dict[str, Any]) -> dict[str, Any]:
@@ -111,14 +119,23 @@ def _with_size(node: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(model, Mapping) or kind(model) != "transformer":
         return node
     size = model.get("size")
-    of_size = TRANSFORMER_SIZES.get(size if isinstance(size, str) else None) or TRANSFORMER_SIZES[None]
-    return {**node, "model": {**model, **{key: n for key, n in of_size.items() if model.get(key) == "auto"}}}
+    of_size = (
+        TRANSFORMER_SIZES.get(size if isinstance(size, str) else None) or TRANSFORMER_SIZES[None]
+    )
+    return {
+        **node,
+        "model": {**model, **{key: n for key, n in of_size.items() if model.get(key) == "auto"}},
+    }
 
 
 def _with_metric(node: dict[str, Any]) -> dict[str, Any]:
     """What a plateau is a plateau of."""
     scheduler = node.get("scheduler")
-    if not isinstance(scheduler, Mapping) or scheduler.get("metric") != "auto" or kind(scheduler) != "plateau":
+    if (
+        not isinstance(scheduler, Mapping)
+        or scheduler.get("metric") != "auto"
+        or kind(scheduler) != "plateau"
+    ):
         return node
     return {**node, "scheduler": {**scheduler, "metric": f"loss/{node.get('eval_split')}"}}
 

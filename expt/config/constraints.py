@@ -32,7 +32,11 @@ class Target:
 
 def kind(node: Any) -> str | None:
     """The member of a group that `node` chooses."""
-    return node.get("name") if type(node) is dict or isinstance(node, Mapping) else getattr(node, "name", None)
+    return (
+        node.get("name")
+        if type(node) is dict or isinstance(node, Mapping)
+        else getattr(node, "name", None)
+    )
 
 
 def word(member: Any) -> str:

@@ -16,7 +16,9 @@ from expt.config.torchvision_sets import MASK_SETS, SetName
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
-    padding_mode: Literal["constant", "reflect"] = "constant"  # a run recorded before there was a choice has none
+    padding_mode: Literal["constant", "reflect"] = (
+        "constant"  # a run recorded before there was a choice has none
+    )
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
@@ -33,7 +35,9 @@ class _Dataset:
     mean: tuple[float, ...] | None
     std: tuple[Positive, ...] | None
     augment: Augment = dataclasses.field(default_factory=Augment)
-    folds: Annotated[int, Field(ge=2)] | None = None  # a run recorded before there was a choice has none
+    folds: Annotated[int, Field(ge=2)] | None = (
+        None  # a run recorded before there was a choice has none
+    )
     fold: Annotated[int, Field(ge=0)] | None = None
     sampling: Literal["balanced"] | None = None
 
@@ -197,7 +201,9 @@ DATASETS: dict[str, Any] = {
 
 def has_rows(dataset: Any) -> bool:
     """Whether its samples are rows of numbers."""
-    return isinstance(dataset, _Table) or (isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str))
+    return isinstance(dataset, _Table) or (
+        isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str)
+    )
 
 
 def has_masks(dataset: Any, segments: bool) -> bool:

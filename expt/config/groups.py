@@ -31,7 +31,9 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConvNet:
-    CHANNELS_LAST_PAYS: ClassVar[bool] = True  # measured on a CPU: a tenth faster or more, and a quarter with amp
+    CHANNELS_LAST_PAYS: ClassVar[bool] = (
+        True  # measured on a CPU: a tenth faster or more, and a quarter with amp
+    )
     name: Literal["convnet", "paddle_convnet"]
     widths: Annotated[tuple[Count, ...], Field(min_length=1)]
     kernels: tuple[Count, ...]
@@ -153,7 +155,9 @@ class ParameterGroup:
     match: str
     lr_scale: Positive = 1.0  # times the optimiser's
     weight_decay: NonNegative | None = None  # None: the optimiser's
-    epochs: Positive | None = None  # after which its learning rate is 0; None: it is trained to the end
+    epochs: Positive | None = (
+        None  # after which its learning rate is 0; None: it is trained to the end
+    )
 
 
 def _unless_one(decay: float) -> float | None:
@@ -284,7 +288,13 @@ GROUPS: dict[str, dict[str, Any]] = {
     },
     "task": TASKS,
     "dataset": DATASETS,
-    "optimizer": {"sgd": SGD, "adam": Adam, "adamw": Adam, "muon": Muon, "_target_": TargetOptimizer},
+    "optimizer": {
+        "sgd": SGD,
+        "adam": Adam,
+        "adamw": Adam,
+        "muon": Muon,
+        "_target_": TargetOptimizer,
+    },
     "scheduler": {
         "constant": Constant,
         "cosine": Cosine,

@@ -14,18 +14,36 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
 
 # Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a number.
-NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every"}
-NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep", "sharded")}
-NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
+NOT_IN_RESULT = {
+    "resume",
+    "max_restarts",
+    "timeout_s",
+    "debug",
+    "profile",
+    "preflight",
+    "print_every",
+}
+NOT_IN_RESULT |= {
+    f"checkpoint.{key}"
+    for key in ("every_steps", "every_epochs", "every_minutes", "keep", "sharded")
+}
+NOT_IN_RESULT |= {
+    f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")
+}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 NOT_IN_RESULT |= {"dataset.path"}  # of a table, whose content counts
 NOT_IN_RESULT |= {"patches.unguarded", "patches.backward", "patches.malloc"}
 NOT_IN_RESULT |= {"model.size"}  # a name for its layers, heads and width, which count
-NOT_IN_RESULT |= {"activation_checkpointing", "offload"}  # where numbers wait, and which are computed again
+NOT_IN_RESULT |= {
+    "activation_checkpointing",
+    "offload",
+}  # where numbers wait, and which are computed again
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory", "cuda_graph"}
-NOT_IN_RESULT |= {f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")}
+NOT_IN_RESULT |= {
+    f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")
+}
 # What was done before there was a choice: not in the hash, so that a run of then is found.
 AT_FIRST: dict[str, object] = {
     "task.name": "classification",
@@ -40,14 +58,43 @@ AT_FIRST: dict[str, object] = {
     "task.class_weights": None,
 }
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
-AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
-AT_FIRST |= {"prepare_once": False, "whitening": None, "lookahead": None, "test_time_augmentation": None}
-AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
+AT_FIRST |= {
+    "optimizer.groups": (),
+    "optimizer.decay_biases_and_norms": True,
+    "optimizer.layer_decay": None,
+}
+AT_FIRST |= {
+    "prepare_once": False,
+    "whitening": None,
+    "lookahead": None,
+    "test_time_augmentation": None,
+}
+AT_FIRST |= {
+    "weights": None,
+    "fork": None,
+    "freeze": (),
+    "mixup": None,
+    "cutmix": None,
+    "callbacks": (),
+}
 AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
-AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}
+AT_FIRST |= {
+    "model.norm": "layer",
+    "model.positions": "learned",
+    "model.mlp": "gelu",
+    "model.bias": True,
+}
 _BEFORE: dict[str, dict[str, object]] = {
-    "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
-    "torchvision": {"dataset.channels": None, "dataset.options": None, "dataset.standardise_targets": False},
+    "huggingface": {
+        "dataset.standardise": True,
+        "dataset.standardise_targets": False,
+        "dataset.channels": None,
+    },
+    "torchvision": {
+        "dataset.channels": None,
+        "dataset.options": None,
+        "dataset.standardise_targets": False,
+    },
     "image_folder": {"dataset.channels": 3},
     "segmentation_folder": {"dataset.channels": 3},
 }
@@ -76,7 +123,11 @@ class Content(NamedTuple):
 
 
 def identity(
-    config: RunConfig, content: Content | None = None, *, but: Collection[str] = (), by_paths: bool = False
+    config: RunConfig,
+    content: Content | None = None,
+    *,
+    but: Collection[str] = (),
+    by_paths: bool = False,
 ) -> str:
     """12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
 
@@ -98,9 +149,13 @@ def identity(
     if config.batch_norm == "sync":
         del settings["batch_norm"]
     if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
-        settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
+        settings["dataset.train_limit"] = (
+            f"{config.dataset.train_limit} of all classes"  # once the first ones
+        )
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
-        settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
+        settings["dataset.tokens"] = (
+            "tokenizer"  # what the file holds is in the content, wherever it lies
+        )
     if groups := settings.get("optimizer.groups"):
         settings["optimizer.groups"] = [_without_end(group) for group in groups]
     for key, before in _BEFORE.get(config.dataset.name, {}).items():
@@ -128,8 +183,13 @@ def _without_end(group: Any) -> Any:
 def _ambiguous(config: RunConfig) -> dict[str, Any]:
     """The arguments of a person's own classes of which the flat settings do not tell all, as they are."""
     found = {}
-    holders = {name: getattr(config, name) for name in ("model", "task", "dataset", "optimizer", "scheduler")}
-    metrics = {f"task.metrics.{name}": metric for name, metric in in_evaluations_alone(config.task).items()}
+    holders = {
+        name: getattr(config, name)
+        for name in ("model", "task", "dataset", "optimizer", "scheduler")
+    }
+    metrics = {
+        f"task.metrics.{name}": metric for name, metric in in_evaluations_alone(config.task).items()
+    }
     for name, holder in {**holders, **metrics}.items():
         for field in ("kwargs", "train", "test"):
             arguments = getattr(holder, field, None)
@@ -215,7 +275,9 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """A configuration's settings, flat, with a group's choice under the group's own name: `model`, `optimizer.lr`."""
     shown: dict[str, bool | int | float | str] = {}
-    for key, found in flat({key: settings[key] for key in settings if key not in OF_TRACKERS}).items():
+    for key, found in flat(
+        {key: settings[key] for key in settings if key not in OF_TRACKERS}
+    ).items():
         value = list(found) if isinstance(found, tuple) else found  # as in YAML and JSON
         shown[key.removesuffix(".name")] = value if isinstance(value, _SHOWN) else str(value)
     return shown

@@ -20,10 +20,14 @@ def of_masks(dataset: object, task: object) -> list[str]:
     """What does not go together, one line each, with the mend."""
     segments = isinstance(task, Segmentation)
     if isinstance(dataset, Torchvision) and segments and dataset.set not in MASK_SETS:
-        return [f"task=segmentation: torchvision's {dataset.set} has no masks; use dataset.set={_CHOICES}"]
+        return [
+            f"task=segmentation: torchvision's {dataset.set} has no masks; use dataset.set={_CHOICES}"
+        ]
     if isinstance(dataset, TargetDataset) and isinstance(task, Segmentation):
         return _own(dataset, task)
-    if not isinstance(dataset, SegmentationFolder | Torchvision | HuggingFace) or not has_masks(dataset, segments):
+    if not isinstance(dataset, SegmentationFolder | Torchvision | HuggingFace) or not has_masks(
+        dataset, segments
+    ):
         return []
     return [*_moved(dataset), *_classes(dataset, task)]
 
@@ -31,9 +35,13 @@ def of_masks(dataset: object, task: object) -> list[str]:
 def _moved(dataset: SegmentationFolder | Torchvision | HuggingFace) -> list[str]:
     problems = []
     if dataset.augment.is_set:
-        problems.append(f"dataset.augment: would move images and leave their masks; leave it out of {dataset.name}")
+        problems.append(
+            f"dataset.augment: would move images and leave their masks; leave it out of {dataset.name}"
+        )
     if getattr(dataset, "transforms", None):
-        problems.append("dataset.transforms: would move images and leave their masks; leave them out")
+        problems.append(
+            "dataset.transforms: would move images and leave their masks; leave them out"
+        )
     return problems
 
 
@@ -41,13 +49,25 @@ def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: obje
     known = mask_classes(dataset)
     if isinstance(task, Segmentation):
         if known is None and task.num_classes is None:
-            return ["task.num_classes: the dataset does not tell; give it, as in task.num_classes=21"]
+            return [
+                "task.num_classes: the dataset does not tell; give it, as in task.num_classes=21"
+            ]
         if known is not None and task.num_classes not in (None, known):
-            has = "dataset.num_classes" if isinstance(dataset, SegmentationFolder) else f"{dataset.name}'s num_classes"
+            has = (
+                "dataset.num_classes"
+                if isinstance(dataset, SegmentationFolder)
+                else f"{dataset.name}'s num_classes"
+            )
             return [f"task.num_classes={task.num_classes}: {has}={known}; leave it out"]
     elif not isinstance(task, TargetTask):
-        what = f"torchvision's {dataset.set}" if isinstance(dataset, Torchvision) else f"dataset={dataset.name}"
-        return [f"task={getattr(task, 'name', '')}: {what} has a mask for each image; use task=segmentation"]
+        what = (
+            f"torchvision's {dataset.set}"
+            if isinstance(dataset, Torchvision)
+            else f"dataset={dataset.name}"
+        )
+        return [
+            f"task={getattr(task, 'name', '')}: {what} has a mask for each image; use task=segmentation"
+        ]
     return []
 
 
@@ -58,5 +78,7 @@ def _own(dataset: TargetDataset, task: Segmentation) -> list[str]:
             f"dataset.num_classes={number}: is of datasets of one class for each image; use task.num_classes={number}"
         ]
     if task.num_classes is None:
-        return ["task.num_classes: a dataset of your own does not tell; give it, as in task.num_classes=21"]
+        return [
+            "task.num_classes: a dataset of your own does not tell; give it, as in task.num_classes=21"
+        ]
     return []

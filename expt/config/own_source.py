@@ -39,7 +39,9 @@ class _Finder:
     ) -> ModuleSpec | None:
         for finder in [each for each in sys.meta_path if each is not self]:
             if spec := finder.find_spec(name, path, target):
-                if type(spec.loader) is SourceFileLoader and _is_own(os.path.dirname(spec.loader.path)):
+                if type(spec.loader) is SourceFileLoader and _is_own(
+                    os.path.dirname(spec.loader.path)
+                ):
                     spec.loader = _FromSource(spec.loader.name, spec.loader.path)
                 return spec
         return None
@@ -64,7 +66,9 @@ class _FromSource(SourceFileLoader):
         code: CodeType = self.source_to_code(source, path)
         if not sys.dont_write_bytecode:
             with contextlib.suppress(OSError):
-                mode = os.stat(path).st_mode | stat.S_IWUSR  # who may not read the source may not read this
+                mode = (
+                    os.stat(path).st_mode | stat.S_IWUSR
+                )  # who may not read the source may not read this
                 self.set_data(cache, head + marshal.dumps(code), _mode=mode)
         return code
 
@@ -73,6 +77,8 @@ def _cached(cache: str, head: bytes, path: str) -> CodeType | None:
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
         content = Path(cache).read_bytes()
         code = marshal.loads(content[len(head) :]) if content.startswith(head) else None
-        if isinstance(code, CodeType) and code.co_filename == path:  # else the folder had another name
+        if (
+            isinstance(code, CodeType) and code.co_filename == path
+        ):  # else the folder had another name
             return code
     return None

@@ -37,7 +37,9 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     def contained(value: Any) -> Any:
         """Of one key: a copy of all without Hydra's part would take four times as long."""
         several = OmegaConf.is_config(value)
-        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
+        return (
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
+        )
 
     with secrets.environment_read() as read:
         own = [str(key) for key in composed if key != "hydra"]
@@ -57,7 +59,9 @@ def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
     return _checked(_complete(composed, machine), machine)
 
 
-def wrong_values(composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]], machine: Machine) -> list[str]:
+def wrong_values(
+    composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]], machine: Machine
+) -> list[str]:
     """What is wrong with `values`, each by itself in its key's place in `composed`: of a wrong type, out of range.
 
     Whether it can run beside the others is another question.
@@ -68,7 +72,9 @@ def wrong_values(composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]
             try:
                 _typed(_complete(with_value(composed, key.split("."), value, merge=True), machine))
             except ConfigError as error:
-                found += [line for line in error.problems if line.startswith((f"{key}=", f"{key}."))]
+                found += [
+                    line for line in error.problems if line.startswith((f"{key}=", f"{key}."))
+                ]
     return found
 
 
@@ -82,7 +88,10 @@ def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = 
         return {**above, path[0]: with_value(above.get(path[0]), path[1:], value, merge=merge)}
     if not (merge and isinstance(value, Mapping)):
         return value
-    return {**above, **{key: with_value(above.get(key), (), below, merge=True) for key, below in value.items()}}
+    return {
+        **above,
+        **{key: with_value(above.get(key), (), below, merge=True) for key, below in value.items()},
+    }
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
@@ -91,7 +100,10 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
         node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"), GROUPS[group])
     task = node["task"]
     if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
-        node["task"] = {**task, "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}}
+        node["task"] = {
+            **task,
+            "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()},
+        }
     if isinstance(send := node.get("send", ()), str | None):
         node["send"] = [send] if send else []
     if isinstance(callbacks := node.get("callbacks"), list):

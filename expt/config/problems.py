@@ -12,7 +12,16 @@ from pydantic import ValidationError
 from expt.config.constraints import kind
 from expt.config.datasets import Augment
 from expt.config.groups import GROUPS, ParameterGroup
-from expt.config.schema import DDP, Checkpoint, EarlyStop, Lookahead, Patches, RunConfig, TensorBoard, Whitening
+from expt.config.schema import (
+    DDP,
+    Checkpoint,
+    EarlyStop,
+    Lookahead,
+    Patches,
+    RunConfig,
+    TensorBoard,
+    Whitening,
+)
 from expt.config.torchvision_sets import INSTEAD, OTHER_SETS
 from expt.config.trackers import MLflow, Wandb
 from expt.errors import did_you_mean
@@ -20,7 +29,12 @@ from expt.errors import did_you_mean
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
+PLAIN_GROUPS: dict[str, Any] = {
+    "ddp": DDP,
+    "checkpoint": Checkpoint,
+    "tensorboard": TensorBoard,
+    "patches": Patches,
+}
 PLAIN_GROUPS |= {"early_stop": EarlyStop, "whitening": Whitening, "lookahead": Lookahead}
 PLAIN_GROUPS |= {"mlflow": MLflow, "wandb": Wandb}
 """Keys that have others below them, and no choices."""
@@ -61,12 +75,19 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             key = "callbacks" if index is None else f"callbacks.{index}"
             shown = node["callbacks"] if index is None else node["callbacks"][index]
             line = f"{key}={shown!r}: give a list of classes of your own, as in 'callbacks=[{{_target_: mine.Watch}}]'"
-        elif rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
+        elif (
+            rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping)
+        ):
             what = f"sets {', '.join(map(str, value))} below '{key}'" if value else "is empty"
             line = f"{key}: its YAML {what}; begin it with # @package _global_{'' if value else ', and what it sets'}"
         elif rule == "unexpected_keyword_argument":
             near = did_you_mean(path[-1], _keys_beside(path, node))
-            is_choice = not near and len(path) == 1 and isinstance(value, str) and re.fullmatch(r"[\w-]+", value)
+            is_choice = (
+                not near
+                and len(path) == 1
+                and isinstance(value, str)
+                and re.fullmatch(r"[\w-]+", value)
+            )
             line = f"{key}={value!r}: there is no such key{f'; {own_group(key)}' if is_choice else f'.{near}'}"
         elif key == "objective" and isinstance(value, list):
             line = f"{key}=[{','.join(map(str, value))}]: several are of a search; add -m and search=nsga2, or give one"
@@ -94,13 +115,17 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule == "dict_type" and (mend := _MAPPINGS.get(key)):
             line = f"{key}={value!r}: {mend}"
         elif rule == "dataclass_type" and path[0] == "task":
-            line = f"{key}={value!r}: input should be of torchmetrics, {{_target_: ..., better: max}}"
+            line = (
+                f"{key}={value!r}: input should be of torchmetrics, {{_target_: ..., better: max}}"
+            )
         elif rule == "dataclass_type":
             line = f"{key}={value!r}: has keys of its own; {_first_key_set(key, path, problem)}"
         else:
             line = f"{key}={value!r}: {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
         rules_by_key.setdefault(key, []).append(line)
-    for key, (line, *_) in [*rules_by_key.items()]:  # what is missing is there, under the wrong name
+    for key, (line, *_) in [
+        *rules_by_key.items()
+    ]:  # what is missing is there, under the wrong name
         if "there is no such key" in line and (meant := re.search(r"Did you mean '(\w+)'", line)):
             missing = f"{key.rpartition('.')[0]}.{meant[1]}"
             if "has no value" in rules_by_key.get(missing, [""])[0]:
@@ -117,14 +142,20 @@ def _joined(lines: list[str]) -> str:
     """The lines of one key: one of several types has a line for each, as `gpus` is an integer or a list."""
     first, *others = lines
     kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
-    return first + "".join(f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}"))
+    return first + "".join(
+        f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")
+    )
 
 
 def _told(problem: ErrorDetails) -> str:
     """Pydantic's words, but for those that are not YAML's."""
     if problem["type"] == "too_long":
         return f"input should have at most {problem['ctx']['max_length']} values"
-    text = problem["msg"].replace("a valid array", "a list").replace("a valid boolean", "true or false")
+    text = (
+        problem["msg"]
+        .replace("a valid array", "a list")
+        .replace("a valid boolean", "true or false")
+    )
     return text[0].lower() + text[1:]
 
 
@@ -150,7 +181,11 @@ def _as_a_list(key: str, value: object) -> str:
         return f", as in {_EXAMPLES[key]}"
     if key in _OF_TEXTS:
         return f", as in '{key}=[\"{value}\"]'"
-    example = f"{value},{value}" if isinstance(value, int | float) and value > 0 and value is not True else "1,2"
+    example = (
+        f"{value},{value}"
+        if isinstance(value, int | float) and value > 0 and value is not True
+        else "1,2"
+    )
     return f", as in {key}=[{example}]"
 
 
@@ -159,26 +194,46 @@ def _first_key_set(key: str, path: list[str], problem: ErrorDetails) -> str:
         return f"set them together, as in '{NOT_SET[key]}'"
     first = dataclasses.fields(BELOW_A_CHOICE.get(path[-1]) or PLAIN_GROUPS[path[0]])[0].name
     in_a_list = isinstance(problem["loc"][-1], int)
-    return f"set one, as in {key}=[{{{first}: ...}}]" if in_a_list else f"set one, as in {key}.{first}=..."
+    return (
+        f"set one, as in {key}=[{{{first}: ...}}]"
+        if in_a_list
+        else f"set one, as in {key}.{first}=..."
+    )
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
     """`loc` without what pydantic adds for the members of a union."""
     path = []
     for part in loc[:-1]:
-        found = part in node if isinstance(node, Mapping) else isinstance(node, list) and isinstance(part, int)
+        found = (
+            part in node
+            if isinstance(node, Mapping)
+            else isinstance(node, list) and isinstance(part, int)
+        )
         if found:
             path.append(str(part))
             node = node[part]
     last = loc[-1]
-    return [*path, str(last)] if isinstance(node, Mapping) and (last in node or not _is_union_tag(last)) else path
+    return (
+        [*path, str(last)]
+        if isinstance(node, Mapping) and (last in node or not _is_union_tag(last))
+        else path
+    )
 
 
 def _is_union_tag(part: int | str) -> bool:
-    return not str(part).isidentifier() or part in ("bool", "int", "float", "str", "constrained-int")
+    return not str(part).isidentifier() or part in (
+        "bool",
+        "int",
+        "float",
+        "str",
+        "constrained-int",
+    )
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
     above = next((part for part in reversed(path[1:-1]) if not part.isdigit()), "")
     cls = RunConfig if len(path) == 1 else PLAIN_GROUPS.get(path[0]) or BELOW_A_CHOICE.get(above)
-    return [field.name for field in dataclasses.fields(cls or GROUPS[path[0]][str(kind(node[path[0]]))])]
+    return [
+        field.name for field in dataclasses.fields(cls or GROUPS[path[0]][str(kind(node[path[0]]))])
+    ]

@@ -18,7 +18,9 @@ def of_recipes(config: RunConfig) -> list[str]:
     if config.whitening:
         where = f"whitening.layer={config.whitening.layer}"
         if no_images:
-            problems.append(f"{where}: is of images, and dataset={config.dataset.name} has none; leave whitening out")
+            problems.append(
+                f"{where}: is of images, and dataset={config.dataset.name} has none; leave whitening out"
+            )
         if config.is_sharded:
             problems.append(f"{where}: needs the layer whole; use strategy=ddp")
     if config.lookahead and config.is_sharded:
@@ -33,5 +35,7 @@ def of_recipes(config: RunConfig) -> list[str]:
                 f"and this is task={config.task.name}; use null"
             )
         elif no_images:
-            problems.append(f"{where}: is of images, and dataset={config.dataset.name} has none; use null")
+            problems.append(
+                f"{where}: is of images, and dataset={config.dataset.name} has none; use null"
+            )
     return problems

@@ -69,14 +69,24 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         known = f"{_count(have, 'GPU')}, counted from 0" if have else "no GPU"
         problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
-        problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")
+        problems.append(
+            f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one"
+        )
     elif config.num_gpus > 1 and any(map(is_slice, _chosen(config, machine))):
-        problems.append(f"gpus={shown}: CUDA shows a process one slice of a GPU (MIG) alone; use gpus=1")
-    workers = 1 if machine.own_gpus else machine.local_workers or config.world_size  # those that share the GPUs
+        problems.append(
+            f"gpus={shown}: CUDA shows a process one slice of a GPU (MIG) alone; use gpus=1"
+        )
+    workers = (
+        1 if machine.own_gpus else machine.local_workers or config.world_size
+    )  # those that share the GPUs
     if machine.workers not in (None, config.world_size):
-        problems.append(f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out")
+        problems.append(
+            f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out"
+        )
     elif config.num_gpus > workers and config.strategy != "dp":
-        problems.append(f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}")
+        problems.append(
+            f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}"
+        )
     if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
         problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")
     elif config.backend == "nccl" and workers > config.num_gpus:
@@ -85,11 +95,15 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
             f"use world_size={config.num_gpus} or backend=gloo"
         )
     if config.debug and config.world_size > 1:
-        problems.append(f"world_size={config.world_size}: debug=true runs one worker in this process; use world_size=1")
+        problems.append(
+            f"world_size={config.world_size}: debug=true runs one worker in this process; use world_size=1"
+        )
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
         problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
-        problems.append("on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook")
+        problems.append(
+            "on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook"
+        )
     return problems
 
 
@@ -104,13 +118,21 @@ def _strategy(config: RunConfig) -> list[str]:
     problems = []
     if config.num_gpus < 2:
         gpus = _count(config.num_gpus, "GPU")
-        problems.append(f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus}; {DDP}")
+        problems.append(
+            f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus}; {DDP}"
+        )
     if config.world_size > 1:
-        problems.append(f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}")
+        problems.append(
+            f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}"
+        )
     if config.compile:
-        problems.append(f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}")
+        problems.append(
+            f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}"
+        )
     if config.batch_norm != "per_worker":
-        problems.append(f"batch_norm={config.batch_norm}: strategy=dp can't share batch statistics; {DDP}")
+        problems.append(
+            f"batch_norm={config.batch_norm}: strategy=dp can't share batch statistics; {DDP}"
+        )
     return problems
 
 
@@ -120,13 +142,19 @@ def _compile(config: RunConfig) -> list[str]:
     problems = []
     if config.onednn:
         problems.append("onednn=true: torch.compile can't take these layers; use onednn=auto")
-    if config.num_gpus and config.gradient_accumulation > 1 and config.compile in ("reduce-overhead", "max-autotune"):
+    if (
+        config.num_gpus
+        and config.gradient_accumulation > 1
+        and config.compile in ("reduce-overhead", "max-autotune")
+    ):
         problems.append(
             f"gradient_accumulation={config.gradient_accumulation}: with compile={config.compile} (CUDA graphs) each "
             "part of a batch would overwrite the gradients of those before; use compile=true"
         )
     if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
-        problems.append("batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups")
+        problems.append(
+            "batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups"
+        )
     return problems
 
 
@@ -135,31 +163,47 @@ def _cuda_graph(config: RunConfig) -> list[str]:
     if not config.cuda_graph:
         return []
     if not config.num_gpus:
-        return ["cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave it out"]
+        return [
+            "cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave it out"
+        ]
     problems, mend = [], "use cuda_graph=false"
     if config.num_gpus > 1 or config.world_size > 1:
         having = f"{_count(config.world_size, 'worker')} on {_count(config.num_gpus, 'GPU')}"
-        problems.append(f"cuda_graph=true: is for one worker on one GPU, and this run has {having}; {mend}")
+        problems.append(
+            f"cuda_graph=true: is for one worker on one GPU, and this run has {having}; {mend}"
+        )
     if config.compile in ("reduce-overhead", "max-autotune"):
-        problems.append(f"cuda_graph=true: compile={config.compile} records graphs of its own; use compile=true")
+        problems.append(
+            f"cuda_graph=true: compile={config.compile} records graphs of its own; use compile=true"
+        )
     if config.activation_checkpointing:
         problems.append(
             f"cuda_graph=true: activation_checkpointing puts random numbers back within a step, a graph can't; {mend}"
         )
     for key, own in {"model": config.model, "task": config.task}.items():
         if isinstance(own, Target):
-            problems.append(f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need; {mend}")
+            problems.append(
+                f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need; {mend}"
+            )
     return problems
 
 
 def _model(config: RunConfig) -> list[str]:
-    if isinstance(config.model, NamedModel) and config.model.pretrained and not isinstance(config.init, DefaultInit):
-        return [f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"]
+    if (
+        isinstance(config.model, NamedModel)
+        and config.model.pretrained
+        and not isinstance(config.init, DefaultInit)
+    ):
+        return [
+            f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"
+        ]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
     if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18 | Airbench):
         name = config.model.name
-        return [f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"]
+        return [
+            f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"
+        ]
     if not isinstance(config.model, ConvNet):
         return of_tokens(config)
     return [*_convolutions(config.model), *of_tokens(config)]
@@ -195,7 +239,9 @@ def _freeze(config: RunConfig) -> list[str]:
         try:
             re.compile(pattern)
         except re.error as error:
-            problems.append(f"freeze={pattern}: is no regular expression ({error}); a name as it is will do")
+            problems.append(
+                f"freeze={pattern}: is no regular expression ({error}); a name as it is will do"
+            )
     return problems
 
 
@@ -210,21 +256,31 @@ def _memory(config: RunConfig) -> list[str]:
         try:
             re.compile(pattern)
         except re.error as error:
-            problems.append(f"activation_checkpointing={pattern}: is no regular expression ({error})")
+            problems.append(
+                f"activation_checkpointing={pattern}: is no regular expression ({error})"
+            )
     if config.offload and isinstance(config.optimizer, TargetOptimizer):
-        problems.append("offload=cpu: updates part by part, which an optimiser of your own may not take; use null")
+        problems.append(
+            "offload=cpu: updates part by part, which an optimiser of your own may not take; use null"
+        )
     return problems
 
 
 def _optimizer(config: RunConfig) -> list[str]:
     problems = []
-    if isinstance(config.optimizer, SGD) and config.optimizer.nesterov and not config.optimizer.momentum:
+    if (
+        isinstance(config.optimizer, SGD)
+        and config.optimizer.nesterov
+        and not config.optimizer.momentum
+    ):
         problems.append("optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9")
     for index, group in enumerate(config.optimizer.groups):
         try:
             re.compile(group.match)
         except re.error as error:
-            problems.append(f"optimizer.groups.{index}.match={group.match}: is no regular expression: {error}")
+            problems.append(
+                f"optimizer.groups.{index}.match={group.match}: is no regular expression: {error}"
+            )
         if group.epochs and isinstance(config.scheduler, Plateau | TargetScheduler):
             problems.append(
                 f"optimizer.groups.{index}.epochs={group.epochs:g}: scheduler={config.scheduler.name} sets rates by "
@@ -252,7 +308,10 @@ def _batch(config: RunConfig) -> list[str]:
     by = f"{config.world_size} workers"
     if config.gradient_accumulation > 1:
         by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
-    return [*problems, f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}"]
+    return [
+        *problems,
+        f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}",
+    ]
 
 
 def _groups(config: RunConfig, share: int) -> list[str]:
@@ -260,7 +319,9 @@ def _groups(config: RunConfig, share: int) -> list[str]:
     size = config.batch_norm_group
     if config.batch_norm != "groups" or share % size == 0:
         return []
-    smaller = next((number for number in range(min(size, share), 1, -1) if share % number == 0), None)
+    smaller = next(
+        (number for number in range(min(size, share), 1, -1) if share % number == 0), None
+    )
     larger = config.batch_size // share * size * -(-share // size)
     mends = [f"batch_norm_group={smaller}"] if smaller else []
     return [

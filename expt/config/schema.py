@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, Folder, Fraction, NonNegative, Positive, Target, group
+from expt.config.constraints import (
+    STRICT,
+    Count,
+    Folder,
+    Fraction,
+    NonNegative,
+    Positive,
+    Target,
+    group,
+)
 from expt.config.groups import GROUPS
 from expt.config.tasks import Classification
 from expt.config.trackers import MLflow, TrackerName, Wandb
@@ -138,7 +147,9 @@ class RunConfig:
     channels_last: bool
     onednn: bool
     prepare_once: bool = False
-    patches: Patches = dataclasses.field(default_factory=Patches)  # a run recorded before there was a choice has none
+    patches: Patches = dataclasses.field(
+        default_factory=Patches
+    )  # a run recorded before there was a choice has none
     ddp: DDP
     sharding: Sharding = dataclasses.field(default_factory=Sharding)
     resume: Folder | None

@@ -64,7 +64,9 @@ def parse_search(node: Mapping[str, Any]) -> Search:
     for key in ("constraints", "when", "warm_start"):
         found[key] = _as_list(key, found.get(key) or [])
     try:
-        search = TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
+        search = (
+            TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
+        )
     except ValidationError as error:
         raise ConfigError(explain(error, {"search": found})) from None
     if problems := [*_ignored(search)]:
@@ -75,7 +77,11 @@ def parse_search(node: Mapping[str, Any]) -> Search:
 def _ignored(search: Search) -> Iterator[str]:
     """What is wrong with keys that are not as by default, and that nothing in this search would heed."""
     values = {field.name: (getattr(search, field.name), field.default) for field in fields(search)}
-    given = {key: value for key, (value, default) in values.items() if default is not MISSING and value != default}
+    given = {
+        key: value
+        for key, (value, default) in values.items()
+        if default is not MISSING and value != default
+    }
     for key in given:
         if search.name not in (heeding := HEEDED_BY.get(key, (search.name,))):
             other = f"search={' or '.join(heeding)}"
@@ -89,7 +95,9 @@ def _ignored(search: Search) -> Iterator[str]:
 def _as_list(key: str, value: Any) -> Any:
     """One text is a list of one; `when` may be a mapping, as YAML has it."""
     if key == "when" and isinstance(value, Mapping):
-        return tuple(f"{condition}: {word}" for condition, words in value.items() for word in _words(words))
+        return tuple(
+            f"{condition}: {word}" for condition, words in value.items() for word in _words(words)
+        )
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, Sequence) else value

@@ -54,16 +54,22 @@ class Variables(dict[str, str]):
             value, text = _resolved(holder, key), str(holder._get_node(key)._value())  # type: ignore[union-attr]
             if not self.asked_for or "${" not in _VARIABLE.sub("", text):
                 continue  # what is left is found as text
-            if isinstance(value, Mapping | list):  # hidden as a whole; by its parts where they lie elsewhere
+            if isinstance(
+                value, Mapping | list
+            ):  # hidden as a whole; by its parts where they lie elsewhere
                 self[f"{'.'.join(path)}={text}"] = json.dumps(value, default=str)
                 for number, name in enumerate(_long_keys(value)):
                     self[f"{'.'.join(path)}.key{number}={text}"] = json.dumps(name)
             for below, leaf in _leaves(value):
                 at = ".".join([*path, *below])
                 if _REFERENCE.search(text):
-                    references.append(_Reference(at, self.asked_for[-1], leaf, bool(_RESOLVER.search(text))))
+                    references.append(
+                        _Reference(at, self.asked_for[-1], leaf, bool(_RESOLVER.search(text)))
+                    )
                 else:
-                    self[f"{at}={text}{''.join(f'[{part}]' for part in below)}"] = json.dumps(leaf, default=str)
+                    self[f"{at}={text}{''.join(f'[{part}]' for part in below)}"] = json.dumps(
+                        leaf, default=str
+                    )
         self._add_references(references)
 
     def _add_references(self, found: Iterable[_Reference]) -> None:
@@ -72,7 +78,9 @@ class Variables(dict[str, str]):
         for key, name, value, is_resolved in found:
             written, is_text = json.dumps(value, default=str), isinstance(value, str)
             if is_resolved or not is_text or any(text in value for text in texts):
-                self[f"{key}={made.get(written, f'${{{_ELSEWHERE}:${{oc.env:{name}}}}}')}"] = written
+                self[f"{key}={made.get(written, f'${{{_ELSEWHERE}:${{oc.env:{name}}}}}')}"] = (
+                    written
+                )
 
 
 class _Reference(NamedTuple):
@@ -119,8 +127,12 @@ def _interpolated(
         at = [*path, str(key)]
         if node._is_interpolation():
             yield at, holder, key
-        elif isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing()):
-            yield from _interpolated(node, node.keys() if isinstance(node, DictConfig) else range(len(node)), at)
+        elif isinstance(node, DictConfig | ListConfig) and not (
+            node._is_none() or node._is_missing()
+        ):
+            yield from _interpolated(
+                node, node.keys() if isinstance(node, DictConfig) else range(len(node)), at
+            )
 
 
 def _resolved(holder: Any, key: Any) -> Any:
@@ -142,7 +154,9 @@ def _leaves(value: Any, path: Sequence[str] = ()) -> Iterator[tuple[Sequence[str
 def _long_keys(value: Any) -> Iterator[str]:
     """The keys of mappings in it that are long enough to be a secret, and no word such as `user`."""
     if isinstance(value, Mapping | list):
-        yield from (str(key) for key in value if isinstance(value, Mapping) and len(str(key)) >= MIN_DIGITS)
+        yield from (
+            str(key) for key in value if isinstance(value, Mapping) and len(str(key)) >= MIN_DIGITS
+        )
         for below in value.values() if isinstance(value, Mapping) else value:
             yield from _long_keys(below)
 
@@ -200,10 +214,17 @@ def _replaced(value: Any, names: Mapping[str, str], made: _Made, path: tuple[str
     if path in made and made[path][1] == value:
         return made[path][0]
     if isinstance(value, Mapping):
-        below = ((key, _replaced(item, names, made, _below(path, key))) for key, item in value.items())
-        return {_replaced(key, names, {}, ()) if isinstance(key, str) else key: item for key, item in below}
+        below = (
+            (key, _replaced(item, names, made, _below(path, key))) for key, item in value.items()
+        )
+        return {
+            _replaced(key, names, {}, ()) if isinstance(key, str) else key: item
+            for key, item in below
+        }
     if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, names, made, _below(path, index)) for index, item in enumerate(value))
+        return type(value)(
+            _replaced(item, names, made, _below(path, index)) for index, item in enumerate(value)
+        )
     if isinstance(value, str) and names:
         # The longest first, for one may hold another.
         secret = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -227,7 +248,9 @@ def restored(value: Any, read: dict[str, str], path: tuple[str, ...] = ()) -> An
     if isinstance(value, Mapping):
         return {key: restored(item, read, _below(path, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(restored(item, read, _below(path, index)) for index, item in enumerate(value))
+        return type(value)(
+            restored(item, read, _below(path, index)) for index, item in enumerate(value)
+        )
     return value
 
 
@@ -245,12 +268,16 @@ def _made_again(text: str, read: dict[str, str]) -> Any:
             value = value[int(part)] if isinstance(value, list) else value[part]
     except (OmegaConfBaseException, LookupError, TypeError, ValueError) as error:
         told = " ".join(first_line(error).split())
-        raise ConfigError(f"{text}: cannot be made of the environment anew ({told}); type the key again") from error
+        raise ConfigError(
+            f"{text}: cannot be made of the environment anew ({told}); type the key again"
+        ) from error
     return value
 
 
 def _variable(name: str, read: dict[str, str]) -> str:
     if name not in os.environ:
-        raise ConfigError(f"{name}: the run took this variable from the environment, where it is not set now")
+        raise ConfigError(
+            f"{name}: the run took this variable from the environment, where it is not set now"
+        )
     read[name] = os.environ[name]
     return read[name]

@@ -51,7 +51,9 @@ def _idle_checkpoint(config: RunConfig) -> list[str]:
 def _groups(config: RunConfig, machine: Machine) -> list[str]:
     name, workers, shards = config.strategy, config.world_size, config.sharding.shards
     if config.debug:  # which has one worker, and is to have no other
-        return [f"strategy={name}: shares the model out among workers, and debug=true runs one; use strategy=ddp"]
+        return [
+            f"strategy={name}: shares the model out among workers, and debug=true runs one; use strategy=ddp"
+        ]
     if workers < 2:
         return [
             f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, "
@@ -85,7 +87,11 @@ def _divisors(workers: int) -> list[int]:
 
 def _instead(workers: int, shards: int | str) -> str:
     """What to type for so many workers in place of groups that do not come out even."""
-    fsdp = "strategy=fsdp" if shards in ("auto", workers) else "strategy=fsdp with sharding.shards=auto"
+    fsdp = (
+        "strategy=fsdp"
+        if shards in ("auto", workers)
+        else "strategy=fsdp with sharding.shards=auto"
+    )
     found = " or ".join(map(str, _divisors(workers)))
     return f"{fsdp}, or sharding.shards={found}" if found else fsdp
 
@@ -123,7 +129,9 @@ def beside_sharding(config: RunConfig) -> list[str]:
         )
     for key in ("find_unused_parameters", "static_graph"):
         if getattr(config.ddp, key):
-            problems.append(f"ddp.{key}=true: strategy={name} has no need of it; use ddp.{key}=false")
+            problems.append(
+                f"ddp.{key}=true: strategy={name} has no need of it; use ddp.{key}=false"
+            )
     if config.tensorboard.graph is True:
         problems.append(
             f"tensorboard.graph=true: one worker would trace a model that strategy={name} gives it a part of; use "

@@ -35,7 +35,9 @@ class Classification(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
     OBJECTIVE: ClassVar[str] = "accuracy"
     name: Literal["classification"] = "classification"
-    class_weights: Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None = None
+    class_weights: (
+        Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None
+    ) = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,7 +58,11 @@ class Regression(_Task):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LanguageModel(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {"perplexity": "min", "bits_per_token": "min", "accuracy": "max"}
+    METRICS: ClassVar[Mapping[str, Better]] = {
+        "perplexity": "min",
+        "bits_per_token": "min",
+        "accuracy": "max",
+    }
     OBJECTIVE: ClassVar[str] = "loss"
     name: Literal["language_model"]
 
@@ -102,7 +108,11 @@ def metrics_of(task: Any) -> dict[str, Better]:
         more = more if isinstance(more, Mapping) else {}  # which is refused later
     else:
         kind, more = type(task) if task else Classification, getattr(task, "metrics", {})
-    return {"loss": "min", **getattr(kind, "METRICS", {}), **{name: _better(metric) for name, metric in more.items()}}
+    return {
+        "loss": "min",
+        **getattr(kind, "METRICS", {}),
+        **{name: _better(metric) for name, metric in more.items()},
+    }
 
 
 def _kind(task: Mapping[str, Any]) -> Any:
@@ -112,13 +122,17 @@ def _kind(task: Mapping[str, Any]) -> Any:
 
 def _better(metric: Any) -> Better:
     """Which way is better of a metric as a task, its YAML or a record has it."""
-    found: Any = metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
+    found: Any = (
+        metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
+    )
     return cast(Better, found)
 
 
 def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
     """The task's metrics that are torchmetrics'."""
-    return {name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)}
+    return {
+        name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
+    }
 
 
 def chosen_metric(task: Any) -> str:

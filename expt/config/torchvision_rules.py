@@ -24,11 +24,17 @@ def of_torchvision(dataset: Torchvision, task: Any) -> list[str]:
     targets = targets_of(dataset.set, dataset.options)
     has, fits, use = _GOES_WITH[targets]
     counts = dataset.set == "CLEVRClassification" and isinstance(task, Regression)
-    takes_others = isinstance(task, Classification | Multilabel | Regression) and not isinstance(task, fits)
+    takes_others = isinstance(task, Classification | Multilabel | Regression) and not isinstance(
+        task, fits
+    )
     if takes_others and not counts and not has_masks(dataset, segments=False):
         other = ", or another target_type in dataset.options" if dataset.set == "CelebA" else ""
-        return [f"task={task.name}: torchvision's {dataset.set} has {has} for each image; use task={use}{other}"]
-    if dataset.standardise_targets and (isinstance(task, Segmentation) or not (targets == "numbers" or counts)):
+        return [
+            f"task={task.name}: torchvision's {dataset.set} has {has} for each image; use task={use}{other}"
+        ]
+    if dataset.standardise_targets and (
+        isinstance(task, Segmentation) or not (targets == "numbers" or counts)
+    ):
         return ["dataset.standardise_targets=true: is of numbers to predict; use false"]
     return _moved(dataset)
 
@@ -51,11 +57,15 @@ def _options(dataset: Torchvision) -> list[str]:
     for key, value in options_of(dataset.set, dataset.options).items():
         if key not in known:
             has = f"it takes {', '.join(known)}" if known else "it takes none"
-            problems.append(f"dataset.options.{key}: is none of {dataset.set}, {has}.{did_you_mean(key, known)}")
+            problems.append(
+                f"dataset.options.{key}: is none of {dataset.set}, {has}.{did_you_mean(key, known)}"
+            )
         elif wrong := _wrong(value, known[key], several=(dataset.set, key) in SEVERAL):
             choices = [*map(_typed, known[key])]
             hint = did_you_mean(_typed(wrong[0]), choices)
-            problems.append(f"dataset.options.{key}={_typed(value)}: not of {', '.join(choices)}.{hint}")
+            problems.append(
+                f"dataset.options.{key}={_typed(value)}: not of {', '.join(choices)}.{hint}"
+            )
     return problems or _levels(dataset)
 
 
@@ -68,7 +78,9 @@ def _levels(dataset: Torchvision) -> list[str]:
     if level == "full" or (level == "super") != version.startswith("2021"):
         return []
     other = "full, or a level as genus" if level == "super" else "full or super"
-    return [f"dataset.options.target_type={level}: version {version} of INaturalist has none; use {other}"]
+    return [
+        f"dataset.options.target_type={level}: version {version} of INaturalist has none; use {other}"
+    ]
 
 
 def _wrong(value: Any, known: Sequence[Any], *, several: bool) -> list[Any]:

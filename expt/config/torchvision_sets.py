@@ -47,13 +47,20 @@ SetName: TypeAlias = Literal[
 MASK_SETS = {"Cityscapes": 19, "OxfordIIITPet": 3, "SBDataset": 21, "VOCSegmentation": 21}
 """Those that have a mask for each image, and the number of its classes."""
 _BOXES, _CAPTIONS = "boxes", "captions"
-_FLOW, _PAIRS, _STEREO, _VIDEOS = "optical flow", "pairs of images", "pairs of images with disparities", "videos"
+_FLOW, _PAIRS, _STEREO, _VIDEOS = (
+    "optical flow",
+    "pairs of images",
+    "pairs of images with disparities",
+    "videos",
+)
 OTHER_SETS = {
     **dict.fromkeys(("CocoDetection", "Kitti", "VOCDetection", "WIDERFace"), _BOXES),
     **dict.fromkeys(("CocoCaptions", "Flickr30k", "Flickr8k", "SBU"), _CAPTIONS),
     **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"), _FLOW),
     **dict.fromkeys(("LFWPairs", "PhotoTour"), _PAIRS),
-    **dict.fromkeys(("CREStereo", "CarlaStereo", "ETH3DStereo", "FallingThingsStereo", "InStereo2k"), _STEREO),
+    **dict.fromkeys(
+        ("CREStereo", "CarlaStereo", "ETH3DStereo", "FallingThingsStereo", "InStereo2k"), _STEREO
+    ),
     **dict.fromkeys(("Kitti2012Stereo", "Kitti2015Stereo", "Middlebury2014Stereo"), _STEREO),
     **dict.fromkeys(("SceneFlowStereo", "SintelStereo"), _STEREO),
     **dict.fromkeys(("HMDB51", "Kinetics", "MovingMNIST", "UCF101"), _VIDEOS),
@@ -71,7 +78,15 @@ INSTEAD = {
 
 _LEVELS = ("kingdom", "phylum", "class", "order", "family", "genus")
 _SCENES = (
-    *("bedroom", "bridge", "church_outdoor", "classroom", "conference_room", "dining_room", "kitchen"),
+    *(
+        "bedroom",
+        "bridge",
+        "church_outdoor",
+        "classroom",
+        "conference_room",
+        "dining_room",
+        "kitchen",
+    ),
     *("living_room", "restaurant", "tower"),
 )
 OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
@@ -84,7 +99,10 @@ OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "target_type": ("full", *_LEVELS, "super"),
     },
     "Imagenette": {"size": ("full", "320px", "160px")},
-    "LFWPeople": {"split": ("10fold", "train", "test"), "image_set": ("funneled", "original", "deepfunneled")},
+    "LFWPeople": {
+        "split": ("10fold", "train", "test"),
+        "image_set": ("funneled", "original", "deepfunneled"),
+    },
     "LSUN": {"classes": _SCENES},
     "Omniglot": {"background": (True, False)},
     "Places365": {"split": ("train-standard", "train-challenge"), "small": (False, True)},
@@ -109,7 +127,9 @@ def _as_known(value: Any, known: tuple[Any, ...]) -> Any:
     return next((each for each in known if str(each) == str(value)), value)
 
 
-def targets_of(name: str, given: Mapping[str, Any] | None) -> Literal["classes", "labels", "numbers"]:
+def targets_of(
+    name: str, given: Mapping[str, Any] | None
+) -> Literal["classes", "labels", "numbers"]:
     """What is to be predicted of its images, where that is no mask."""
     if name != "CelebA":
         return "classes"

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
 TrackerName = Literal["mlflow", "wandb"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
-_SCHEMES = {"http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc"}
+_SCHEMES = {
+    "http",
+    "https",
+    "file",
+    "sqlite",
+    "postgresql",
+    "mysql",
+    "mssql",
+    "databricks",
+    "databricks-uc",
+    "uc",
+}
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 
@@ -61,11 +72,15 @@ def uri_problems(key: str, uri: str, read: dict[str, str] | None = None) -> list
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         return [f"{key}={shown}: has no scheme; use http://{shown}"]
     if not uri.strip() or (not colon and re.match(r"https?:", uri)):
-        return [f"{key}={shown}: is no address; write it as in http://HOST:5000, sqlite:///FILE or a folder"]
+        return [
+            f"{key}={shown}: is no address; write it as in http://HOST:5000, sqlite:///FILE or a folder"
+        ]
     if not colon:
         return []  # a folder, or one of Databricks' names
     name = scheme.partition("+")[0]  # as in mysql+pymysql
-    if name not in _SCHEMES and name not in {entry.name for entry in metadata.entry_points(group=_PLUGINS)}:
+    if name not in _SCHEMES and name not in {
+        entry.name for entry in metadata.entry_points(group=_PLUGINS)
+    }:
         return [f"{key}={shown}: MLflow knows no {scheme}://.{did_you_mean(name, _SCHEMES)}"]
     try:
         parts = urlsplit(uri)
@@ -102,6 +117,10 @@ def refuse_unusable(config: RunConfig) -> None:
     for name in config.send:
         if not is_installed(name):
             raise ConfigError(f"send={name}: needs the package {name}; pip install 'expt[{name}]'")
-        uri = os.environ.get(TRACKING_URI) if name == "mlflow" and config.mlflow.tracking_uri is None else None
+        uri = (
+            os.environ.get(TRACKING_URI)
+            if name == "mlflow" and config.mlflow.tracking_uri is None
+            else None
+        )
         if uri and (problems := uri_problems(TRACKING_URI, uri)):
             raise ConfigError(problems)

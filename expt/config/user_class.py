@@ -31,15 +31,22 @@ def resolve(path: str, base: type[T]) -> type[T]:
     except SyntaxError as error:
         where = f"{error.filename}, line {error.lineno}" if error.filename else module_name
         raise ConfigError(f"_target_={path}: {where}: {error.msg}") from error
-    except (Exception, SystemExit) as error:  # SystemExit of a script without `if __name__ == "__main__"`
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # SystemExit of a script without `if __name__ == "__main__"`
         raise ConfigError(f"_target_={path}: {_of_import(module_name, error)}") from error
     found = getattr(module, name, None)
     if found is None:
-        raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")
+        raise ConfigError(
+            f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}"
+        )
     if not isinstance(found, type) and base is object:
         raise ConfigError(f"_target_={path}: refused, it is no class")
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}")
+        raise ConfigError(
+            f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}"
+        )
     return found
 
 
@@ -48,8 +55,12 @@ def _of_import(module: str, error: BaseException) -> str:
     if module.startswith(PREFIX):
         return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
     if (frame := own_frame(error)) is None:
-        return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
-    return f"importing {module} raised {secrets.said(error)} ({frame.filename}, line {frame.lineno})"
+        return (
+            f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
+        )
+    return (
+        f"importing {module} raised {secrets.said(error)} ({frame.filename}, line {frame.lineno})"
+    )
 
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
@@ -59,12 +70,19 @@ def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
     """
     cls = resolve(path, base)
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise ConfigError(f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have; define it")
+        raise ConfigError(
+            f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have; define it"
+        )
     _check_arguments(path, cls, args, kwargs)
     return construct(f"{_GROUPS.get(base.__name__, '')}_target_={path}", cls, args, kwargs)
 
 
-_GROUPS = {"Module": "model.", "Task": "task.", "Optimizer": "optimizer.", "LRScheduler": "scheduler."}
+_GROUPS = {
+    "Module": "model.",
+    "Task": "task.",
+    "Optimizer": "optimizer.",
+    "LRScheduler": "scheduler.",
+}
 
 
 def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
@@ -75,15 +93,25 @@ def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str
     return _called(whose, cls, args, nested_built(kwargs), kwargs)
 
 
-def _called(whose: str, cls: type[T], args: Sequence[Any], arguments: Mapping[str, Any], typed: Mapping[str, Any]) -> T:
+def _called(
+    whose: str,
+    cls: type[T],
+    args: Sequence[Any],
+    arguments: Mapping[str, Any],
+    typed: Mapping[str, Any],
+) -> T:
     try:
         return cls(*args, **arguments)
     except Exception as error:
         if not _is_mistake(error):
             raise
         frame, told = own_frame(error), secrets.said(error)
-        given = ", ".join(f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items())
-        where = f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
+        given = ", ".join(
+            f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items()
+        )
+        where = (
+            f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
+        )
         raise ConfigError(
             f"{whose}: cannot be built as {cls.__name__}({given}): {told}{where} what it is given"
         ) from error
@@ -93,7 +121,10 @@ def _is_mistake(error: Exception) -> bool:
     """Whether it is no matter of the network, of a GPU or of the memory: of all these torch has RuntimeErrors."""
     if type(error) is RuntimeError:
         return not re.search(r"CUDA|allocate|connect", str(error))
-    return isinstance(error, FileNotFoundError | NotADirectoryError) or type(error).__name__ in MISTAKES
+    return (
+        isinstance(error, FileNotFoundError | NotADirectoryError)
+        or type(error).__name__ in MISTAKES
+    )
 
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +139,10 @@ def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     All is resolved and checked before anything is called. Raises ConfigError for what is no class, or one of Python's.
     """
-    return {key: _made(planned) for key, planned in [(key, _planned(value)) for key, value in arguments.items()]}
+    return {
+        key: _made(planned)
+        for key, planned in [(key, _planned(value)) for key, value in arguments.items()]
+    }
 
 
 class _Planned(NamedTuple):
@@ -130,14 +164,18 @@ def _planned(value: Any) -> Any:
         return arguments
     path = value["_target_"]
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
-        raise ConfigError(f"_target_={path}: name a class, as in _target_: torchvision.transforms.v2.RandAugment")
+        raise ConfigError(
+            f"_target_={path}: name a class, as in _target_: torchvision.transforms.v2.RandAugment"
+        )
     if path.partition(".")[0] in sys.stdlib_module_names:  # before anything there is imported
         raise ConfigError(_of_python(path))
     cls: type = resolve(path, object)
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "__main__":
         raise ConfigError(_of_python(path))
     _check_arguments(path, cls, (), arguments)
-    return _Planned(path, cls, arguments, {key: below for key, below in value.items() if key != "_target_"})
+    return _Planned(
+        path, cls, arguments, {key: below for key, below in value.items() if key != "_target_"}
+    )
 
 
 def _of_python(path: str) -> str:
@@ -147,7 +185,9 @@ def _of_python(path: str) -> str:
 
 def _made(planned: Any) -> Any:
     if isinstance(planned, _Planned):
-        return _called(f"_target_={planned.path}", planned.cls, (), _made(planned.arguments), planned.typed)
+        return _called(
+            f"_target_={planned.path}", planned.cls, (), _made(planned.arguments), planned.typed
+        )
     if isinstance(planned, dict):
         return {key: _made(below) for key, below in planned.items()}
     return type(planned)(map(_made, planned)) if isinstance(planned, list | tuple) else planned
@@ -162,13 +202,17 @@ def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[
         signature.bind(*args, **kwargs)
     except TypeError as error:
         hint = _nearest(kwargs, signature) or _mend(str(error))
-        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}") from error
+        raise ConfigError(
+            f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}"
+        ) from error
 
 
 def _signature(cls: type) -> inspect.Signature:
     """What the class takes: where its `__new__` takes anything, what its `__init__` does."""
     found = inspect.signature(cls)
-    if any(each.kind is each.VAR_KEYWORD for each in found.parameters.values()) and "__init__" in vars(cls):
+    if any(
+        each.kind is each.VAR_KEYWORD for each in found.parameters.values()
+    ) and "__init__" in vars(cls):
         _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
         return found.replace(parameters=parameters)
     return found

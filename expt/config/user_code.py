@@ -23,18 +23,39 @@ from expt.config.tasks import in_evaluations_alone
 
 def targets(config: RunConfig) -> tuple[str, ...]:
     """The dotted names of the person's own classes in a configuration, and of those among their arguments."""
-    chosen = (config.model, config.task, config.dataset, config.optimizer, config.scheduler, *config.callbacks)
+    chosen = (
+        config.model,
+        config.task,
+        config.dataset,
+        config.optimizer,
+        config.scheduler,
+        *config.callbacks,
+    )
     metrics = in_evaluations_alone(config.task).values()
-    own = (vars(node) for node in (*chosen, *metrics) if isinstance(node, constraints.Target | datasets.TargetDataset))
+    own = (
+        vars(node)
+        for node in (*chosen, *metrics)
+        if isinstance(node, constraints.Target | datasets.TargetDataset)
+    )
     transforms = _nested(getattr(config.dataset, "transforms", None))
     return (*(name for node in own for name in _names(node)), *transforms)
 
 
 def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """What `targets` gave for the configuration of which a record has the `settings`."""
-    nodes = [settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler")]
-    nodes += [*(settings.get("callbacks") or []), *((settings.get("task") or {}).get("metrics") or {}).values()]
-    own = (name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
+    nodes = [
+        settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler")
+    ]
+    nodes += [
+        *(settings.get("callbacks") or []),
+        *((settings.get("task") or {}).get("metrics") or {}).values(),
+    ]
+    own = (
+        name
+        for node in nodes
+        if isinstance(node, dict) and "target" in node
+        for name in _names(node)
+    )
     return (*own, *_nested((settings.get("dataset") or {}).get("transforms")))
 
 
@@ -79,7 +100,9 @@ def import_anew(names: Sequence[str]) -> None:
 
 def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
     """Those of the classes `names` whose source `fingerprint` reads, each once; all where none is found any more."""
-    return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(
+        dict.fromkeys(names)
+    )
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
@@ -102,7 +125,11 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
     for end in range(1, len(names) + 1):
         spec = _spec(".".join(names[:end]), search)
         if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
-            search = [str(at) for folder in search or sys.path if (at := Path(folder) / names[end - 1]).is_dir()]
+            search = [
+                str(at)
+                for folder in search or sys.path
+                if (at := Path(folder) / names[end - 1]).is_dir()
+            ]
             continue
         if not Path(spec.origin).is_file() or is_installed(Path(spec.origin)):
             return
@@ -120,7 +147,9 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
 
 def is_installed(path: Path) -> bool:
     """Whether a file is no part of the person's own code: Python's, expt's, or a package's."""
-    of_packages = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    of_packages = [
+        folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")
+    ]
     folders = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), *of_packages)
     return any(path.is_relative_to(folder) for folder in folders)
 
@@ -128,7 +157,11 @@ def is_installed(path: Path) -> bool:
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Where in the person's own code it was raised, or what raised it was called; None where not from there."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    own = (frame for frame in frames if not (frame.filename.startswith("<") or is_installed(Path(frame.filename))))
+    own = (
+        frame
+        for frame in frames
+        if not (frame.filename.startswith("<") or is_installed(Path(frame.filename)))
+    )
     return next(own, None)
 
 

@@ -36,7 +36,9 @@ def like(expected: Structure, check: Check) -> Check:
         found = structure_of(sample)
         if found != expected:
             where, one, other = _difference(found, expected, "")
-            raise DataError(f"{where or 'it'} is {one}, and of the first training sample {other}; {_MEND}")
+            raise DataError(
+                f"{where or 'it'} is {one}, and of the first training sample {other}; {_MEND}"
+            )
         return check(sample)
 
     return also

@@ -75,7 +75,13 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        where_there_are = ("class_names", "standardised", "feature_names", "target_names", "target_origin")
+        where_there_are = (
+            "class_names",
+            "standardised",
+            "feature_names",
+            "target_names",
+            "target_origin",
+        )
         more = {name: getattr(self, name) for name in where_there_are if getattr(self, name)}
         return {**self.shapes, **self.sizes, **more}
 
@@ -114,7 +120,9 @@ class Data:
 
     def blank(self, size: int) -> Batch:
         """A batch of `size` samples, all zeros."""
-        inputs, targets = mapped(lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example)
+        inputs, targets = mapped(
+            lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example
+        )
         return Batch(inputs, targets, size)
 
 
@@ -168,7 +176,10 @@ def build(
         mixing=checks.mixing_of(source, mixup, cutmix),
         prepared=prepared,
     )
-    val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)
+    val, test = (
+        source.val and source.val.whole(in_order),
+        source.test and source.test.whole(in_order),
+    )
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
@@ -185,9 +196,15 @@ def _transforms(dataset: DatasetConfig) -> Sequence[Callable[[Any], Any]]:
     return transforms.build(configured) if configured else ()
 
 
-def _info(source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None) -> DataInfo:
+def _info(
+    source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
+) -> DataInfo:
     names = source.class_names
-    counts = torch.bincount(source.classes[train], minlength=len(names)) if source.tells_classes else torch.empty(0)
+    counts = (
+        torch.bincount(source.classes[train], minlength=len(names))
+        if source.tells_classes
+        else torch.empty(0)
+    )
     return DataInfo(
         shapes=source.shapes,
         class_names=names,
@@ -215,20 +232,28 @@ def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     """The training samples to train on, and those held out to validate [N]."""
     size, limited_by = source.train.size, None if source.in_random_order else source.classes
     if dataset.folds is None or dataset.fold is None:
-        return indexing.split(size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by)
+        return indexing.split(
+            size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by
+        )
     if source.val:
         raise ConfigError(
             f"dataset.folds={dataset.folds}: {getattr(dataset, 'root', '')}/val validates; use folds=null"
         )
     if dataset.folds > size:
-        raise ConfigError(f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer")
-    return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
+        raise ConfigError(
+            f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
+        )
+    return indexing.split_fold(
+        source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by
+    )
 
 
 def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
     """The dataset as it lies there, before it is split and batched. Raises as `build`."""
     if isinstance(dataset, datasets.Synthetic):
-        return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
+        return _of_arrays(
+            *synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers
+        )
     if isinstance(dataset, datasets.Torchvision):
         if datasets.has_masks(dataset, isinstance(task, tasks.Segmentation)):
             return torchvision_masks.source(dataset, num_workers, masks.values_of(dataset, task))
@@ -260,7 +285,9 @@ def _of_arrays(
     channels, height, width = train[0].shape[1:]
     parts = _in_memory(train, device), _in_memory(test, device)
     shape = channels, height, width
-    to_train = transforms.transformed(parts[0], transforms.Images(*train), shape, len(class_names), num_workers)
+    to_train = transforms.transformed(
+        parts[0], transforms.Images(*train), shape, len(class_names), num_workers
+    )
     return of_images(shape, class_names, to_train, parts[1], classes=train[1], in_random_order=True)
 
 
@@ -270,19 +297,31 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
     decoded = {part: decoded_folder(listing, dataset) for part, listing in listings.items()}
     shape, names = (dataset.channels, *dataset.image_size), next(iter(listings.values())).classes
     if any(arrays is None for arrays in decoded.values()):
-        images = {part: FolderDataset(listing, dataset.image_size, shape[0]) for part, listing in listings.items()}
+        images = {
+            part: FolderDataset(listing, dataset.image_size, shape[0])
+            for part, listing in listings.items()
+        }
         parts = {part: streamed(images[part], shape, len(names), num_workers) for part in listings}
     else:
-        parts = {part: _in_memory(_tensors(arrays), device) for part, arrays in decoded.items() if arrays is not None}
+        parts = {
+            part: _in_memory(_tensors(arrays), device)
+            for part, arrays in decoded.items()
+            if arrays is not None
+        }
     others: Any = {"val": parts.get("val")}
     if "train" not in listings:  # in an evaluation
         return of_images(shape, names, NOTHING, parts.get("test"), classes=torch.empty(0), **others)
-    classes, originals = torch.tensor(listings["train"].labels), FolderDataset(listings["train"], None, shape[0])
+    classes, originals = (
+        torch.tensor(listings["train"].labels),
+        FolderDataset(listings["train"], None, shape[0]),
+    )
     to_train = transforms.transformed(parts["train"], originals, shape, len(names), num_workers)
     return of_images(shape, names, to_train, parts.get("test"), classes=classes, **others)
 
 
-def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:
+def _mask_folder(
+    dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues
+) -> Source:
     size, channels, parts = dataset.image_size, dataset.channels, dict[str, Part]()
     for part, pairs in mask_files.list_parts(dataset.root).items():
         folder = masks.MaskFolder(pairs, size, values, channels)
@@ -297,4 +336,6 @@ def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
 
 def _in_memory(samples: tuple[Tensor, Tensor], device: torch.device) -> Part:
     # Placed here, so that training and validation share one copy on the GPU.
-    return Part(len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1]))
+    return Part(
+        len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1])
+    )

@@ -48,7 +48,9 @@ def cache_dir() -> Path:
         return Path(base) / "expt"
     try:
         return Path.home() / ".cache" / "expt"
-    except RuntimeError:  # neither HOME nor an entry in passwd: a container's user that is a mere number
+    except (
+        RuntimeError
+    ):  # neither HOME nor an entry in passwd: a container's user that is a mere number
         return Path(tempfile.gettempdir()) / f"expt-cache-{os.getuid()}"
 
 
@@ -58,7 +60,9 @@ def limit_bytes() -> int:
     try:
         return int(float(given) * 1e9)
     except (ValueError, OverflowError):
-        raise ConfigError(f"EXPT_CACHE_GB={given}: not a number; give the most that the cache may hold [GB]") from None
+        raise ConfigError(
+            f"EXPT_CACHE_GB={given}: not a number; give the most that the cache may hold [GB]"
+        ) from None
 
 
 def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
@@ -92,7 +96,9 @@ def read(name: str) -> Arrays | None:
     return _read(_folder() / name)
 
 
-def fill(name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]) -> None:
+def fill(
+    name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]
+) -> None:
     """Create the entry `name` unless another process does: `write` gets a .npy file of len(labels) images of `shape`.
 
     An entry whose name is the same up to the last dot makes way. Raises OSError where it cannot be written: the room
@@ -110,7 +116,9 @@ def fill(name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[
             images = beside / "images.npy"
             np.lib.format.open_memmap(images, "w+", np.uint8, (len(labels), *shape)).flush()
             with images.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, images.stat().st_size)  # else a full disk ends the writer, SIGBUS
+                os.posix_fallocate(
+                    file.fileno(), 0, images.stat().st_size
+                )  # else a full disk ends the writer, SIGBUS
                 write(images)
                 os.fsync(file.fileno())
     _make_room(entry)
@@ -144,7 +152,9 @@ def remove_left_over() -> None:
 
 def digest(words: Iterable[str]) -> str:
     """A key of an entry that holds what is made of `words`."""
-    return hashlib.sha256("\0".join((str(_FORMAT), *words)).encode(errors="surrogateescape")).hexdigest()[:16]
+    return hashlib.sha256(
+        "\0".join((str(_FORMAT), *words)).encode(errors="surrogateescape")
+    ).hexdigest()[:16]
 
 
 def _folder() -> Path:

@@ -28,7 +28,12 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
 def are_images(class_names: Sequence[str], example: Any) -> bool:
     """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one class."""
     inputs = example[0]
-    return bool(class_names) and isinstance(inputs, Tensor) and inputs.dim() == 3 and inputs.is_floating_point()
+    return (
+        bool(class_names)
+        and isinstance(inputs, Tensor)
+        and inputs.dim() == 3
+        and inputs.is_floating_point()
+    )
 
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
@@ -39,26 +44,39 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
     elif source.normalises:
         _check_channels(dataset, source.shapes["channels"])
         if not source.moves and dataset.augment.is_set:
-            raise ConfigError("dataset.augment: would move images and leave their masks; leave it out")
+            raise ConfigError(
+                "dataset.augment: would move images and leave their masks; leave it out"
+            )
         _check_augment(dataset.augment, source.shapes["image_size"])
     elif dataset.mean or dataset.std or dataset.augment.is_set:
-        raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
+        raise ConfigError(
+            "dataset.mean, std and augment: are of images with classes; leave them out here"
+        )
 
 
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
     """What mixes the samples, if anything is to. Raises ConfigError where they cannot be mixed."""
     inputs = source.example[0]
-    for key, value, mixes, least in (("mixup", mixup, "adds tensors", 1), ("cutmix", cutmix, "cuts images", 3)):
+    for key, value, mixes, least in (
+        ("mixup", mixup, "adds tensors", 1),
+        ("cutmix", cutmix, "cuts images", 3),
+    ):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            found = list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-            raise ConfigError(f"{key}={value}: {mixes}, and a sample's inputs are {found}; use {key}=null")
+            found = (
+                list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+            )
+            raise ConfigError(
+                f"{key}={value}: {mixes}, and a sample's inputs are {found}; use {key}=null"
+            )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
 def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:
     """Say that there are not as many `samples` to train on as are asked for."""
     if tells and (limit := dataset.train_limit) and limit > samples:
-        warn(f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are used")
+        warn(
+            f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are used"
+        )
 
 
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:

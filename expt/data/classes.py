@@ -29,6 +29,17 @@ CLASS_NAMES: dict[str, tuple[str, ...]] = {
         "Bag",
         "Ankle boot",
     ),
-    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "cifar10": (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
     "cifar100": tuple(_CIFAR100.split()),
 }

@@ -14,7 +14,12 @@ from pathlib import Path
 
 from expt.errors import DataError
 
-_CLASSES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
+_CLASSES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}
 _CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes behind a firewall
 
 
@@ -26,8 +31,13 @@ def fetch(name: str, root: Path) -> None:
     try:
         beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
         try:
-            with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints each failed mirror
-                getattr(importlib.import_module("torchvision.datasets"), _CLASSES[name])(beside, download=True)
+            with (
+                impatient(),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):  # it prints each failed mirror
+                getattr(importlib.import_module("torchvision.datasets"), _CLASSES[name])(
+                    beside, download=True
+                )
             _move(beside, root)
         finally:
             shutil.rmtree(beside, ignore_errors=True)

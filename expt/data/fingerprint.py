@@ -22,7 +22,15 @@ from typing import IO
 from expt.config import datasets, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data import files, huggingface_files, image_folder_files, mask_files, table, text_files, torchvision_files
+from expt.data import (
+    files,
+    huggingface_files,
+    image_folder_files,
+    mask_files,
+    table,
+    text_files,
+    torchvision_files,
+)
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
 from expt.errors import ConfigError, DataError, RunFailed, warn
@@ -54,11 +62,16 @@ ORIGINAL = {
         "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
         "test_batch": "40351d587109b95175f43aff81a1287e",
     },
-    "cifar100": {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+    "cifar100": {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    },
 }
 
 
-def content_of(config: RunConfig, *, fetch: bool = True, to_train: bool = True, fork: Content | None = None) -> Content:
+def content_of(
+    config: RunConfig, *, fetch: bool = True, to_train: bool = True, fork: Content | None = None
+) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
     With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
@@ -89,7 +102,9 @@ def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True
     kinds = ("dataset's files", "own source", "first weights")
     for what, before, after in zip(kinds, content, now, strict=False):
         if before != after:
-            raise RunFailed(f"the {what} changed after the command was typed; type it again, for another run")
+            raise RunFailed(
+                f"the {what} changed after the command was typed; type it again, for another run"
+            )
 
 
 def of_weights(config: RunConfig) -> str | None:
@@ -128,14 +143,18 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
         return None
     files.prepare(dataset)  # damaged ones are an error, and not another set
     sums = _sums(found, tuple(ORIGINAL[dataset.name]))
-    known = next((name for name, original in ORIGINAL.items() if [*original.values()] == sums), None)
+    known = next(
+        (name for name, original in ORIGINAL.items() if [*original.values()] == sums), None
+    )
     if known not in (None, dataset.name):
         raise DataError(
             f"dataset={dataset.name}: the files in {found[0].parent} are those of {known}; "
             f"use dataset={known}, or another dataset.root"
         )
     if known is None:
-        _warn_once(f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones")
+        _warn_once(
+            f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones"
+        )
     return None if known else digest(sums)
 
 
@@ -166,7 +185,9 @@ def _of_folder(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> s
         mask_files.list_parts(root)
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:
-        raise DataError(f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it")
+        raise DataError(
+            f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it"
+        )
     return _of_files(root, names)
 
 
@@ -176,13 +197,20 @@ def _of_files(root: Path, names: Sequence[str]) -> str:
     chosen = names if len(names) <= SAMPLED else random.Random(digest(names)).sample(names, SAMPLED)
     with _Remembered(f"folder-{digest([str(root.resolve())])}") as remembered:
         sums = {name: remembered.sum_of(root / name) for name in chosen}
-    words = (word for name in names for word in (name, str((root / name).stat().st_size), sums.get(name, "")))
+    words = (
+        word
+        for name in names
+        for word in (name, str((root / name).stat().st_size), sums.get(name, ""))
+    )
     return digest(words)
 
 
 def _of_text(dataset: datasets.Text) -> str:
     text_files.parts_of(dataset)  # raises for what it has not
-    paths = [*text_files.files_of(dataset), *([] if dataset.tokens == "bytes" else [Path(dataset.tokens)])]
+    paths = [
+        *text_files.files_of(dataset),
+        *([] if dataset.tokens == "bytes" else [Path(dataset.tokens)]),
+    ]
     with _Remembered(f"text-{digest([str(Path(dataset.root).resolve())])}") as remembered:
         return digest(remembered.sum_of(path) for path in paths)
 
@@ -224,7 +252,9 @@ class _Remembered:
         def read() -> str:
             with tarfile.open(archive) as opened:
                 found = {Path(member.name).name: member for member in opened if member.isfile()}
-                streams = [opened.extractfile(found[name]) if name in found else None for name in names]
+                streams = [
+                    opened.extractfile(found[name]) if name in found else None for name in names
+                ]
                 return " ".join(_md5(stream) if stream else "" for stream in streams)
 
         return self._once(archive, " ".join(names), read).split(" ")

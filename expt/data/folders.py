@@ -26,4 +26,6 @@ def files_below(folder: Path, suffixes: str | tuple[str, ...]) -> list[str]:
 
 def _leads_back(where: str, name: str) -> bool:
     path = os.path.join(where, name)
-    return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(os.path.realpath(path))
+    return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(
+        os.path.realpath(path)
+    )

@@ -29,7 +29,9 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     start = 4 + 4 * dims
     header = _take(path, start)
     if len(header) < start:
-        raise DataError(f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_MEND}")
+        raise DataError(
+            f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_MEND}"
+        )
     if header[:4] != bytes((0, 0, 8, dims)):
         raise DataError(
             f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with {header[:4].hex(' ')}, "
@@ -52,9 +54,15 @@ def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) 
 
     Raises DataError for a missing or malformed batch.
     """
-    batches = _from_archive(sources[0], members) if sources[0].name.endswith(".tar.gz") else _from_files(sources)
+    batches = (
+        _from_archive(sources[0], members)
+        if sources[0].name.endswith(".tar.gz")
+        else _from_files(sources)
+    )
     with contextlib.closing(batches):  # a malformed batch must not leave files open
-        images, labels = zip(*(_read_batch(where, stream, label_key) for where, stream in batches), strict=True)
+        images, labels = zip(
+            *(_read_batch(where, stream, label_key) for where, stream in batches), strict=True
+        )
     return Arrays(np.concatenate(images), np.concatenate(labels))
 
 
@@ -76,7 +84,9 @@ def _check_bytes(path: Path, expected: int, found: int) -> None:
     if found < expected:
         raise DataError(f"{path} is truncated: expected {expected} bytes, found {found}; {_MEND}")
     if found > expected:
-        raise DataError(f"{path} is too long: expected {expected} bytes, found {found} or more; {_MEND}")
+        raise DataError(
+            f"{path} is too long: expected {expected} bytes, found {found} or more; {_MEND}"
+        )
 
 
 def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], None, None]:
@@ -85,7 +95,9 @@ def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], Non
             yield str(path), stream
 
 
-def _from_archive(archive: Path, members: Sequence[str]) -> Generator[tuple[str, IO[bytes]], None, None]:
+def _from_archive(
+    archive: Path, members: Sequence[str]
+) -> Generator[tuple[str, IO[bytes]], None, None]:
     """Members are read where they lie: nothing is extracted, so no path in the archive is trusted."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -105,11 +117,21 @@ def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarr
         content = _ArrayUnpickler(stream, encoding="latin1").load()
         data, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
     except Exception as error:  # a malformed pickle raises nearly anything
-        raise DataError(f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_MEND}") from error
-    shaped = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (len(labels), 3 * 32 * 32)
+        raise DataError(
+            f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_MEND}"
+        ) from error
+    shaped = (
+        isinstance(data, np.ndarray)
+        and data.dtype == np.uint8
+        and data.shape == (len(labels), 3 * 32 * 32)
+    )
     if not shaped or len(labels) == 0:
-        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise DataError(f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_MEND}")
+        found = (
+            f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        )
+        raise DataError(
+            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_MEND}"
+        )
     return data.reshape(-1, 3, 32, 32), labels
 
 

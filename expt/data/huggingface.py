@@ -59,21 +59,39 @@ def source(
 
 
 def _pictures(
-    dataset: HuggingFace, column: str, splits: Mapping[str, Any], targets: Mapping[str, Any], target: Any = int
+    dataset: HuggingFace,
+    column: str,
+    splits: Mapping[str, Any],
+    targets: Mapping[str, Any],
+    target: Any = int,
 ) -> dict[str, Pictures]:
     rows = {part: _Rows(split, column, targets[part]) for part, split in splits.items()}
-    mode = MODES[dataset.channels] if dataset.channels else "L" if rows["train"][0][0].mode in _GREY else "RGB"
+    mode = (
+        MODES[dataset.channels]
+        if dataset.channels
+        else "L"
+        if rows["train"][0][0].mode in _GREY
+        else "RGB"
+    )
     return {part: Pictures(each, mode, dataset.image_size, target) for part, each in rows.items()}
 
 
 def _numbered(
-    dataset: HuggingFace, column: str, splits: Mapping[str, Any], task: Any, num_workers: int, scales: Any
+    dataset: HuggingFace,
+    column: str,
+    splits: Mapping[str, Any],
+    task: Any,
+    num_workers: int,
+    scales: Any,
 ) -> Source:
     """Images with numbers to predict, or labels."""
     targets, names = dict[str, torch.Tensor](), tuple[str, ...]()
     _refuse_pictures(splits["train"], {"target": _names(dataset.target)})
     for part, split in splits.items():
-        path, columns = Path(dataset.path) / part, {name: _column(split, name) for name in _names(dataset.target)}
+        path, columns = (
+            Path(dataset.path) / part,
+            {name: _column(split, name) for name in _names(dataset.target)},
+        )
         values, names = table_cells.numbers_of(path, columns, _names(dataset.target))
         if isinstance(task, tasks.Multilabel):
             table_cells.check_labels(path, names, values)
@@ -89,20 +107,30 @@ def _numbered(
 
 
 def _masks(
-    dataset: HuggingFace, column: str, splits: Mapping[str, Any], values: MaskValues, num_workers: int
+    dataset: HuggingFace,
+    column: str,
+    splits: Mapping[str, Any],
+    values: MaskValues,
+    num_workers: int,
 ) -> Source:
     (target,) = _names(dataset.target)
     if type(splits["train"].features[target]).__name__ != "Image":
         told = _told(splits["train"].features[target])
-        raise DataError(f"dataset.target={target}: holds {told}, not masks; name a column of images")
+        raise DataError(
+            f"dataset.target={target}: holds {told}, not masks; name a column of images"
+        )
     sets = {}
     for part, split in splits.items():
         pairs = _Pairs(split, column, target)
-        sets[part] = MaskPictures(pairs, values, channels=dataset.channels or 3, size=dataset.image_size)
+        sets[part] = MaskPictures(
+            pairs, values, channels=dataset.channels or 3, size=dataset.image_size
+        )
     return of_mask_pictures(sets, values.num_classes, num_workers)
 
 
-def _classes(dataset: HuggingFace, splits: Mapping[str, Any]) -> tuple[list[Any], dict[str, list[int]]]:
+def _classes(
+    dataset: HuggingFace, splits: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, list[int]]]:
     """The names of the classes, and by part the class of each row."""
     (target,) = _names(dataset.target)
     classes = {part: _column(split, target) for part, split in splits.items()}
@@ -136,8 +164,13 @@ def _table(
         target_names, names = _names(dataset.target), [str(name) for name in known]
     whole = {key: np.concatenate(values) for key, values in found.items()}
     ends = np.cumsum(lengths)
-    parts = {part: np.arange(end - size, end) for part, end, size in zip(splits, ends, lengths, strict=True)}
-    return table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)), parts
+    parts = {
+        part: np.arange(end - size, end)
+        for part, end, size in zip(splits, ends, lengths, strict=True)
+    }
+    return table.Rows(
+        whole["features"], whole["targets"], feature_names, target_names, tuple(names)
+    ), parts
 
 
 def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
@@ -146,7 +179,9 @@ def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"dataset.{key}: names {twice} twice; name it once")
     if both := next((name for name in inputs if name in targets), None):
-        raise ConfigError(f"dataset.input={both}: is one of dataset.target, to be predicted; leave it out")
+        raise ConfigError(
+            f"dataset.input={both}: is one of dataset.target, to be predicted; leave it out"
+        )
 
 
 def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
@@ -154,7 +189,9 @@ def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
     for key, names in chosen.items():
         for name in names:
             if type(split.features[name]).__name__ == "Image":
-                raise DataError(f"dataset.{key}={name}: holds images, not numbers; name a column of numbers")
+                raise DataError(
+                    f"dataset.{key}={name}: holds images, not numbers; name a column of numbers"
+                )
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
@@ -181,7 +218,10 @@ class _Pairs(Dataset[tuple[Any, Any]]):
     """(picture, mask) of a split."""
 
     def __init__(self, split: Any, image: str, mask: str) -> None:
-        self._split, self._columns = split.select_columns([image, mask]), {"input": image, "target": mask}
+        self._split, self._columns = (
+            split.select_columns([image, mask]),
+            {"input": image, "target": mask},
+        )
 
     def __len__(self) -> int:
         return len(self._split)
@@ -199,17 +239,24 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
-    parts = {part: next((found[name] for name in names if name in found), None) for part, names in _PARTS.items()}
+    parts = {
+        part: next((found[name] for name in names if name in found), None)
+        for part, names in _PARTS.items()
+    }
     splits = {part: split for part, split in parts.items() if split is not None and len(split)}
     if "train" not in splits:
-        raise DataError(f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}")
+        raise DataError(
+            f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}"
+        )
     features = splits["train"].features
     _refuse_twice(_names(dataset.input), _names(dataset.target))
     chosen = [(key, name) for key in ("input", "target") for name in _names(getattr(dataset, key))]
     for key, column in chosen:
         if wrong := [part for part, split in splits.items() if column not in split.features]:
             known = ", ".join(features)
-            raise ConfigError(f"dataset.{key}={column}: {wrong[0]} has no such column; its columns are {known}")
+            raise ConfigError(
+                f"dataset.{key}={column}: {wrong[0]} has no such column; its columns are {known}"
+            )
     if isinstance(dataset.input, str) and type(features[dataset.input]).__name__ != "Image":
         raise DataError(
             f"dataset.input={dataset.input}: holds {_told(features[dataset.input])}, not images; "
@@ -250,8 +297,12 @@ def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
     if type(feature).__name__ == "ClassLabel":
         return list(feature.names)
     if {type(value) for value in values} not in ({int}, {str}):
-        wrong = next((value for value in values if type(value) not in (int, str)), "texts and integers")
-        raise DataError(f"dataset.target={target}: holds {wrong!r}; a class is an integer or a text")
+        wrong = next(
+            (value for value in values if type(value) not in (int, str)), "texts and integers"
+        )
+        raise DataError(
+            f"dataset.target={target}: holds {wrong!r}; a class is an integer or a text"
+        )
     return sorted(set(values))
 
 
@@ -260,7 +311,10 @@ def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -
     own = getattr(split.features[target], "names", None)
     if own is None or list(own) == list(names):
         return values
-    return [own[value] if isinstance(value, int) and 0 <= value < len(own) else value for value in values]
+    return [
+        own[value] if isinstance(value, int) and 0 <= value < len(own) else value
+        for value in values
+    ]
 
 
 def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str) -> list[int]:
@@ -268,9 +322,13 @@ def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str
     known = {name: number for number, name in enumerate(names)}
     found = []
     for row, value in enumerate(values):
-        number = known.get(value, value if isinstance(names[0], str) and isinstance(value, int) else None)
+        number = known.get(
+            value, value if isinstance(names[0], str) and isinstance(value, int) else None
+        )
         if number is None or not 0 <= number < len(names):
-            raise DataError(f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of train")
+            raise DataError(
+                f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of train"
+            )
         found.append(number)
     return found
 

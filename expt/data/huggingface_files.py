@@ -24,7 +24,9 @@ def check(dataset: HuggingFace) -> None:
             "download a dataset there, as in hf download NAME --repo-type dataset --local-dir FOLDER"
         )
     if not files(dataset):
-        raise DataError(f"dataset.path={dataset.path}: holds no files; give the folder of a dataset")
+        raise DataError(
+            f"dataset.path={dataset.path}: holds no files; give the folder of a dataset"
+        )
 
 
 def files(dataset: HuggingFace) -> list[str]:
@@ -33,5 +35,9 @@ def files(dataset: HuggingFace) -> list[str]:
     for where, folders, names in walked(dataset.path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(where, dataset.path)
-        found += [os.path.normpath(os.path.join(below, name)) for name in names if not name.startswith(".")]
+        found += [
+            os.path.normpath(os.path.join(below, name))
+            for name in names
+            if not name.startswith(".")
+        ]
     return sorted(found)

@@ -15,7 +15,9 @@ class FolderDataset(Dataset[tuple[Tensor, int]]):
     Without a size they are as they lie, for transforms. Raises DataError, when it is read, for a file that is no image.
     """
 
-    def __init__(self, listing: Listing, image_size: tuple[int, int] | None, channels: int = 3) -> None:
+    def __init__(
+        self, listing: Listing, image_size: tuple[int, int] | None, channels: int = 3
+    ) -> None:
         self._files, self._labels = listing.files, listing.labels
         self._image_size, self._channels = image_size, channels
 

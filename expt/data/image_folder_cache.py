@@ -40,7 +40,10 @@ def prepare_folder(dataset: datasets.ImageFolder) -> None:
     try:
         for listing in missing:
             _decode_into_cache(listing, dataset)
-    except (OSError, NotImplementedError) as error:  # a read-only or full disk, or one without locks
+    except (
+        OSError,
+        NotImplementedError,
+    ) as error:  # a read-only or full disk, or one without locks
         if dataset.cache is True:
             raise DataError(
                 f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error}); "
@@ -60,7 +63,12 @@ def _name(listing: Listing, dataset: datasets.ImageFolder) -> str:
     words = list(listing.classes)
     for file, label in zip(listing.files, listing.labels, strict=True):
         stat = os.stat(file)
-        words += (os.path.relpath(file, listing.folder), str(label), str(stat.st_size), str(stat.st_mtime_ns))
+        words += (
+            os.path.relpath(file, listing.folder),
+            str(label),
+            str(stat.st_size),
+            str(stat.st_mtime_ns),
+        )
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
@@ -106,7 +114,9 @@ def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
         yield None
         return
     # From the forkserver: the driver may have threads, and imports are done there.
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_start_process)
+    pool = ProcessPoolExecutor(
+        count, multiprocessing.get_context("forkserver"), initializer=_start_process
+    )
     try:
         yield pool
     except (BrokenProcessPool, EOFError) as error:  # EOFError: even that which they are forked from
@@ -119,11 +129,15 @@ def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 def _start_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver answers it
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the driver answers it
     die_with_the_driver()
 
 
-def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int) -> None:
+def _decode_chunk(
+    images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
+) -> None:
     """Decode `files` into the array stored in `images`, from row `start` on."""
     import numpy as np
 

@@ -17,7 +17,17 @@ Part: TypeAlias = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 MODES = {1: "L", 3: "RGB"}
 """Pillow's, by channels"""
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".ppm",
+    ".bmp",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)  # torchvision's
 
 
 class Listing(NamedTuple):
@@ -59,7 +69,9 @@ def list_images(root: str | Path, part: Part) -> Listing:
         files += found
         labels += [label] * len(found)
     if empty:
-        raise DataError(f"no images in the class folder {', '.join(empty)}; add some, or remove the folder")
+        raise DataError(
+            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+        )
     return Listing(folder, files, labels, classes)
 
 
@@ -108,7 +120,10 @@ def fitted(image: Any, image_size: tuple[int, int]) -> Any:
 
     height, width = image_size
     scale = max(height / image.height, width / image.width)
-    covered = max(height, math.floor(image.height * scale)), max(width, math.floor(image.width * scale))
+    covered = (
+        max(height, math.floor(image.height * scale)),
+        max(width, math.floor(image.width * scale)),
+    )
     if covered != (image.height, image.width):
         image = image.resize(covered[::-1], Image.Resampling.BILINEAR)
     top, left = round((covered[0] - height) / 2), round((covered[1] - width) / 2)
@@ -126,7 +141,9 @@ def images_of_all_splits(root: str | Path) -> list[str]:
     """Every image of the dataset, by its path below `root`, sorted."""
     root = Path(root)
     folders = [root / part for part in PARTS]
-    return sorted(os.path.relpath(path, root) for folder in folders for path in images_below(folder))
+    return sorted(
+        os.path.relpath(path, root) for folder in folders for path in images_below(folder)
+    )
 
 
 def images_below(folder: Path) -> list[str]:
@@ -169,4 +186,6 @@ def read_image(path: str, mode: str | None = None) -> Any:
         with Image.open(path) as image:
             return in_mode(image, mode) if mode else image.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error
+        raise DataError(
+            f"{path} cannot be read as an image ({error}); replace or remove it"
+        ) from error

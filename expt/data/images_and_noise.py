@@ -22,7 +22,11 @@ class ImagesAndNoise(Dataset[dict[str, Tensor]]):
     def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
         how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
         digits = Digits(name="digits", **how)
-        config = digits if root is None else Downloaded(name="fashion_mnist", root=root, download=False, **how)
+        config = (
+            digits
+            if root is None
+            else Downloaded(name="fashion_mnist", root=root, download=False, **how)
+        )
         self._images = torch.from_numpy(load(config, "train" if train else "test").images)
         self._noise = noise
 

@@ -28,7 +28,9 @@ class Piece(NamedTuple):
 def mix(*numbers: int) -> int:
     """A seed below 2**32 from several integers; differs whenever exactly one of them does, by less than 2**32."""
     # torch's CPU generator uses the low 32 bits of its seed only, so they must hold everything.
-    return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *(number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers)))
+    return zlib.crc32(
+        struct.pack(f"<{len(numbers)}Q", *(number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers))
+    )
 
 
 def permutation(size: int, seed: int, epoch: int) -> Tensor:
@@ -48,7 +50,10 @@ def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
     chosen = []
     for indices, one_more in zip(members, more.tolist(), strict=True):
         rounds, rest = divmod(base + one_more, len(indices))
-        chosen += [indices.repeat(rounds), indices[torch.randperm(len(indices), generator=drawn)[:rest]]]
+        chosen += [
+            indices.repeat(rounds),
+            indices[torch.randperm(len(indices), generator=drawn)[:rest]],
+        ]
     return torch.cat(chosen)[torch.randperm(len(classes), generator=drawn)]
 
 
@@ -61,7 +66,9 @@ def times_before(order: Tensor) -> Tensor:
     return found
 
 
-def split(size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def split(
+    size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Indices for training and for validation, each int64 and ascending; the run's seed has no part in them.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never all of them);
@@ -82,7 +89,10 @@ def split_fold(
     """
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
-    val, train = by_class[fold::folds].sort().values, by_class[torch.arange(len(strata)) % folds != fold].sort().values
+    val, train = (
+        by_class[fold::folds].sort().values,
+        by_class[torch.arange(len(strata)) % folds != fold].sort().values,
+    )
     return _limited(train, limit, classes), val
 
 
@@ -134,7 +144,9 @@ def train_pieces(
             yield Piece(first, first + 1, length, True)
 
 
-def with_partners(pieces: Sequence[Piece], batch_size: int, skip: int) -> tuple[Tensor, list[Piece]]:
+def with_partners(
+    pieces: Sequence[Piece], batch_size: int, skip: int
+) -> tuple[Tensor, list[Piece]]:
     """Positions int64 [N] that hold for each piece its first sample's partner, then its own; and where each lies there.
 
     The pieces are a worker's, of the global batches from number `skip` on.

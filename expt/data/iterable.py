@@ -69,7 +69,9 @@ class IterableLoader(ShardedLoader):
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
         chosen = _Chosen(self._dataset, self._check, wanted, (self._options.seed, order.epoch))
         how = loading_settings(device, self._num_workers)
-        loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=self._collated, **how)
+        loader: DataLoader[Any] = DataLoader(
+            chosen, batch_size=None, collate_fn=self._collated, **how
+        )
         yield from loaded_batches(loader, order, pieces, device, self._finish)
 
     def _collated(self, samples: list[Any] | ExptError) -> Any:
@@ -80,7 +82,11 @@ class _Chosen(IterableDataset[Any]):
     """For each of the lists of positions `wanted` its samples; an error for a person is handed on as a value."""
 
     def __init__(
-        self, dataset: IterableDataset[Any], check: Check, wanted: list[list[int]], seeds: tuple[int, int]
+        self,
+        dataset: IterableDataset[Any],
+        check: Check,
+        wanted: list[list[int]],
+        seeds: tuple[int, int],
     ) -> None:
         self._dataset, self._check, self._wanted, self._seeds = dataset, check, wanted, seeds
 
@@ -132,6 +138,8 @@ def _next(samples: Iterator[Any], read: int, dataset: IterableDataset[Any]) -> A
     try:
         return next(samples)
     except StopIteration:
-        raise DataError(f"the dataset ended after {read} samples, of which its __len__ says more; mend it") from None
+        raise DataError(
+            f"the dataset ended after {read} samples, of which its __len__ says more; mend it"
+        ) from None
     except Exception as error:
         raise in_words(error, f"sample {read}: {type(dataset).__name__}.__iter__") from error

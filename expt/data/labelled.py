@@ -40,13 +40,19 @@ class Labelled:
         """
         inputs, targets = batch
         if self.channels is not None:
-            if not isinstance(inputs, Tensor) or inputs.dim() != 4 or inputs.shape[1] != self.channels:
+            if (
+                not isinstance(inputs, Tensor)
+                or inputs.dim() != 4
+                or inputs.shape[1] != self.channels
+            ):
                 raise DataError(
                     f"collate makes inputs of {_told(inputs)}, and of the first sample images of {self.channels} "
                     "channels; let them be [samples, channels, height, width]"
                 )
             if not _has_pixels(inputs):
-                raise DataError(f"collate makes images of {inputs.dtype}; let them be uint8, or float in [0, 1]")
+                raise DataError(
+                    f"collate makes images of {inputs.dtype}; let them be uint8, or float in [0, 1]"
+                )
             inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
         return inputs, self._classes(targets, mixes) if self.classifies else targets
 
@@ -60,10 +66,18 @@ class Labelled:
                 )
             return targets.long()
         takes_shares = self.channels is None and not mixes
-        if takes_shares and isinstance(targets, Tensor) and targets.shape[1:] == (self.num_classes,):
+        if (
+            takes_shares
+            and isinstance(targets, Tensor)
+            and targets.shape[1:] == (self.num_classes,)
+        ):
             return targets.float()
-        also = f", or the share of each class, [samples, {self.num_classes}]" if takes_shares else ""
-        raise DataError(f"collate makes targets of {_told(targets)}; let them be class numbers, int64 [samples]{also}")
+        also = (
+            f", or the share of each class, [samples, {self.num_classes}]" if takes_shares else ""
+        )
+        raise DataError(
+            f"collate makes targets of {_told(targets)}; let them be class numbers, int64 [samples]{also}"
+        )
 
 
 def _has_pixels(tensor: Tensor) -> bool:
@@ -75,4 +89,8 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _told(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return (
+        f"{value.dtype} {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )

@@ -39,7 +39,11 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """This worker's samples."""
-        first = self.targets if isinstance(self.targets, Tensor) else next(leaves((self.targets, self.inputs)))
+        first = (
+            self.targets
+            if isinstance(self.targets, Tensor)
+            else next(leaves((self.targets, self.inputs)))
+        )
         return first.shape[0]
 
 
@@ -56,7 +60,9 @@ class Order(NamedTuple):
 
     def at(self, positions: Tensor) -> Order:
         """What stands at these positions of it."""
-        drawn, times = (None if part is None else part[..., positions] for part in (self.drawn, self.times))
+        drawn, times = (
+            None if part is None else part[..., positions] for part in (self.drawn, self.times)
+        )
         return self._replace(samples=self.samples[positions], drawn=drawn, times=times)
 
 
@@ -164,8 +170,12 @@ class ShardedLoader(ABC):
             batches = self._batches(order, pieces)
         else:
             positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
-            batches = options.mixing.mixed(self._batches(order.at(positions), wider), options.seed, epoch, skip)
-        return self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
+            batches = options.mixing.mixed(
+                self._batches(order.at(positions), wider), options.seed, epoch, skip
+            )
+        return (
+            self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
+        )
 
     def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
         """The batches; who asks for one more has the next epoch's order prepared, while a GPU computes on the last."""
@@ -204,7 +214,9 @@ class ShardedLoader(ABC):
         """See Loader."""
         shard = self._options.shard
         # No gradients are kept in an evaluation, so small batches would only cost time.
-        chunk = self._options.eval_batch_size or max(self._options.batch_size // shard.world_size, MIN_EVAL_BATCH)
+        chunk = self._options.eval_batch_size or max(
+            self._options.batch_size // shard.world_size, MIN_EVAL_BATCH
+        )
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(Order(self._indices), pieces)
 
@@ -251,7 +263,9 @@ class Normalise:
         channels_last: bool,
     ) -> None:
         scale = 1 / torch.tensor(std or [1.0] * channels, dtype=torch.float64).view(1, -1, 1, 1)
-        shift = -scale * torch.tensor(mean or [0.0] * channels, dtype=torch.float64).view(1, -1, 1, 1)
+        shift = -scale * torch.tensor(mean or [0.0] * channels, dtype=torch.float64).view(
+            1, -1, 1, 1
+        )
         self._byte_scale = (scale / 255).to(device, torch.float32)
         self._scale = scale.to(device, torch.float32)
         self._shift = shift.to(device, torch.float32)
@@ -264,7 +278,9 @@ class Normalise:
         if self._identity:
             return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels
         # In place: on a CPU this takes a third of the time of one addcmul.
-        return pixels.mul_(self._byte_scale if images.dtype == torch.uint8 else self._scale).add_(self._shift)
+        return pixels.mul_(self._byte_scale if images.dtype == torch.uint8 else self._scale).add_(
+            self._shift
+        )
 
 
 class TimedBatches:

@@ -58,7 +58,13 @@ class Scenes(Dataset[tuple[Any, int]]):
             self._close()
         if number not in self._opened:
             lmdb: Any = importlib.import_module("lmdb")
-            how = {"readonly": True, "lock": False, "readahead": False, "meminit": False, "create": False}
+            how = {
+                "readonly": True,
+                "lock": False,
+                "readahead": False,
+                "meminit": False,
+                "create": False,
+            }
             try:
                 self._opened[number] = lmdb.open(str(self._folders[number]), **how)
             except lmdb.Error as error:

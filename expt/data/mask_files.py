@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.data.image_folder_files import EXTENSIONS, MODES, Part, images_below, parts_there, read_image, stretched
+from expt.data.image_folder_files import (
+    EXTENSIONS,
+    MODES,
+    Part,
+    images_below,
+    parts_there,
+    read_image,
+    stretched,
+)
 from expt.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,10 +51,14 @@ def list_pairs(root: Path, part: Part) -> list[Pair]:
     images, masks = (_by_stem(root, root / part / kind) for kind in ("images", "masks"))
     for stem, image in images.items():
         if stem not in masks:
-            raise DataError(f"{image} has no mask {root / part / 'masks' / stem}.png; add it, or remove the image")
+            raise DataError(
+                f"{image} has no mask {root / part / 'masks' / stem}.png; add it, or remove the image"
+            )
     for stem, mask in masks.items():
         if stem not in images:
-            raise DataError(f"{mask} has no image in {root / part / 'images'}; add it, or remove the mask")
+            raise DataError(
+                f"{mask} has no image in {root / part / 'images'}; add it, or remove the mask"
+            )
     return [Pair(image, masks[stem]) for stem, image in images.items()]
 
 
@@ -63,12 +75,17 @@ def _by_stem(root: Path, folder: Path) -> dict[str, str]:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")
         found[stem] = file
     if not found:
-        raise DataError(f"no pictures in {folder} ({', '.join(EXTENSIONS)}); add some, or remove the folder")
+        raise DataError(
+            f"no pictures in {folder} ({', '.join(EXTENSIONS)}); add some, or remove the folder"
+        )
     return found
 
 
 def decode(
-    pair: Pair, image_size: tuple[int, int], check: Callable[[str, np.ndarray], None], channels: int = 3
+    pair: Pair,
+    image_size: tuple[int, int],
+    check: Callable[[str, np.ndarray], None],
+    channels: int = 3,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The image, uint8 [height, width, channels], and the mask, int64 [height, width], resized: bilinear, and nearest.
 
@@ -94,11 +111,15 @@ def numbers_of(mask: Any, image: Any, name: str, of: str = "") -> np.ndarray:
             "palette PNG"
         )
     if mask.size != image.size:
-        raise DataError(f"{name} is {_size(mask)}, and its image{of} {_size(image)}; make them one size")
+        raise DataError(
+            f"{name} is {_size(mask)}, and its image{of} {_size(image)}; make them one size"
+        )
     return np.array(mask).astype(np.int64)
 
 
-def resized(image: Any, values: np.ndarray, image_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def resized(
+    image: Any, values: np.ndarray, image_size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
     """A picture as uint8 [height, width, channels], and its mask: bilinear, and nearest."""
     import numpy as np
 
@@ -107,7 +128,8 @@ def resized(image: Any, values: np.ndarray, image_size: tuple[int, int]) -> tupl
         image = stretched(image, image_size)
         # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the new one's lies.
         rows, columns = (
-            ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(image_size, values.shape, strict=True)
+            ((np.arange(new) + 0.5) * old / new).astype(int)
+            for new, old in zip(image_size, values.shape, strict=True)
         )
         values = np.ascontiguousarray(values[rows][:, columns])
     return np.array(image).reshape(height, width, -1), values

@@ -54,15 +54,24 @@ class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
     other values.
     """
 
-    def __init__(self, pairs: list[Pair], image_size: tuple[int, int], values: MaskValues, channels: int = 3) -> None:
-        self._pairs, self._image_size, self._values, self._channels = pairs, image_size, values, channels
+    def __init__(
+        self, pairs: list[Pair], image_size: tuple[int, int], values: MaskValues, channels: int = 3
+    ) -> None:
+        self._pairs, self._image_size, self._values, self._channels = (
+            pairs,
+            image_size,
+            values,
+            channels,
+        )
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pair = self._pairs[index]
-        image, mask = map(torch.from_numpy, decode(pair, self._image_size, self._refuse, self._channels))
+        image, mask = map(
+            torch.from_numpy, decode(pair, self._image_size, self._refuse, self._channels)
+        )
         return image.permute(2, 0, 1).contiguous(), mask
 
     def _refuse(self, mask: str, array: Any) -> None:
@@ -88,7 +97,12 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
         size: tuple[int, int] | None,
         classes: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
     ) -> None:
-        self._dataset, self._values, self._mode, self._classes = dataset, values, MODES[channels], classes
+        self._dataset, self._values, self._mode, self._classes = (
+            dataset,
+            values,
+            MODES[channels],
+            classes,
+        )
         self.size = size
         """That all get, or must have."""
         self._resizes = size is not None
@@ -101,10 +115,14 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
             picture, drawn = self._dataset[index]
             picture = in_mode(picture, self._mode)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"sample {index} cannot be read as an image ({error}); replace or remove it") from error
+            raise DataError(
+                f"sample {index} cannot be read as an image ({error}); replace or remove it"
+            ) from error
         mask = self._classes(numbers_of(drawn, picture, f"sample {index}: its mask"))
         if (wrong := self._values.wrong(torch.from_numpy(mask))) is not None:
-            raise DataError(f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend the mask")
+            raise DataError(
+                f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend the mask"
+            )
         height_width = mask.shape[0], mask.shape[1]
         if not self._resizes and self.size not in (None, height_width):
             (height, width), (first_height, first_width) = height_width, self.size or (0, 0)
@@ -116,12 +134,16 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
         return image.permute(2, 0, 1).contiguous(), classes
 
 
-def of_mask_pictures(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int) -> Source:
+def of_mask_pictures(
+    sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int
+) -> Source:
     """The parts `train`, and `val` and `test` if there are. Raises DataError where the first sample cannot be read."""
     channels, height, width = sets["train"][0][0].shape
     for each in sets.values():
         each.size = height, width
-    parts = {part: Part(len(each), loading(each, num_workers, channels)) for part, each in sets.items()}
+    parts = {
+        part: Part(len(each), loading(each, num_workers, channels)) for part, each in sets.items()
+    }
     return of_masks(parts, (channels, height, width), num_classes)
 
 
@@ -139,16 +161,31 @@ class ImageMaskLoader(SampleLoader):
     """Batches of images and masks; see SampleLoader. The images are normalised, the masks stay as they are."""
 
     def __init__(
-        self, dataset: Dataset[Any], indices: Tensor, options: LoaderOptions, *, num_workers: int, channels: int = 3
+        self,
+        dataset: Dataset[Any],
+        indices: Tensor,
+        options: LoaderOptions,
+        *,
+        num_workers: int,
+        channels: int = 3,
     ) -> None:
         # Logits of many classes are as large as an image: no more of them at a time than in training.
         chunk = max(1, options.batch_size // options.shard.world_size)
         options = dataclasses.replace(options, eval_batch_size=chunk)
         finish = Finish(options, channels=channels)
-        super().__init__(dataset, indices, options, collate=samples.collated, num_workers=num_workers, finish=finish)
+        super().__init__(
+            dataset,
+            indices,
+            options,
+            collate=samples.collated,
+            num_workers=num_workers,
+            finish=finish,
+        )
 
 
-def loading(dataset: Dataset[Any], num_workers: int, channels: int = 3) -> Callable[[Tensor, LoaderOptions], Loader]:
+def loading(
+    dataset: Dataset[Any], num_workers: int, channels: int = 3
+) -> Callable[[Tensor, LoaderOptions], Loader]:
     """What makes a loader of the samples at given indices."""
     how = {"num_workers": num_workers, "channels": channels}
     return lambda indices, options: ImageMaskLoader(dataset, indices, options, **how)
@@ -160,7 +197,11 @@ def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
         raise DataError(f"is a {type(sample).__name__}, expected (image, mask)")
     mask = torch.as_tensor(sample[1])
     if mask.dim() != 2 or mask.is_floating_point():
-        raise DataError(f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height, width]")
+        raise DataError(
+            f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height, width]"
+        )
     if (wrong := values.wrong(mask)) is not None:
-        raise DataError(f"its mask holds the class {wrong}, {values.expected}; mend the mask, or task.num_classes")
+        raise DataError(
+            f"its mask holds the class {wrong}, {values.expected}; mend the mask, or task.num_classes"
+        )
     return sample[0], mask.long()

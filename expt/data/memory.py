@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.loading import MIN_EVAL_BATCH, Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device
+from expt.data.loading import (
+    MIN_EVAL_BATCH,
+    Batch,
+    Finish,
+    LoaderOptions,
+    Order,
+    ShardedLoader,
+    to_device,
+)
 from expt.data.prefetch import prefetched
 from expt.data.prepared_images import PreparedImages
 from expt.data.tree import leaves, mapped
@@ -46,11 +54,17 @@ class InMemoryLoader(ShardedLoader):
     `indices` choose the split's samples; only images from `place` are shared between loaders.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions) -> None:
-        super().__init__(indices, dataclasses.replace(options, eval_batch_size=_eval_batch_size(options)))
+    def __init__(
+        self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions
+    ) -> None:
+        super().__init__(
+            indices, dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
+        )
         self._finish = Finish(options, channels=images.shape[1])
         device = options.device
-        self._prepared = PreparedImages(images, options, options.prepared) if options.prepared else None
+        self._prepared = (
+            PreparedImages(images, options, options.prepared) if options.prepared else None
+        )
         self._images = images if self._prepared else place(images, device)
         self._labels = labels.to(device if self._prepared else self._images.device)
         self._device = device
@@ -59,12 +73,17 @@ class InMemoryLoader(ShardedLoader):
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for images, labels, block in prefetched(self._blocks(order, pieces), self._device):
             size = len(images) // len(block)
-            sizes, weightless = itertools.repeat(block[0].global_size), itertools.repeat(block[0].weightless)
+            sizes, weightless = (
+                itertools.repeat(block[0].global_size),
+                itertools.repeat(block[0].weightless),
+            )
             yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
-        samples = to_device(order.samples, self._labels.device)  # once per epoch, so that no batch waits for a copy
+        samples = to_device(
+            order.samples, self._labels.device
+        )  # once per epoch, so that no batch waits for a copy
         drawn = None if order.drawn is None else to_device(order.drawn, self._device)
         for block in _alike(pieces, self._block_size):
             chosen = _spread(samples, block)
@@ -111,7 +130,9 @@ class InMemorySampleLoader(ShardedLoader):
 
     def _blocks(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[Any, list[Piece]]]:
         """The batches of `pieces`, several at a time, as InMemoryLoader's."""
-        orders = {tensor.device: to_device(order, tensor.device) for tensor in leaves(self._samples)}
+        orders = {
+            tensor.device: to_device(order, tensor.device) for tensor in leaves(self._samples)
+        }
         for block in _alike(pieces, self._block_size):
             chosen = {device: _spread(order, block) for device, order in orders.items()}
             yield mapped(functools.partial(self._gathered, chosen=chosen), self._samples), block

@@ -19,7 +19,9 @@ from expt.data.indexing import mix
 if TYPE_CHECKING:
     from expt.data.loading import Batch
 
-_SEED = 20_261_123  # sets these numbers apart from the order of the samples and from what augments them
+_SEED = (
+    20_261_123  # sets these numbers apart from the order of the samples and from what augments them
+)
 
 
 class Box(NamedTuple):
@@ -56,9 +58,13 @@ class Mixing:
                 rows, columns = slice(box.top, box.bottom), slice(box.left, box.right)
                 inputs[..., rows, columns] = partners[..., rows, columns]
             classes = functional.one_hot(batch.targets, self.num_classes).float()
-            yield batch._replace(inputs=inputs, targets=classes[:-1].mul(1 - share).add_(classes[1:].mul(share)))
+            yield batch._replace(
+                inputs=inputs, targets=classes[:-1].mul(1 - share).add_(classes[1:].mul(share))
+            )
 
-    def drawn(self, seed: int, epoch: int, number: int, image_size: tuple[int, ...]) -> tuple[float, Box | None]:
+    def drawn(
+        self, seed: int, epoch: int, number: int, image_size: tuple[int, ...]
+    ) -> tuple[float, Box | None]:
         """How much of a sample stays in batch `number`, and the box that is its partner's, where it is cutmix."""
         # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no generator.
         generator = np.random.RandomState(mix(_SEED, seed, epoch, number))
@@ -78,4 +84,6 @@ def box_of(share: float, y: int, x: int, image_size: tuple[int, ...]) -> Box:
     height, width = image_size
     half = 0.5 * math.sqrt(1 - share)
     rows, columns = int(half * height), int(half * width)
-    return Box(max(y - rows, 0), min(y + rows, height), max(x - columns, 0), min(x + columns, width))
+    return Box(
+        max(y - rows, 0), min(y + rows, height), max(x - columns, 0), min(x + columns, width)
+    )

@@ -44,24 +44,34 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
-    found = _own_samples(train, test, num_workers, check_for(train, dataset, task), samples.first(train))
+    found = _own_samples(
+        train, test, num_workers, check_for(train, dataset, task), samples.first(train)
+    )
     if isinstance(task, tasks.Segmentation):
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    if isinstance(task, tasks.TargetTask) and _is_integer(found.example[1]):  # a class of how many, or a count
+    if isinstance(task, tasks.TargetTask) and _is_integer(
+        found.example[1]
+    ):  # a class of how many, or a count
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
         return dataclasses.replace(found, shapes=shapes)
     return found
 
 
 def _of_classes(
-    dataset: datasets.TargetDataset, train: Dataset[Any], test: Dataset[Any], num_workers: int, task: Any
+    dataset: datasets.TargetDataset,
+    train: Dataset[Any],
+    test: Dataset[Any],
+    num_workers: int,
+    task: Any,
 ) -> Source:
     """Samples (inputs, label): images, or inputs of any kind."""
     names = _names(dataset, train)
     try:
         inputs, _ = first = samples.first(train)
     except (TypeError, ValueError) as error:
-        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}") from error
+        raise DataError(
+            f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}"
+        ) from error
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
@@ -70,7 +80,9 @@ def _of_classes(
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
         shapes = {**found.shapes, "num_classes": len(names)}
-        return dataclasses.replace(found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None)
+        return dataclasses.replace(
+            found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None
+        )
     _refuse_channels_last(dataset.target, shape)
     to_train, to_test = (streamed(part, shape, len(names), num_workers) for part in (train, test))
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
@@ -78,7 +90,9 @@ def _of_classes(
 
 def _names(dataset: datasets.TargetDataset, train: Dataset[Any]) -> tuple[str, ...]:
     """Of its classes."""
-    names = tuple(map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes))))
+    names = tuple(
+        map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes)))
+    )
     if len(names) != dataset.num_classes:
         raise ConfigError(
             f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
@@ -121,7 +135,9 @@ def _own_samples(
     if labelled and labelled.channels is not None:
         example = example[0].float(), example[1]  # as they are once they are normalised
     loads = (samples.loading(part, num_workers, check, labelled) for part in (train, test))
-    to_train, to_test = (Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True))
+    to_train, to_test = (
+        Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True)
+    )
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
     return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
@@ -164,5 +180,7 @@ def _size(part: Dataset[Any], target: str, name: str) -> int:
         raise DataError(f"{told}; let __len__ return the number of its samples") from error
 
 
-def _construct(dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
+def _construct(
+    dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]
+) -> Dataset[Any]:
     return user_class.construct(f"dataset._target_={dataset.target}", cls, (), arguments)

@@ -24,7 +24,11 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     """
 
     def __init__(
-        self, dataset: Dataset[Any], mode: str, size: tuple[int, int] | None, target: Callable[[Any], Any] = int
+        self,
+        dataset: Dataset[Any],
+        mode: str,
+        size: tuple[int, int] | None,
+        target: Callable[[Any], Any] = int,
     ) -> None:
         self._dataset, self._mode, self._size, self._target = dataset, mode, size, target
         self.one_size: tuple[int, int] | None = None
@@ -38,7 +42,9 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             picture, label = self._dataset[index]
             picture = in_mode(picture, self._mode)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"sample {index} cannot be read as an image ({error}); replace or remove it") from error
+            raise DataError(
+                f"sample {index} cannot be read as an image ({error}); replace or remove it"
+            ) from error
         if self._size is not None:
             picture = fitted(picture, self._size)
         elif self.one_size and picture.size[::-1] != self.one_size:
@@ -71,7 +77,11 @@ def of_pictures(
     for each in sets.values():
         each.one_size = height, width
     shape, number = (channels, height, width), len(class_names)
-    parts = in_memory or {part: streamed(each, shape, number, num_workers) for part, each in sets.items()}
+    parts = in_memory or {
+        part: streamed(each, shape, number, num_workers) for part, each in sets.items()
+    }
     train = transforms.transformed(parts["train"], originals, shape, number, num_workers)
     classes = torch.zeros(train.size) if labels is None else labels
-    return of_images(shape, class_names, train, parts.get("test"), val=parts.get("val"), classes=classes)
+    return of_images(
+        shape, class_names, train, parts.get("test"), val=parts.get("val"), classes=classes
+    )

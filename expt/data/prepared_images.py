@@ -34,7 +34,9 @@ class PreparedImages:
                 f"prepare_once=true: takes {needed / 1e9:.1f} GB of the GPU's memory, of which {free / 1e9:.1f} GB are "
                 "free; use prepare_once=false"
             )
-        normalise = Normalise(options.mean, options.std, channels=channels, device=device, channels_last=False)
+        normalise = Normalise(
+            options.mean, options.std, channels=channels, device=device, channels_last=False
+        )
         pixels = torch.empty(len(images), *size, channels, dtype=dtype, device=device)
         at_a_time = max(1, _BYTES_AT_A_TIME // (4 * channels * self._image))
         for made, part in zip(pixels.split(at_a_time), images.split(at_a_time), strict=True):
@@ -49,7 +51,15 @@ class PreparedImages:
             columns = torch.arange(self._width, device=device).expand(len(chosen), -1) + padding
         else:
             rows, columns = self._augment.places(drawn, self._height, self._width)
-        places = (chosen * self._image)[:, None, None] + (rows * self._row)[:, :, None] + columns[:, None, :]
-        images = self._pixels.index_select(0, places.flatten()).view(*places.shape, -1).permute(0, 3, 1, 2)
+        places = (
+            (chosen * self._image)[:, None, None]
+            + (rows * self._row)[:, :, None]
+            + columns[:, None, :]
+        )
+        images = (
+            self._pixels.index_select(0, places.flatten())
+            .view(*places.shape, -1)
+            .permute(0, 3, 1, 2)
+        )
         images = images.contiguous(memory_format=self._layout)
         return images if drawn is None else self._augment.cut(images, drawn)

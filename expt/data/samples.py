@@ -22,7 +22,9 @@ from expt.data.tree import leaves, mapped
 from expt.errors import DataError
 
 
-def loading(dataset: Dataset[Any], num_workers: int, check: Check, labelled: Labelled | None = None) -> Load:
+def loading(
+    dataset: Dataset[Any], num_workers: int, check: Check, labelled: Labelled | None = None
+) -> Load:
     """What makes a loader of the samples at given indices.
 
     A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as torch's
@@ -33,8 +35,12 @@ def loading(dataset: Dataset[Any], num_workers: int, check: Check, labelled: Lab
         own = getattr(dataset, "collate", None)
         collate: Callable[[list[Any]], tuple[Any, Any]] = functools.partial(collated, own=own)
         if labelled and own:
-            collate = functools.partial(_labelled, own=own, kind=labelled, mixes=options.mixing is not None)
-        how: Any = {"collate": collate, "num_workers": num_workers} | (labelled.finish(options) if labelled else {})
+            collate = functools.partial(
+                _labelled, own=own, kind=labelled, mixes=options.mixing is not None
+            )
+        how: Any = {"collate": collate, "num_workers": num_workers} | (
+            labelled.finish(options) if labelled else {}
+        )
         if isinstance(dataset, IterableDataset):
             return IterableLoader(dataset, indices, options, check=check, **how)
         return SampleLoader(CheckedSamples(dataset, check), indices, options, **how)
@@ -55,12 +61,18 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
             where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
             mend = f"mend the dataset's method collate{where}"
         raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {mend}") from error
-    inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
+    inputs, targets = (
+        batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
+    )
     if next(leaves((inputs, targets)), None) is None:
-        raise DataError(f"a batch holds no tensor, it is a {type(batch).__name__}; return tensors from collate")
+        raise DataError(
+            f"a batch holds no tensor, it is a {type(batch).__name__}; return tensors from collate"
+        )
     lengths = {len(tensor) if tensor.dim() else None for tensor in leaves((targets, inputs))}
     if None in lengths:
-        raise DataError("a batch holds a tensor without a dimension for its samples; let its first be [samples, ...]")
+        raise DataError(
+            "a batch holds a tensor without a dimension for its samples; let its first be [samples, ...]"
+        )
     if own and (size := len(next(leaves((targets, inputs))))) != len(samples):
         raise DataError(
             f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once; let it keep them, "
@@ -70,12 +82,16 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     return found
 
 
-def _labelled(samples: list[Any], own: Callable[[list[Any]], Any], kind: Labelled, *, mixes: bool) -> tuple[Any, Any]:
+def _labelled(
+    samples: list[Any], own: Callable[[list[Any]], Any], kind: Labelled, *, mixes: bool
+) -> tuple[Any, Any]:
     return kind.checked(collated(samples, own), mixes=mixes)
 
 
 def _single(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()  # no process hands on what hangs on others, as of a model that `collate` asks
+    tensor = (
+        tensor.detach()
+    )  # no process hands on what hangs on others, as of a model that `collate` asks
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
@@ -101,7 +117,9 @@ def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any
     if hasattr(dataset, "vocab_size"):
         if not hasattr(dataset, "context"):
             name = type(dataset).__name__
-            raise DataError(f"{name} has a vocab_size, but no context; let that be the most tokens that a sample has")
+            raise DataError(
+                f"{name} has a vocab_size, but no context; let that be the most tokens that a sample has"
+            )
         return {"vocab_size": dataset.vocab_size, "context": dataset.context}
     if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
         channels, height, width = (1,) * (3 - inputs.dim()) + tuple(inputs.shape)

@@ -79,7 +79,11 @@ class Source:
 
 
 def of_images(
-    shape: tuple[int, int, int], class_names: Sequence[str], train: Part, test: Part | None, **more: Any
+    shape: tuple[int, int, int],
+    class_names: Sequence[str],
+    train: Part,
+    test: Part | None,
+    **more: Any,
 ) -> Source:
     """Images of one shape (channels, height, width), each of one class."""
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": len(class_names)}
@@ -87,7 +91,9 @@ def of_images(
     return Source(shapes, tuple(class_names), example, train, test, **more)
 
 
-def streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int) -> Part:
+def streamed(
+    dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int
+) -> Part:
     """Images of a Dataset, read one by one while a run trains."""
 
     def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -95,6 +101,8 @@ def streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: in
             check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
             how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
             return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
-        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
+        return StreamLoader(
+            dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers
+        )
 
     return Part(len(cast(Sized, dataset)), load_part)

@@ -38,10 +38,14 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
     """
     if not isinstance(held_out, IterableLoader) or not isinstance(dataset, datasets.TargetDataset):
         return
-    evaluated, *trained = (_first(held_out, *seeds) for seeds in ((0, 0), *((seed, epoch) for epoch in _EPOCHS)))
+    evaluated, *trained = (
+        _first(held_out, *seeds) for seeds in ((0, 0), *((seed, epoch) for epoch in _EPOCHS))
+    )
     found = {_order(evaluated, epoch) for epoch in trained}
     key, without = f"dataset._target_={dataset.target}", "dataset.val_fraction=0 eval_split=test"
-    without = without if dataset.folds is None else f"dataset.folds=null dataset.fold=null {without}"
+    without = (
+        without if dataset.folds is None else f"dataset.folds=null dataset.fold=null {without}"
+    )
     if "another" in found:
         raise ConfigError(
             f"{key}: gives its samples in another order in each epoch, and val is held out by their places, so that "
@@ -60,7 +64,9 @@ def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
 
 
 def _digested(inputs: Any, targets: Any) -> _Sample:
-    has_class = isinstance(targets, Tensor) and targets.numel() == 1 and not targets.is_floating_point()
+    has_class = (
+        isinstance(targets, Tensor) and targets.numel() == 1 and not targets.is_floating_point()
+    )
     return _Sample(_digest((inputs, targets)), _digest(targets), has_class)
 
 
@@ -68,18 +74,23 @@ def _digest(tree: Any) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for tensor in leaves(tree):
         found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return found.digest()
 
 
-def _order(one: Sequence[_Sample], other: Sequence[_Sample]) -> Literal["same", "another", "unknown"]:
+def _order(
+    one: Sequence[_Sample], other: Sequence[_Sample]
+) -> Literal["same", "another", "unknown"]:
     """Of the `other` beside that of `one`, of as many samples."""
     pairs = list(zip(one, other, strict=True))
     if all(before.whole == after.whole for before, after in pairs):
         return "same"
     times, there = Counter(sample.whole for sample in one), {sample.whole for sample in other}
     if any(
-        times[before.whole] == 1 and before.whole != after.whole and before.whole in there for before, after in pairs
+        times[before.whole] == 1 and before.whole != after.whole and before.whole in there
+        for before, after in pairs
     ):
         return "another"
     if any(before.targets != after.targets for before, after in pairs):

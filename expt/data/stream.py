@@ -22,7 +22,15 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from expt.data.checked_samples import CheckedSamples
 from expt.data.image_folder_files import in_mode
 from expt.data.indexing import Piece, mix
-from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
+from expt.data.loading import (
+    Batch,
+    Finish,
+    LoaderOptions,
+    Order,
+    ShardedLoader,
+    to_device,
+    tree_to_device,
+)
 from expt.data.prefetch import prefetched
 from expt.errors import ConfigError, DataError, ExptError
 
@@ -55,7 +63,9 @@ class SampleLoader(ShardedLoader):
         super().__init__(indices, options)
         self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
-        self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, Collated(collate))
+        self._loader = _data_loader(
+            _Seeded(dataset), self._sampler, options.device, num_workers, Collated(collate)
+        )
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces)), self._device)
@@ -67,7 +77,11 @@ class SampleLoader(ShardedLoader):
 
 
 def loaded_batches(
-    loader: DataLoader[Any], order: Order, pieces: list[Piece], device: torch.device, finish: Finishing
+    loader: DataLoader[Any],
+    order: Order,
+    pieces: list[Piece],
+    device: torch.device,
+    finish: Finishing,
 ) -> Iterator[Batch]:
     """One for each of the `pieces`, of what the loader's processes read. Raises the errors that they hand on."""
     drawn = None if order.drawn is None else to_device(order.drawn, device)
@@ -106,9 +120,13 @@ class StreamLoader(SampleLoader):
         num_classes: int,
         num_workers: int = 0,
     ) -> None:
-        checked = CheckedSamples(dataset, functools.partial(checked_image, shape=shape, num_classes=num_classes))
+        checked = CheckedSamples(
+            dataset, functools.partial(checked_image, shape=shape, num_classes=num_classes)
+        )
         finish = Finish(options, channels=shape[0])
-        super().__init__(checked, indices, options, collate=stacked, num_workers=num_workers, finish=finish)
+        super().__init__(
+            checked, indices, options, collate=stacked, num_workers=num_workers, finish=finish
+        )
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -122,7 +140,11 @@ def to_tensor(image: Any) -> Tensor:
         if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
             image = in_mode(image, "RGB")
         # A copy: arrays of PIL and of memory maps are read-only.
-        tensor = torch.from_numpy(np.array(image)) if hasattr(image, "__array_interface__") else torch.empty(0)
+        tensor = (
+            torch.from_numpy(np.array(image))
+            if hasattr(image, "__array_interface__")
+            else torch.empty(0)
+        )
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
     if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
         raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
@@ -132,7 +154,11 @@ def to_tensor(image: Any) -> Tensor:
 
 def _describe(image: Any) -> str:
     shape = getattr(image, "shape", None)
-    return type(image).__name__ if shape is None else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
+    return (
+        type(image).__name__
+        if shape is None
+        else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
+    )
 
 
 class _BatchSampler(Sampler[list[tuple[int, int]]]):
@@ -155,7 +181,10 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
             chosen: list[int] = samples[piece.start : piece.stop].tolist()
             again = [0] * len(chosen) if times is None else times[piece.start : piece.stop].tolist()
             # A sample that comes again in an epoch is augmented anew.
-            seeds = [(seed, epoch, index, *([time] if time else [])) for index, time in zip(chosen, again, strict=True)]
+            seeds = [
+                (seed, epoch, index, *([time] if time else []))
+                for index, time in zip(chosen, again, strict=True)
+            ]
             yield [(index, mix(*numbers)) for index, numbers in zip(chosen, seeds, strict=True)]
 
 
@@ -193,7 +222,11 @@ def labelled(sample: Any, what: str) -> tuple[Any, Any]:
     """A sample (`what`, label). Raises DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
-    found = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
+    found = (
+        f"{len(sample)} values"
+        if isinstance(sample, list | tuple)
+        else f"a {type(sample).__name__}"
+    )
     raise DataError(f"it is {found}, expected ({what}, label)")
 
 
@@ -255,17 +288,27 @@ def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 def _data_loader(
-    dataset: _Seeded, sampler: _BatchSampler, device: torch.device, num_workers: int, collate: Collated
+    dataset: _Seeded,
+    sampler: _BatchSampler,
+    device: torch.device,
+    num_workers: int,
+    collate: Collated,
 ) -> DataLoader[Any]:
     persistent = num_workers > 0
     how = loading_settings(device, num_workers)
-    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, persistent_workers=persistent, **how)
+    return DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=collate, persistent_workers=persistent, **how
+    )
 
 
 def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
     """What torch's DataLoader is told of its processes."""
     # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
-    forks = num_workers > 0 and sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
+    forks = (
+        num_workers > 0
+        and sys.platform != "darwin"
+        and "fork" in multiprocessing.get_all_start_methods()
+    )
     return {
         "num_workers": num_workers,
         "pin_memory": device.type == "cuda",
@@ -277,7 +320,9 @@ def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
 
 
 def _start_process(_worker: int, parent: int | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the worker decides what it means
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the worker decides what it means
     if sys.platform == "linux" and parent is not None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above

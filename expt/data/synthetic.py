@@ -19,8 +19,14 @@ def synthetic(dataset: datasets.Synthetic) -> tuple[tuple[Tensor, Tensor], tuple
     """
     generator = torch.Generator().manual_seed(mix(dataset.seed))
     coarse = torch.rand(dataset.num_classes, dataset.channels, 4, 4, generator=generator)
-    patterns = functional.interpolate(coarse, size=list(dataset.image_size), mode="bilinear").mul_(127).to(torch.uint8)
-    return _draw(patterns, dataset.train_size, generator), _draw(patterns, dataset.test_size, generator)
+    patterns = (
+        functional.interpolate(coarse, size=list(dataset.image_size), mode="bilinear")
+        .mul_(127)
+        .to(torch.uint8)
+    )
+    return _draw(patterns, dataset.train_size, generator), _draw(
+        patterns, dataset.test_size, generator
+    )
 
 
 def _draw(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,9 @@ def found(dataset: TableConfig) -> Path:
     """Its file. Raises DataError where there is none."""
     path = DIABETES if isinstance(dataset, datasets.Diabetes) else Path(dataset.path)
     if not path.is_file():
-        raise DataError(f"dataset.path={path}: there is no such file; name a .csv, .npz or .parquet")
+        raise DataError(
+            f"dataset.path={path}: there is no such file; name a .csv, .npz or .parquet"
+        )
     return path
 
 
@@ -70,13 +72,19 @@ def _kind(task: Any) -> Kind:
 
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep
 def _load(
-    path: Path, _state: tuple[int, int], targets: tuple[str, ...], features: tuple[str, ...] | None, kind: Kind
+    path: Path,
+    _state: tuple[int, int],
+    targets: tuple[str, ...],
+    features: tuple[str, ...] | None,
+    kind: Kind,
 ) -> Rows:
     columns = columns_of(path)
     given, features = features, _chosen(path, columns, targets, features)
     if not len(columns[features[0]]):
         raise DataError(f"{path}: has no rows; give it some")
-    mend = MEND if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or mend it"
+    mend = (
+        MEND if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or mend it"
+    )
     found, feature_names = numbers_of(path, columns, features, mend)
     if kind == "class":
         answers, class_names = classes_of(path, targets[0], columns[targets[0]])
@@ -88,7 +96,10 @@ def _load(
 
 
 def _chosen(
-    path: Path, columns: Mapping[str, Column], targets: Sequence[str], features: Sequence[str] | None
+    path: Path,
+    columns: Mapping[str, Column],
+    targets: Sequence[str],
+    features: Sequence[str] | None,
 ) -> tuple[str, ...]:
     """The columns of the features. Raises ConfigError for names that are not there, or there twice."""
     for key, names in (("targets", targets), ("features", features or ())):
@@ -103,7 +114,9 @@ def _chosen(
     if features is None:
         features = [name for name in columns if name not in targets]
     if both := [name for name in features if name in targets]:
-        raise ConfigError(f"dataset.features={both[0]}: is one of dataset.targets, to be predicted; leave it out")
+        raise ConfigError(
+            f"dataset.features={both[0]}: is one of dataset.targets, to be predicted; leave it out"
+        )
     if not features:
         raise ConfigError(f"dataset.features: {path} has no column beside the targets; give it one")
     return tuple(features)
@@ -119,14 +132,22 @@ def standardised(
     found: dict[str, tuple[float, float]] = {}
     if dataset.standardise:
         features, scales = _at_unit_scale(rows.features, training)
-        rows, found = rows._replace(features=features), dict(zip(rows.feature_names, scales, strict=True))
+        rows, found = (
+            rows._replace(features=features),
+            dict(zip(rows.feature_names, scales, strict=True)),
+        )
     if dataset.standardise_targets and not rows.class_names:
         targets, scales = _at_unit_scale(rows.targets, training)
-        rows, found = rows._replace(targets=targets), {**found, **dict(zip(rows.target_names, scales, strict=True))}
+        rows, found = (
+            rows._replace(targets=targets),
+            {**found, **dict(zip(rows.target_names, scales, strict=True))},
+        )
     return rows, found
 
 
-def _at_unit_scale(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray, list[tuple[float, float]]]:
+def _at_unit_scale(
+    values: np.ndarray, training: np.ndarray
+) -> tuple[np.ndarray, list[tuple[float, float]]]:
     import numpy as np
 
     chosen = values[training]
@@ -136,24 +157,35 @@ def _at_unit_scale(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray
     return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
 
 
-def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig | datasets.HuggingFace) -> Rows:
+def in_order_of(
+    trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig | datasets.HuggingFace
+) -> Rows:
     """The rows with the columns of a run, in its order and by its names, as its record says of its data.
 
     A single target may have another name. Raises ConfigError where a column is missing.
     """
     number, scales = trained_on["image_size"][1], [*trained_on.get("standardised", {})]
     # A run of a version that recorded no names has those of what it standardised, features first.
-    features = trained_on.get("feature_names") or (scales[:number] if len(scales) >= number else rows.feature_names)
+    features = trained_on.get("feature_names") or (
+        scales[:number] if len(scales) >= number else rows.feature_names
+    )
     targets = trained_on.get("target_names") or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
     file = getattr(dataset, "path", DIABETES)
-    for key, wanted, there in (("features", features, rows.feature_names), ("targets", targets, rows.target_names)):
+    for key, wanted, there in (
+        ("features", features, rows.feature_names),
+        ("targets", targets, rows.target_names),
+    ):
         if missing := [name for name in wanted if name not in there]:
             hint = did_you_mean(missing[0], there)
-            raise ConfigError(f"dataset.{key}: {file} has no {missing[0]}, which the run was trained with.{hint}")
+            raise ConfigError(
+                f"dataset.{key}: {file} has no {missing[0]}, which the run was trained with.{hint}"
+            )
     if len(features) != number or len(targets) != len(rows.target_names):
-        raise ConfigError(f"dataset.path={file}: has other columns than the run's {number}; name them by features")
+        raise ConfigError(
+            f"dataset.path={file}: has other columns than the run's {number}; name them by features"
+        )
     columns = [rows.feature_names.index(name) for name in features]
     rows = rows._replace(features=rows.features[:, columns], feature_names=tuple(features))
     if rows.class_names:

@@ -38,13 +38,19 @@ def numbers_of(
     import numpy as np
 
     found = [_numbers(path, name, columns[name], mend) for name in names]
-    parts = tuple(each for name, values in zip(names, found, strict=True) for each in _parts(name, values))
+    parts = tuple(
+        each for name, values in zip(names, found, strict=True) for each in _parts(name, values)
+    )
     return np.concatenate(found, axis=1), parts
 
 
 def _parts(name: str, values: np.ndarray) -> list[str]:
     """The names of a column's numbers: an array of an .npz may hold several in each row."""
-    return [name] if values.shape[1] == 1 else [f"{name}[{number}]" for number in range(values.shape[1])]
+    return (
+        [name]
+        if values.shape[1] == 1
+        else [f"{name}[{number}]" for number in range(values.shape[1])]
+    )
 
 
 def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
@@ -109,7 +115,13 @@ def _is_number(cell: Any) -> bool:
 
 def _wrong(path: Path, name: str, row: int, cell: Any, mend: str) -> DataError:
     text = str(cell).strip() if cell is not None else ""
-    what = "is empty" if not text else f"is {text}" if _is_number(cell) else f"{text[:40]!r} is no number"
+    what = (
+        "is empty"
+        if not text
+        else f"is {text}"
+        if _is_number(cell)
+        else f"{text[:40]!r} is no number"
+    )
     return DataError(f"{path}: column {name}, row {row + 1}: {what}; {mend}")
 
 
@@ -124,8 +136,14 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     if cells.ndim == 2 and cells.shape[1] == 1:
         cells = cells[:, 0]
     if cells.ndim != 1:
-        raise DataError(f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one")
-    texts = ["" if cell is None else _text(cell).strip() for cell in cells] if cells.dtype.kind in "OUS" else []
+        raise DataError(
+            f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one"
+        )
+    texts = (
+        ["" if cell is None else _text(cell).strip() for cell in cells]
+        if cells.dtype.kind in "OUS"
+        else []
+    )
     if texts and not (all(map(_is_number, cells)) and not any(map(_PADDED.match, texts))):
         if "" in texts:
             raise _wrong(path, name, texts.index(""), "", "give it a class, or remove the row")
@@ -133,7 +151,9 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     elif cells.dtype.kind == "b":  # as the texts of a .csv
         found, classes = np.unique(cells, return_inverse=True)
         names = found.astype(str)
-    elif (whole := _integers(cells, texts)) is not None:  # not by float64, in which large ones are alike
+    elif (
+        whole := _integers(cells, texts)
+    ) is not None:  # not by float64, in which large ones are alike
         found, classes = np.unique(whole, return_inverse=True)
         names = found.astype(str)
     else:
@@ -152,10 +172,14 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
     """Raise DataError where nothing can be learned of the column's classes: one alone, or too few rows of each."""
     if len(names) == 1:
-        raise DataError(f"{path}: column {name}: all rows are of one class, {names[0]}; name another target")
+        raise DataError(
+            f"{path}: column {name}: all rows are of one class, {names[0]}; name another target"
+        )
     if len(names) > max(20, len(classes) / 2):
         told = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
-        raise DataError(f"{path}: column {name}: {told}; use task=regression for numbers, or name another target")
+        raise DataError(
+            f"{path}: column {name}: {told}; use task=regression for numbers, or name another target"
+        )
 
 
 def _text(cell: Any) -> str:

@@ -25,7 +25,9 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
     return of_rows(dataset, *_read(dataset, task), device)
 
 
-def rows_as_in(trained_on: Mapping[str, Any], dataset: table.TableConfig, task: Any, device: torch.device) -> Source:
+def rows_as_in(
+    trained_on: Mapping[str, Any], dataset: table.TableConfig, task: Any, device: torch.device
+) -> Source:
     """The rows as those were given to a run whose record says `trained_on` of its data: its columns, its scales.
 
     Raises ConfigError where a column is missing, ConfigError and DataError as table.load.
@@ -55,14 +57,18 @@ def of_rows(
     return _source(rows, parts, device, fitted=fitted)
 
 
-def _read(dataset: table.TableConfig, task: Any, *, learns: bool = True) -> tuple[table.Rows, dict[str, np.ndarray]]:
+def _read(
+    dataset: table.TableConfig, task: Any, *, learns: bool = True
+) -> tuple[table.Rows, dict[str, np.ndarray]]:
     """All rows, and the places of those for training and for the test."""
     rows = table.load(dataset, task, learns=learns)
     train, test = indexing.split(len(rows.features), dataset.test_fraction, None)
     return rows, {"train": train.numpy(), "test": test.numpy()}
 
 
-def _source(rows: table.Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any) -> Source:
+def _source(
+    rows: table.Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any
+) -> Source:
     def part(index: np.ndarray) -> Part:
         samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
         return Part(len(index), functools.partial(InMemorySampleLoader, samples))
@@ -73,7 +79,9 @@ def _source(rows: table.Rows, parts: Mapping[str, np.ndarray], device: torch.dev
     classes = targets if rows.class_names else torch.zeros(len(train))
     more |= {"feature_names": rows.feature_names, "target_names": rows.target_names}
     more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
-    return Source(_shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more)
+    return Source(
+        _shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more
+    )
 
 
 def _shapes(rows: table.Rows) -> Mapping[str, Any]:
@@ -85,4 +93,6 @@ def _shapes(rows: table.Rows) -> Mapping[str, Any]:
 def _tensors(rows: table.Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
     """Features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
     targets = torch.from_numpy(rows.targets[index])
-    return torch.from_numpy(rows.features[index]).float(), targets if rows.class_names else targets.float()
+    return torch.from_numpy(
+        rows.features[index]
+    ).float(), targets if rows.class_names else targets.float()

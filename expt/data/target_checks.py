@@ -52,21 +52,23 @@ def _unless(sample: Any, wrong: _Wrong) -> Any:
     return sample
 
 
-def _target(dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any) -> str | None:
+def _target(
+    dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any
+) -> str | None:
     """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no tensor yet."""
     if isinstance(target, Tensor | np.ndarray | np.number | float | int):
         return wrong(torch.as_tensor(target))
     if hasattr(dataset, "collate"):
         return None
-    return f"its target is a {type(target).__name__}, expected a tensor; return torch.tensor(target)"
+    return (
+        f"its target is a {type(target).__name__}, expected a tensor; return torch.tensor(target)"
+    )
 
 
 def _label(target: Tensor) -> str | None:
     if not (wrong := (target != 0) & (target != 1)).any():
         return None
-    return (
-        f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or use task=regression"
-    )
+    return f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or use task=regression"
 
 
 def _number(target: Tensor) -> str | None:

@@ -43,7 +43,9 @@ class Windows:
             ]
         )
         if [len(file) for file in self._files] != [*extent.sizes]:
-            raise DataError(f"{extent.files[0]}: the text has changed while the run was starting; start it again")
+            raise DataError(
+                f"{extent.files[0]}: the text has changed while the run was starting; start it again"
+            )
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start - 1) // self.context)
@@ -56,14 +58,19 @@ class Windows:
             first = self._start + index * self.context
             found = self._tokens(first, min(first + self.context + 1, self._stop))
             row[: len(found)] = found
-        inputs, targets = torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
+        inputs, targets = (
+            torch.from_numpy(tokens[:, :-1].copy()),
+            torch.from_numpy(tokens[:, 1:].copy()),
+        )
         return inputs.clamp_(min=0), targets
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
         """Of the whole text, over the ends of files."""
         first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
         pieces = []
-        for file, end in zip(self._files[first : last + 1], self._ends[first : last + 1], strict=True):
+        for file, end in zip(
+            self._files[first : last + 1], self._ends[first : last + 1], strict=True
+        ):
             begin = end - len(file)
             pieces.append(file[max(start - begin, 0) : stop - begin])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -75,7 +82,9 @@ class TextLoader(ShardedLoader):
     def __init__(self, windows: Windows, indices: Tensor, options: LoaderOptions) -> None:
         share = options.batch_size // options.shard.world_size
         most = max(share, _EVAL_TOKENS // windows.context, 1)
-        super().__init__(indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most))
+        super().__init__(
+            indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most)
+        )
         self._windows = windows
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
@@ -85,4 +94,9 @@ class TextLoader(ShardedLoader):
         for piece in pieces:
             inputs, targets = self._windows.read(order[piece.start : piece.stop].tolist())
             device = self._options.device
-            yield Batch(to_device(inputs, device), to_device(targets, device), piece.global_size, piece.weightless)
+            yield Batch(
+                to_device(inputs, device),
+                to_device(targets, device),
+                piece.global_size,
+                piece.weightless,
+            )

@@ -60,7 +60,9 @@ def parts_of(dataset: datasets.Text) -> Parts:
             )
     if dataset.context > extents[0].stop - 1:
         trained_on = extents[0].stop
-        raise DataError(f"dataset.context={dataset.context}: only {trained_on} {unit} are left to train on; use less")
+        raise DataError(
+            f"dataset.context={dataset.context}: only {trained_on} {unit} are left to train on; use less"
+        )
     train, val_part, test_part = (
         extent if is_wanted else None for extent, is_wanted in zip(extents, wanted, strict=True)
     )
@@ -74,7 +76,9 @@ def files_of(dataset: datasets.Text) -> tuple[Path, ...]:
     if root.is_dir():
         found = tuple(sorted(path for path in root.rglob("*.txt") if path.is_file()))
         if not found:
-            raise DataError(f"dataset.root={root}: no file *.txt lies below it; give a plain text, or a folder of them")
+            raise DataError(
+                f"dataset.root={root}: no file *.txt lies below it; give a plain text, or a folder of them"
+            )
         return found
     if not root.exists():
         raise DataError(
@@ -87,7 +91,9 @@ def _size(path: Path) -> int:
     try:
         with path.open("rb") as file:
             if file.read(2) == b"\x1f\x8b":
-                raise DataError(f"{path}: is compressed; unpack it, as in gunzip --keep {path.name}")
+                raise DataError(
+                    f"{path}: is compressed; unpack it, as in gunzip --keep {path.name}"
+                )
         return path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); mend its permissions") from error
@@ -147,12 +153,16 @@ def _tokenizer(dataset: datasets.Text) -> Any:
             f"dataset.tokens={dataset.tokens}: needs tokenizers; pip install 'expt[tokenizers]'"
         ) from error
     if not Path(dataset.tokens).is_file():
-        raise DataError(f"dataset.tokens={dataset.tokens}: there is no such file; name a tokenizer.json, or use bytes")
+        raise DataError(
+            f"dataset.tokens={dataset.tokens}: there is no such file; name a tokenizer.json, or use bytes"
+        )
     try:
         found = library.Tokenizer.from_file(dataset.tokens)
     except Exception as error:  # the library raises no other
         told = first_line(error)
-        raise DataError(f"dataset.tokens={dataset.tokens}: cannot be read as a tokenizer ({told}); mend it") from error
+        raise DataError(
+            f"dataset.tokens={dataset.tokens}: cannot be read as a tokenizer ({told}); mend it"
+        ) from error
     found.no_truncation()  # its file may have both, for the samples of another model
     found.no_padding()
     return found

@@ -18,7 +18,12 @@ from expt.data.folders import walked
 from expt.data.torchvision_kinds import kind_of
 from expt.errors import DataError
 
-_PACKED = (".zip", ".tar", ".tgz", ".gz")  # what was unpacked counts, and not whether its archive is kept
+_PACKED = (
+    ".zip",
+    ".tar",
+    ".tgz",
+    ".gz",
+)  # what was unpacked counts, and not whether its archive is kept
 
 
 def root_of(dataset: Torchvision) -> Path:
@@ -28,7 +33,9 @@ def root_of(dataset: Torchvision) -> Path:
 
 def missing(dataset: Torchvision) -> list[Path]:
     """What is not there of the dataset's files and folders."""
-    return [path for name in kind_of(dataset).paths if not (path := root_of(dataset) / name).exists()]
+    return [
+        path for name in kind_of(dataset).paths if not (path := root_of(dataset) / name).exists()
+    ]
 
 
 def files(dataset: Torchvision) -> list[str]:

@@ -57,7 +57,12 @@ KINDS = {
     "Cityscapes": Kind(19, ("gtFine", "leftImg8bit"), _NO_TEST, unfetched=_REGISTERED),
     "Country211": Kind(211, ("country211",), {**_SPLIT, "val": {"split": "valid"}}),
     "DTD": Kind(47, ("dtd",), _THREE),
-    "EMNIST": Kind(47, ("EMNIST",), {part: {"split": "balanced", **(how or {})} for part, how in _TRAIN.items()}, "HW"),
+    "EMNIST": Kind(
+        47,
+        ("EMNIST",),
+        {part: {"split": "balanced", **(how or {})} for part, how in _TRAIN.items()},
+        "HW",
+    ),
     "EuroSAT": Kind(10, ("eurosat",), _ONE),
     "FER2013": Kind(7, ("fer2013",), _SPLIT, unfetched=_BY_HAND, grey=True),
     "FGVCAircraft": Kind(100, ("fgvc-aircraft-2013b",), _THREE),
@@ -74,7 +79,9 @@ KINDS = {
     "MNIST": Kind(10, ("MNIST",), _TRAIN, "HW"),
     # The characters of its evaluation are others than those of its background.
     "Omniglot": Kind(None, (), _ONE, grey=True),
-    "OxfordIIITPet": Kind(37, ("oxford-iiit-pet",), {"train": {"split": "trainval"}, "test": {"split": "test"}}),
+    "OxfordIIITPet": Kind(
+        37, ("oxford-iiit-pet",), {"train": {"split": "trainval"}, "test": {"split": "test"}}
+    ),
     "PCAM": Kind(2, ("pcam",), _THREE),
     # Its test has no classes.
     "Places365": Kind(365, (), {"train": {"split": "train-standard"}, "val": {"split": "val"}}),
@@ -99,7 +106,9 @@ def kind_of(dataset: Torchvision) -> Kind:
 
 def _with(kind: Kind, chosen: Options) -> Kind:
     """Its class is constructed with what is chosen for each part."""
-    return kind._replace(parts={part: {**(how or {}), **chosen} for part, how in kind.parts.items()})
+    return kind._replace(
+        parts={part: {**(how or {}), **chosen} for part, how in kind.parts.items()}
+    )
 
 
 def _celeba(kind: Kind, chosen: Options) -> Kind:
@@ -109,7 +118,9 @@ def _celeba(kind: Kind, chosen: Options) -> Kind:
 
 
 def _emnist(kind: Kind, chosen: Options) -> Kind:
-    number = {"byclass": 62, "letters": 27, "digits": 10, "mnist": 10}.get(str(chosen.get("split")), 47)
+    number = {"byclass": 62, "letters": 27, "digits": 10, "mnist": 10}.get(
+        str(chosen.get("split")), 47
+    )
     return _with(kind._replace(num_classes=number), chosen)
 
 
@@ -124,11 +135,16 @@ def _imagenette(kind: Kind, chosen: Options) -> Kind:
 
 
 def _inaturalist(kind: Kind, chosen: Options) -> Kind:
-    version, rest = chosen.get("version", "2021_train"), {"target_type": chosen.get("target_type", "full")}
+    version, rest = (
+        chosen.get("version", "2021_train"),
+        {"target_type": chosen.get("target_type", "full")},
+    )
     parts: dict[str, Options | None] = {"train": {"version": version, **rest}}
     if version.startswith("2021"):
         parts["val"] = {"version": "2021_valid", **rest}
-    return kind._replace(paths=tuple(str((how or {})["version"]) for how in parts.values()), parts=parts)
+    return kind._replace(
+        paths=tuple(str((how or {})["version"]) for how in parts.values()), parts=parts
+    )
 
 
 def _lsun(kind: Kind, chosen: Options) -> Kind:
@@ -137,7 +153,8 @@ def _lsun(kind: Kind, chosen: Options) -> Kind:
         part: {"classes": [f"{scene}_{part}" for scene in scenes]} for part in ("train", "val")
     }
     return kind._replace(
-        paths=tuple(f"{name}_lmdb" for how in parts.values() for name in (how or {})["classes"]), parts=parts
+        paths=tuple(f"{name}_lmdb" for how in parts.values() for name in (how or {})["classes"]),
+        parts=parts,
     )
 
 
@@ -151,7 +168,10 @@ def _places(kind: Kind, chosen: Options) -> Kind:
     variant = split.partition("-")[2]
     lists = ("categories_places365.txt", f"places365_train_{variant}.txt", "places365_val.txt")
     small = {"small": bool(chosen.get("small"))}
-    parts: dict[str, Options | None] = {"train": {"split": split, **small}, "val": {"split": "val", **small}}
+    parts: dict[str, Options | None] = {
+        "train": {"split": split, **small},
+        "val": {"split": "val", **small},
+    }
     return kind._replace(paths=(*lists, f"data_{size}_{variant}", f"val_{size}"), parts=parts)
 
 

@@ -28,14 +28,21 @@ from expt.errors import DataError
 
 _POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
 _NUMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "landmarks": ("landmarks_align", tuple(f"{point}_{axis}" for point in _POINTS for axis in "xy")),
+    "landmarks": (
+        "landmarks_align",
+        tuple(f"{point}_{axis}" for point in _POINTS for axis in "xy"),
+    ),
     "bbox": ("bbox", ("x", "y", "width", "height")),
 }
 """Of what CelebA has beside labels and persons: the attribute, and the names of its numbers."""
 
 
 def source(
-    dataset: Torchvision, task: Any, device: torch.device, num_workers: int, scales: Scales | None = None
+    dataset: Torchvision,
+    task: Any,
+    device: torch.device,
+    num_workers: int,
+    scales: Scales | None = None,
 ) -> Source:
     """Its parts: from memory where torchvision holds its images there and all have one size, else read one by one.
 
@@ -50,7 +57,9 @@ def source(
     if counts or targets_of(dataset.set, dataset.options) != "classes":
         values, names = _values_of(sets["train"], counts=counts)
         return of_numbers(
-            lambda scaled: {part: Pictures(each, mode, size, _row(scaled)) for part, each in sets.items()},
+            lambda scaled: {
+                part: Pictures(each, mode, size, _row(scaled)) for part, each in sets.items()
+            },
             values,
             names,
             num_workers,
@@ -60,7 +69,9 @@ def source(
     names = _class_names(sets["train"], kind.num_classes)
     for part, each in sets.items():
         if kind.num_classes is None and _class_names(each, None) != names:
-            raise DataError(f"dataset.set={dataset.set}: its {part} has other classes than its train; fetch both again")
+            raise DataError(
+                f"dataset.set={dataset.set}: its {part} has other classes than its train; fetch both again"
+            )
     in_memory = None
     if kind.layout and dataset.image_size is None and dataset.channels in (None, kind.channels):
         in_memory = {part: _in_memory(each, kind, device) for part, each in sets.items()}
@@ -112,7 +123,10 @@ def _persons(found: Any) -> Tensor:
 def _of_level(found: Any) -> Sequence[int]:
     """INaturalist's, of the level that was chosen."""
     (kind,) = found.target_type
-    return [number if kind == "full" else found.categories_map[number][kind] for number, _ in found.index]
+    return [
+        number if kind == "full" else found.categories_map[number][kind]
+        for number, _ in found.index
+    ]
 
 
 _LABELS: Mapping[str, Callable[[Any], Any]] = {
@@ -126,7 +140,9 @@ def _number_of(found: Any) -> Callable[[Any], int]:
     """What makes the number of its class of a sample's target."""
     if type(found).__name__ != "CelebA":
         return int
-    numbers = {person: number for number, person in enumerate(found.identity[:, 0].unique().tolist())}
+    numbers = {
+        person: number for number, person in enumerate(found.identity[:, 0].unique().tolist())
+    }
     return lambda person: numbers[int(person)]
 
 
@@ -139,7 +155,9 @@ def construct(dataset: Torchvision, part: str, **more: Any) -> Any:
         found = _in_order(Scenes(root, **how) if dataset.set == "LSUN" else cls(str(root), **how))
         number = len(found)
     except ImportError as error:
-        raise DataError(f"dataset.set={dataset.set}: torchvision needs {error.name} to read it; install it") from error
+        raise DataError(
+            f"dataset.set={dataset.set}: torchvision needs {error.name} to read it; install it"
+        ) from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, IndexError) as error:
         why = " ".join(str(error).split())
         if "pip install" in why:
@@ -148,7 +166,9 @@ def construct(dataset: Torchvision, part: str, **more: Any) -> Any:
             f"dataset.set={dataset.set}: its files in {root} cannot be read ({why}); remove them, and fetch them again"
         ) from error
     if not number:
-        raise DataError(f"dataset.set={dataset.set}: there are no samples for {part} in {root}; download it again")
+        raise DataError(
+            f"dataset.set={dataset.set}: there are no samples for {part} in {root}; download it again"
+        )
     return found
 
 
@@ -165,11 +185,19 @@ def _in_order(found: Any) -> Any:
     elif name == "SUN397":
         base = Path(found.root) / name
         files = sorted(base.rglob("sun_*.jpg"))
-        labels = [found.class_to_idx["/".join(file.relative_to(base).parts[1:-1])] for file in files]
+        labels = [
+            found.class_to_idx["/".join(file.relative_to(base).parts[1:-1])] for file in files
+        ]
         return _Listed(files, labels, found.classes)
     elif name == "Omniglot":  # even its classes are numbered so
-        folders = sorted(folder for folder in Path(found.target_folder).glob("*/*") if folder.is_dir())
-        listed = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.glob("*.png"))]
+        folders = sorted(
+            folder for folder in Path(found.target_folder).glob("*/*") if folder.is_dir()
+        )
+        listed = [
+            (file, label)
+            for label, folder in enumerate(folders)
+            for file in sorted(folder.glob("*.png"))
+        ]
         names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
         return _Listed([file for file, _ in listed], [label for _, label in listed], names)
     return found
@@ -178,7 +206,9 @@ def _in_order(found: Any) -> Any:
 class _Listed(Dataset[tuple[Any, int]]):
     """Images in files, each of one class."""
 
-    def __init__(self, files: Sequence[Path], targets: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(
+        self, files: Sequence[Path], targets: Sequence[int], classes: Sequence[str]
+    ) -> None:
         self._files, self.targets, self.classes = files, targets, classes
 
     def __len__(self) -> int:
@@ -195,12 +225,18 @@ def _in_memory(dataset: Any, kind: Kind, device: torch.device) -> Part:
     data, labels = torch.as_tensor(np.asarray(dataset.data)), labels_of(dataset)
     assert labels is not None
     assert kind.num_classes is not None
-    images = {"HW": lambda: data[:, None], "HWC": lambda: data.permute(0, 3, 1, 2), "CHW": lambda: data}
+    images = {
+        "HW": lambda: data[:, None],
+        "HWC": lambda: data.permute(0, 3, 1, 2),
+        "CHW": lambda: data,
+    }
     pixels = images[str(kind.layout)]().contiguous()
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= kind.num_classes:
         wrong = low if low < 0 else high
-        raise DataError(f"{type(dataset).__name__}: holds the label {wrong}, expected 0 to {kind.num_classes - 1}")
+        raise DataError(
+            f"{type(dataset).__name__}: holds the label {wrong}, expected 0 to {kind.num_classes - 1}"
+        )
     return Part(len(pixels), functools.partial(InMemoryLoader, place(pixels, device), labels))
 
 
@@ -210,7 +246,9 @@ def _class_names(found: Any, number: int | None) -> tuple[str, ...]:
     if (special := _NAMES.get(type(found).__name__)) is not None:
         known = special(found)
     names = [str(each[0] if isinstance(each, tuple) else each) for each in known or ()]
-    return tuple(names) if number is None or len(names) == number else tuple(map(str, range(number)))
+    return (
+        tuple(names) if number is None or len(names) == number else tuple(map(str, range(number)))
+    )
 
 
 def _levels(found: Any) -> Sequence[str]:

@@ -24,15 +24,23 @@ def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
     try:
         made = user_class.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
-        raise ConfigError([f"dataset.transforms: {problem}" for problem in error.problems]) from error
+        raise ConfigError(
+            [f"dataset.transforms: {problem}" for problem in error.problems]
+        ) from error
     for each in made:
         if not callable(each):
-            raise ConfigError(f"dataset.transforms: a {type(each).__name__} cannot be called with an image")
+            raise ConfigError(
+                f"dataset.transforms: a {type(each).__name__} cannot be called with an image"
+            )
     return tuple(made)
 
 
 def transformed(
-    part: Part, originals: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int
+    part: Part,
+    originals: Dataset[Any],
+    shape: tuple[int, int, int],
+    num_classes: int,
+    num_workers: int,
 ) -> Part:
     """The same part, but that a loader with transforms reads the images `originals`, of any size, one by one."""
 
@@ -40,7 +48,9 @@ def transformed(
         if not options.transforms:
             return part.load(indices, options)
         dataset = Transformed(originals, options.transforms, shape)
-        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
+        return StreamLoader(
+            dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers
+        )
 
     return part._replace(load=load)
 
@@ -64,7 +74,9 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
     Raises DataError for a sample that a transform does not take, or makes another shape of.
     """
 
-    def __init__(self, dataset: Dataset[Any], transforms: Sequence[Transform], shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], transforms: Sequence[Transform], shape: tuple[int, int, int]
+    ) -> None:
         self._dataset, self._transforms, self._shape = dataset, transforms, shape
 
     def __len__(self) -> int:
@@ -78,14 +90,18 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
                 told = secrets.said(error)
                 name = type(transform).__name__
-                raise DataError(f"dataset.transforms.{place}: {name} does not take sample {index}: {told}") from error
+                raise DataError(
+                    f"dataset.transforms.{place}: {name} does not take sample {index}: {told}"
+                ) from error
         return self._checked(image, index), label
 
     def _checked(self, image: Any, index: int) -> Tensor:
         try:
             tensor = to_tensor(image)
         except TypeError as error:
-            raise DataError(f"dataset.transforms: make of sample {index} no image: {error}") from error
+            raise DataError(
+                f"dataset.transforms: make of sample {index} no image: {error}"
+            ) from error
         if tuple(tensor.shape) != self._shape:
             raise DataError(
                 f"dataset.transforms: make of sample {index} an image {tuple(tensor.shape)}, and images are "

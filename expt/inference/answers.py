@@ -65,7 +65,9 @@ class Classes(Form):
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """Probabilities [n, C], and the likeliest class of each; of the likeliest alone where `top` says so."""
         _check(predicted, (None, None), "[samples, classes]")
-        self._names += [str(number) for number in range(len(self._names), predicted.shape[1])]  # an own model's
+        self._names += [
+            str(number) for number in range(len(self._names), predicted.shape[1])
+        ]  # an own model's
         self.beside = {"class_names": np.array(self._names)}
         found = {"class": predicted.argmax(1), "probabilities": predicted}
         if self._top:
@@ -81,10 +83,15 @@ class Classes(Form):
         found: Record = {"class": names[chosen], "probability": chances[0 if self._top else chosen]}
         if self._top:
             likeliest = zip(arrays["classes"][place], chances, strict=True)
-            found["top"] = [{"class": names[number], "probability": chance} for number, chance in likeliest]
+            found["top"] = [
+                {"class": names[number], "probability": chance} for number, chance in likeliest
+            ]
         else:
             found["probabilities"] = dict(zip(names, chances, strict=True))
-        return {**found, **({"target": names[arrays["target"][place]]} if "target" in arrays else {})}
+        return {
+            **found,
+            **({"target": names[arrays["target"][place]]} if "target" in arrays else {}),
+        }
 
 
 class Labels(Form):
@@ -108,7 +115,11 @@ class Labels(Form):
             "probabilities": chances,
         }
         if "target" in arrays:
-            found["target"] = [name for name, on in zip(self._names, arrays["target"][place], strict=True) if on > 0.5]
+            found["target"] = [
+                name
+                for name, on in zip(self._names, arrays["target"][place], strict=True)
+                if on > 0.5
+            ]
         return found
 
 
@@ -124,7 +135,9 @@ class Numbers(Form):
         flat = predicted.reshape(len(predicted), -1)
         if len(self._names) != flat.shape[1]:
             number = flat.shape[1]
-            self._names = ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
+            self._names = (
+                ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
+            )
         self.beside = {"target_names": np.array(self._names)}
         found = {"values": flat, **_if_alike(targets, flat)}
         return {name: self._in_units(tensor) for name, tensor in found.items()}
@@ -136,7 +149,9 @@ class Numbers(Form):
                 np.float64
             )  # that these float32 are: 0.1, not 0.100000001
             return shortest
-        columns = [_in_unit(column, *scale) for column, scale in zip(numbers.T, self._scales, strict=True)]
+        columns = [
+            _in_unit(column, *scale) for column, scale in zip(numbers.T, self._scales, strict=True)
+        ]
         return np.stack(columns, axis=1)
 
     def values(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
@@ -157,7 +172,10 @@ class Masks(Form):
 
     def records(self, answers: Answers) -> Iterator[Record]:
         """The mask of each as an array [H, W]."""
-        return ({**about, "mask": mask} for about, mask in zip(answers.about, answers.arrays["masks"], strict=True))
+        return (
+            {**about, "mask": mask}
+            for about, mask in zip(answers.about, answers.arrays["masks"], strict=True)
+        )
 
     def values(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """See records."""
@@ -170,7 +188,9 @@ class Likelihoods(Form):
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """The summed loss of each window, and its tokens."""
         logits = predicted.float().flatten(0, -2)
-        each = functional.cross_entropy(logits, targets.flatten().long(), ignore_index=NO_TARGET, reduction="none")
+        each = functional.cross_entropy(
+            logits, targets.flatten().long(), ignore_index=NO_TARGET, reduction="none"
+        )
         counts = (targets != NO_TARGET).sum(1)
         sums = each.double().view(targets.shape).sum(1)
         return {"tokens": counts.cpu().numpy(), "loss": sums.cpu().numpy()}
@@ -184,7 +204,9 @@ class Likelihoods(Form):
         windows = ((about, int(tokens), float(loss)) for answers in several for about, tokens, loss in
                    zip(answers.about, answers.arrays["tokens"], answers.arrays["loss"], strict=True))  # fmt: skip
         texts = itertools.groupby(windows, key=lambda window: window[0])
-        while some := list(itertools.islice(((about, list(group)) for about, group in texts), 1024)):
+        while some := list(
+            itertools.islice(((about, list(group)) for about, group in texts), 1024)
+        ):
             tokens = np.array([sum(window[1] for window in group) for _, group in some])
             sums = np.array([math.fsum(window[2] for window in group) for _, group in some])
             with np.errstate(invalid="ignore", over="ignore"):
@@ -213,7 +235,10 @@ class Outputs(Form):
 
     def values(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """Numbers and lists."""
-        return {name if name == "target" else _apart(name): several[place] for name, several in arrays.items()}
+        return {
+            name if name == "target" else _apart(name): several[place]
+            for name, several in arrays.items()
+        }
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:
@@ -227,7 +252,8 @@ def form_of(plan: Plan) -> Form:
     targets = _target_names(plan)
     if isinstance(task, tasks.Classification):
         return Classes(
-            data.get("class_names") or [str(number) for number in range(data["num_classes"])], plan.asked.top
+            data.get("class_names") or [str(number) for number in range(data["num_classes"])],
+            plan.asked.top,
         )
     if isinstance(task, tasks.Multilabel):
         number = data["num_classes"]
@@ -243,7 +269,11 @@ def form_of(plan: Plan) -> Form:
 def _target_names(plan: Plan) -> Sequence[str]:
     if names := plan.data.get("target_names"):
         return list(names)
-    named = getattr(plan.config.dataset, "targets", "progression" if plan.config.dataset.name == "diabetes" else ())
+    named = getattr(
+        plan.config.dataset,
+        "targets",
+        "progression" if plan.config.dataset.name == "diabetes" else (),
+    )
     return [named] if isinstance(named, str) else list(named)
 
 
@@ -261,10 +291,17 @@ def _if_alike(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
 def _check(predicted: Any, shape: tuple[int | None, ...] | None, wanted: str) -> None:
     fits = isinstance(predicted, torch.Tensor) and (
         shape is None
-        or (len(shape) == predicted.dim() and all(a in (None, b) for a, b in zip(shape, predicted.shape, strict=True)))
+        or (
+            len(shape) == predicted.dim()
+            and all(a in (None, b) for a, b in zip(shape, predicted.shape, strict=True))
+        )
     )
     if not fits:
-        gives = list(predicted.shape) if isinstance(predicted, torch.Tensor) else f"a {type(predicted).__name__}"
+        gives = (
+            list(predicted.shape)
+            if isinstance(predicted, torch.Tensor)
+            else f"a {type(predicted).__name__}"
+        )
         raise ConfigError(f"the model gives {gives} where {wanted} is needed")
 
 
@@ -281,5 +318,9 @@ def _short(array: np.ndarray) -> list[Any]:
         return list(array.tolist())
     rounded: list[Any] = [float(f"{number:.9g}") for number in array.ravel().tolist()]
     for size in reversed(array.shape[1:]):
-        rounded = [rounded[start : start + size] for start in range(0, len(rounded), size)] if size else []
+        rounded = (
+            [rounded[start : start + size] for start in range(0, len(rounded), size)]
+            if size
+            else []
+        )
     return rounded

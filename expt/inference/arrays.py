@@ -38,18 +38,28 @@ def opened(path: str) -> np.ndarray:
             return array
         with np.load(path, allow_pickle=False) as file:
             names = file.files
-            name = names[0] if len(names) == 1 else next((name for name in NAMES if name in names), None)
+            name = (
+                names[0]
+                if len(names) == 1
+                else next((name for name in NAMES if name in names), None)
+            )
             if name is None:
                 has = ", ".join(names) or "none"
-                raise ConfigError(f"{path}: holds the arrays {has}; call the one of the samples {' or '.join(NAMES)}")
+                raise ConfigError(
+                    f"{path}: holds the arrays {has}; call the one of the samples {' or '.join(NAMES)}"
+                )
             found: np.ndarray = file[name]
             return found
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         what = first_line(error)
-        raise DataError(f"{path} cannot be read as {Path(path).suffix} ({what}); mend or replace it") from error
+        raise DataError(
+            f"{path} cannot be read as {Path(path).suffix} ({what}); mend or replace it"
+        ) from error
 
 
-def images(path: str, array: np.ndarray, data: Mapping[str, Any], *, in_unit_range: bool) -> Samples:
+def images(
+    path: str, array: np.ndarray, data: Mapping[str, Any], *, in_unit_range: bool
+) -> Samples:
     """Images of the size that a model was trained on, as [N, C, H, W]; C may also come last, or be missing.
 
     Raises ConfigError for other shapes, numbers that are neither uint8 nor float, and where they are to be
@@ -59,7 +69,9 @@ def images(path: str, array: np.ndarray, data: Mapping[str, Any], *, in_unit_ran
     first, last, grey = (channels, height, width), (height, width, channels), (height, width)
     shape = array.shape
     if array.dtype.kind != "f" and array.dtype != "uint8":
-        raise ConfigError(f"{path}: holds {array.dtype}; an image is uint8 from 0 to 255, or float from 0 to 1")
+        raise ConfigError(
+            f"{path}: holds {array.dtype}; an image is uint8 from 0 to 255, or float from 0 to 1"
+        )
     if shape in (first, last) or (channels == 1 and shape == grey):
         array, shape = array[None], (1, *shape)
     if shape[1:] == first:
@@ -71,14 +83,22 @@ def images(path: str, array: np.ndarray, data: Mapping[str, Any], *, in_unit_ran
         check = _checked(path, in_unit_range)
         return Samples(path, array, lambda piece: check(piece)[:, None])
     wanted = f"[images, {channels}, {height}, {width}]"
-    raise ConfigError(f"{path}: holds {list(array.shape)}, and the run was trained on {wanted}; bring it to that")
+    raise ConfigError(
+        f"{path}: holds {list(array.shape)}, and the run was trained on {wanted}; bring it to that"
+    )
 
 
 def _checked(path: str, in_unit_range: bool) -> Callable[[np.ndarray], np.ndarray]:
     def check(piece: np.ndarray) -> np.ndarray:
-        if in_unit_range and piece.dtype.kind == "f" and not (piece.min() >= 0 and piece.max() <= 1):
+        if (
+            in_unit_range
+            and piece.dtype.kind == "f"
+            and not (piece.min() >= 0 and piece.max() <= 1)
+        ):
             low, high = piece.min(), piece.max()
-            raise ConfigError(f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1; divide them by 255")
+            raise ConfigError(
+                f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1; divide them by 255"
+            )
         return piece
 
     return check
@@ -90,7 +110,11 @@ def any_samples(path: str, array: np.ndarray, data: Mapping[str, Any]) -> Sample
     if "image_size" in data and len(shape) <= 3:
         seen, wanted = (1,) * (3 - len(shape)) + shape, (data["channels"], *data["image_size"])
         if seen != wanted:
-            raise ConfigError(f"{path}: its samples are {list(shape)}, and the run was trained on {list(wanted)}")
+            raise ConfigError(
+                f"{path}: its samples are {list(shape)}, and the run was trained on {list(wanted)}"
+            )
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{path}: holds {array.dtype}; give numbers")
-    return Samples(path, array, lambda piece: piece.astype("float32") if piece.dtype == "float64" else piece)
+    return Samples(
+        path, array, lambda piece: piece.astype("float32") if piece.dtype == "float64" else piece
+    )

@@ -45,11 +45,17 @@ def metadata(
         "run": run.resolve().name,
         "epoch": epoch,
     }
-    return {key: json.dumps(value) for key, value in about.items() if value not in (None, (), [], {})}
+    return {
+        key: json.dumps(value) for key, value in about.items() if value not in (None, (), [], {})
+    }
 
 
 def words(
-    config: RunConfig, trained_on: Mapping[str, Any], class_names: Sequence[str], *, preprocess: bool
+    config: RunConfig,
+    trained_on: Mapping[str, Any],
+    class_names: Sequence[str],
+    *,
+    preprocess: bool,
 ) -> tuple[str, str]:
     """What the numbers mean that go in, and those that come out; empty where only a person's own task knows."""
     scales, names = scales_of(config.dataset, trained_on), _names(config.dataset, trained_on)
@@ -66,23 +72,42 @@ def _names(dataset: object, trained_on: Mapping[str, Any]) -> _Names:
     """In the order of the columns; of an older record those that it has."""
     scales = scales_of(dataset, trained_on)
     return _Names(
-        trained_on.get("feature_names") or [*scales.features], trained_on.get("target_names") or [*scales.targets]
+        trained_on.get("feature_names") or [*scales.features],
+        trained_on.get("target_names") or [*scales.targets],
     )
 
 
-def _inputs(config: RunConfig, trained_on: Mapping[str, Any], scales: Scales, names: _Names, preprocess: bool) -> str:
+def _inputs(
+    config: RunConfig,
+    trained_on: Mapping[str, Any],
+    scales: Scales,
+    names: _Names,
+    preprocess: bool,
+) -> str:
     if has_rows(config.dataset):
-        how = "standardised, see the metadata" if scales.features and not preprocess else "as in the table"
+        how = (
+            "standardised, see the metadata"
+            if scales.features and not preprocess
+            else "as in the table"
+        )
         return f"rows {how}{_listed(names.features)}"
     normalised = config.dataset.mean or config.dataset.std
-    if "channels" not in trained_on or (isinstance(config.dataset, TargetDataset) and not normalised):
+    if "channels" not in trained_on or (
+        isinstance(config.dataset, TargetDataset) and not normalised
+    ):
         return ""
     return f"pixels in [0, 1]{', normalised, see the metadata' if normalised and not preprocess else ''}"
 
 
-def _outputs(task: object, scales: Scales, names: _Names, class_names: Sequence[str], preprocess: bool) -> str:
+def _outputs(
+    task: object, scales: Scales, names: _Names, class_names: Sequence[str], preprocess: bool
+) -> str:
     if isinstance(task, tasks.Regression):
-        units = "in their own units" if preprocess or not scales.targets else "in standard deviations, see the metadata"
+        units = (
+            "in their own units"
+            if preprocess or not scales.targets
+            else "in standard deviations, see the metadata"
+        )
         return f"numbers {units}{_listed(names.targets)}"
     if isinstance(task, tasks.Classification):
         return f"logits of the classes{_listed(class_names)}"

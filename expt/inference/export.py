@@ -84,10 +84,14 @@ def export(
     expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).views
     with importable_from_here():
         config = recorded(state["config"])
-        found = samples(config, record["data"], max(SAMPLES, batch_size or 0), normalised=not preprocess)
+        found = samples(
+            config, record["data"], max(SAMPLES, batch_size or 0), normalised=not preprocess
+        )
         task = task_build.build(config.task, record["data"], class_names=model.class_names)
     if isinstance(task, PhasedTask):
-        raise ConfigError(f"{run}: a model of several phases has no one output that could be exported")
+        raise ConfigError(
+            f"{run}: a model of several phases has no one output that could be exported"
+        )
     module, scales, units = model.views, scales_of(config.dataset, record["data"]), None
     if preprocess:
         module, expected_of = prepared(model, config.dataset, record["data"]), _Preprocessed(model)
@@ -96,7 +100,9 @@ def export(
     arguments = _called_with(module, task, found.batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    about = described.metadata(run, model, config, record["data"], state["position"]["epoch"], preprocess=preprocess)
+    about = described.metadata(
+        run, model, config, record["data"], state["position"]["epoch"], preprocess=preprocess
+    )
     dims = {} if batch_size else _dynamic(record["data"])
     with torch.no_grad(), _beside(file) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
@@ -107,8 +113,13 @@ def export(
             part = _cut(arguments, size)
             wanted = [*leaves(expected_of(*part))]
             got = call([*leaves(part)])
-            if units is not None:  # compared as the model gives them: what is allowed is of a deviation
-                got = [units.standardised(each).to(like.dtype) for each, like in zip(got, wanted, strict=True)]
+            if (
+                units is not None
+            ):  # compared as the model gives them: what is allowed is of a deviation
+                got = [
+                    units.standardised(each).to(like.dtype)
+                    for each, like in zip(got, wanted, strict=True)
+                ]
             largest = max((float(each.abs().max()) for each in wanted), default=0.0)
             allowed = max(allowed, tolerance * largest / LARGE)
             difference = max(difference, _difference(wanted, got))
@@ -120,7 +131,9 @@ def export(
         _publish(beside, file, force=force)
     position = state["position"]["epoch"]
     words = described.words(config, record["data"], model.class_names, preprocess=preprocess)
-    return Exported(file, *names, *words, found.source, number, sizes, difference, allowed, position)
+    return Exported(
+        file, *names, *words, found.source, number, sizes, difference, allowed, position
+    )
 
 
 class _Preprocessed(nn.Module):
@@ -132,7 +145,9 @@ class _Preprocessed(nn.Module):
 
     def forward(self, samples: Tensor) -> Any:
         given = self._trained.preprocess(samples)
-        return self._trained(given if samples.dim() > 2 else given.flatten(1))  # rows, as the loaders have them
+        return self._trained(
+            given if samples.dim() > 2 else given.flatten(1)
+        )  # rows, as the loaders have them
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
@@ -142,7 +157,9 @@ def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
     def called(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not all(isinstance(leaf, Tensor) for leaf in args):
             given = ", ".join([*(type(arg).__name__ for arg in args), *kwargs])
-            raise ConfigError(f"the task calls the model with {given}; only tensors by their place can be exported")
+            raise ConfigError(
+                f"the task calls the model with {given}; only tensors by their place can be exported"
+            )
         calls.append(args)
         return module(*args)
 
@@ -164,7 +181,11 @@ def _cut(arguments: tuple[Any, ...], size: int) -> tuple[Any, ...]:
 def _dynamic(trained_on: Mapping[str, Any]) -> dict[int, Any]:
     """The dimensions of a tensor that may have other sizes."""
     dims = {0: torch.export.Dim("batch")}
-    return dims | ({1: torch.export.Dim("tokens", max=trained_on["context"])} if "vocab_size" in trained_on else {})
+    return dims | (
+        {1: torch.export.Dim("tokens", max=trained_on["context"])}
+        if "vocab_size" in trained_on
+        else {}
+    )
 
 
 def _written(
@@ -189,7 +210,9 @@ def _written(
         told = secrets.said(error)
         mend = "; --batch-size N may do for one size" if dims else ""
         raise RunFailed(f"{file.name}: the model cannot be exported ({told}){mend}") from error
-    return tuple(tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs))  # type: ignore[return-value]
+    return tuple(
+        tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs)
+    )  # type: ignore[return-value]
 
 
 def _write_onnx(program: Any, file: Path, about: Mapping[str, str], number: int) -> None:
@@ -201,7 +224,10 @@ def _write_onnx(program: Any, file: Path, about: Mapping[str, str], number: int)
 
 
 def _in_words(tensor: Tensor, dims: Mapping[int, Any]) -> str:
-    shape = ", ".join(dims[place].__name__ if place in dims else str(size) for place, size in enumerate(tensor.shape))
+    shape = ", ".join(
+        dims[place].__name__ if place in dims else str(size)
+        for place, size in enumerate(tensor.shape)
+    )
     return f"{str(tensor.dtype).removeprefix('torch.')} [{shape}]"
 
 
@@ -231,7 +257,9 @@ def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> float:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch and its exporters say of themselves."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+    ]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -250,7 +278,9 @@ def _beside(file: Path) -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", dir=file.parent))
     except OSError as error:
-        raise ConfigError(f"{file.parent}: {error.strerror}; name another file by --output FILE") from error
+        raise ConfigError(
+            f"{file.parent}: {error.strerror}; name another file by --output FILE"
+        ) from error
     try:
         yield folder / file.name
     finally:

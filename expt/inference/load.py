@@ -103,7 +103,12 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
 
 
 def rebuilt(
-    record: Record, state: Mapping[str, Any], device: torch.device, *, amp: Amp = False, plain: bool = False
+    record: Record,
+    state: Mapping[str, Any],
+    device: torch.device,
+    *,
+    amp: Amp = False,
+    plain: bool = False,
 ) -> TrainedModel:
     """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory format."""
     with importable_from_here():
@@ -118,9 +123,13 @@ def rebuilt(
     if computed == "bf16_params" and "ema" not in state:  # an average is float32
         halve(model)
     precision = Precision(computed, device)
-    preprocess = Preprocess(config.dataset, record["data"], device, segments=config.task.name == "segmentation")
+    preprocess = Preprocess(
+        config.dataset, record["data"], device, segments=config.task.name == "segmentation"
+    )
     test_time = config.test_time_augmentation
-    return TrainedModel(model, record, state["config"], preprocess, precision.autocast, test_time).eval()
+    return TrainedModel(
+        model, record, state["config"], preprocess, precision.autocast, test_time
+    ).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
@@ -131,7 +140,9 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
         shapes["image_size"] = tuple(shapes["image_size"])
         example = torch.zeros(1, shapes["channels"], *shapes["image_size"])
     with torch.random.fork_rng(devices=[]):
-        return model_build.build(config.model, groups.DefaultInit(name="default"), shapes, example, fetch=False)
+        return model_build.build(
+            config.model, groups.DefaultInit(name="default"), shapes, example, fetch=False
+        )
 
 
 @contextlib.contextmanager
@@ -150,4 +161,6 @@ def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     others = targets_recorded({**config, "model": {}})
     code = record.get("content", {}).get("code")
     if names and not others and code is not None and fingerprint(names) not in (None, code):
-        warn(f"model._target_={names[0]}: its source has changed since the run; its outputs may be others")
+        warn(
+            f"model._target_={names[0]}: its source has changed since the run; its outputs may be others"
+        )

@@ -33,9 +33,13 @@ class MaskPictures(Writer):
         for path in paths:
             mask = self._named(path)
             if mask in names and names[mask] != path:
-                raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}; rename one of them")
+                raise ConfigError(
+                    f"{names[mask]} and {path} would have one mask {mask}; rename one of them"
+                )
             if os.path.abspath(folder / mask) == os.path.abspath(path):
-                raise ConfigError(f"--output {folder}: the mask of {path} would take its place; choose another folder")
+                raise ConfigError(
+                    f"--output {folder}: the mask of {path} would take its place; choose another folder"
+                )
             names[mask] = path
 
     def write(self, answers: Answers, form: Form) -> None:
@@ -57,7 +61,9 @@ class MaskPictures(Writer):
             place = self._folder / path.relative_to(self._beside)
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.exists() and not self._force:
-                raise ConfigError(f"{place}: is there since this command was begun; use --force, or another folder")
+                raise ConfigError(
+                    f"{place}: is there since this command was begun; use --force, or another folder"
+                )
             path.replace(place)
 
     def close(self) -> None:

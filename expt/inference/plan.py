@@ -71,9 +71,15 @@ class Plan:
     def masks_root(self) -> str:
         """The folder below which all pictures lie, absolute."""
         if self.asked.split is None:
-            return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in self.files])
-        part = os.path.join(os.path.abspath(getattr(self.config.dataset, "root", "")), self.asked.split)
-        return os.path.join(part if os.path.isdir(part) else os.path.join(os.path.dirname(part), "train"), "images")
+            return os.path.commonpath(
+                [os.path.dirname(os.path.abspath(path)) for path in self.files]
+            )
+        part = os.path.join(
+            os.path.abspath(getattr(self.config.dataset, "root", "")), self.asked.split
+        )
+        return os.path.join(
+            part if os.path.isdir(part) else os.path.join(os.path.dirname(part), "train"), "images"
+        )
 
     @property
     def noun(self) -> str:
@@ -88,7 +94,9 @@ def plan(asked: Asked) -> Plan:
     kind = sources.kind_of(config.dataset, record["data"])
     if bool(asked.paths) == bool(asked.split):
         also = ", not both" if asked.split else ""
-        raise ConfigError(f"name files or folders, or --split test for a part of the run's own dataset{also}")
+        raise ConfigError(
+            f"name files or folders, or --split test for a part of the run's own dataset{also}"
+        )
     if asked.split is not None:
         _check_split(asked.split, record)
     _check_top(asked.top, config, record)
@@ -111,7 +119,9 @@ def plan(asked: Asked) -> Plan:
         samples=[],
         features=features,
     )
-    return dataclasses.replace(chosen, samples=[_samples(chosen, path) for path in files if _is_array(kind, path)])
+    return dataclasses.replace(
+        chosen, samples=[_samples(chosen, path) for path in files if _is_array(kind, path)]
+    )
 
 
 def _called(record: Record) -> str:
@@ -129,13 +139,19 @@ def _warn_of_own_pictures(config: RunConfig, record: Record) -> None:
 
 
 def _is_array(kind: Kind, path: str) -> bool:
-    return kind is not sources.ROWS and kind is not sources.TEXTS and Path(path).suffix.lower() in sources.ARRAYS
+    return (
+        kind is not sources.ROWS
+        and kind is not sources.TEXTS
+        and Path(path).suffix.lower() in sources.ARRAYS
+    )
 
 
 def _samples(plan: Plan, path: str) -> Samples:
     array = arrays.opened(path)
     if array.ndim < 2 or not len(array):
-        raise ConfigError(f"{path}: is {list(array.shape)}; give an array of samples, [samples, ...]")
+        raise ConfigError(
+            f"{path}: is {list(array.shape)}; give an array of samples, [samples, ...]"
+        )
     if plan.kind is sources.SAMPLES:
         return arrays.any_samples(path, array, plan.data)
     own = isinstance(plan.config.dataset, datasets.TargetDataset)  # whose pixels may be anything
@@ -146,7 +162,9 @@ def _features(config: RunConfig, data: dict[str, Any]) -> Features:
     dataset: Any = config.dataset  # of rows
     number = data["image_size"][1]
     names = list(data.get("feature_names", ()))
-    if not names and dataset.standardise:  # a record of before features had names has those of their means
+    if (
+        not names and dataset.standardise
+    ):  # a record of before features had names has those of their means
         names = list(data["standardised"])[:number]
     targets: Any = data.get("target_names") or getattr(dataset, "targets", "progression")
     return Features(names, (targets,) if isinstance(targets, str) else targets, number)
@@ -157,14 +175,18 @@ def _check_split(split: str, record: Record) -> None:
     if split not in SPLITS:
         raise ConfigError(f"--split {split}: not one of {', '.join(SPLITS)}")
     if split not in there:
-        raise ConfigError(f"--split {split}: the run's dataset has no such part; it has {', '.join(there)}")
+        raise ConfigError(
+            f"--split {split}: the run's dataset has no such part; it has {', '.join(there)}"
+        )
 
 
 def _check_top(top: int | None, config: RunConfig, record: Record) -> None:
     if top is None:
         return
     if not isinstance(config.task, tasks.Classification):
-        raise ConfigError(f"--top {top}: is of classes, and the run's task is {config.task.name}; leave it out")
+        raise ConfigError(
+            f"--top {top}: is of classes, and the run's task is {config.task.name}; leave it out"
+        )
     number = record["data"]["num_classes"]
     if not 1 <= top <= number:
         raise ConfigError(f"--top {top}: the run has {number} classes; use 1 to {number}")
@@ -173,7 +195,11 @@ def _check_top(top: int | None, config: RunConfig, record: Record) -> None:
 def _check_device(device: str) -> None:
     known = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d+))?", device)
     if not known:
-        raise ConfigError(f"--device {device}: not one of auto, cpu, cuda, cuda:0, cuda:1, ..., mps")
+        raise ConfigError(
+            f"--device {device}: not one of auto, cpu, cuda, cuda:0, cuda:1, ..., mps"
+        )
     gpus = len(machine.visible_gpus()) if device.startswith("cuda") else 1
     if int(known[1] or 0) >= gpus:
-        raise ConfigError(f"--device {device}: this machine shows {gpus} GPUs; use --device cpu, or another of them")
+        raise ConfigError(
+            f"--device {device}: this machine shows {gpus} GPUs; use --device cpu, or another of them"
+        )

@@ -67,7 +67,9 @@ class Predictor:
                 outputs = self._task.forward(self.model.views, batch)
         except torch.OutOfMemoryError as error:
             told = str(error).partition(".")[0]
-            raise OutOfMemory(f"{told}; use a smaller --batch-size than {len(chunk.about)}") from error
+            raise OutOfMemory(
+                f"{told}; use a smaller --batch-size than {len(chunk.about)}"
+            ) from error
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 
@@ -78,7 +80,9 @@ class Predictor:
             return split.chunks(plan.config, plan.record, plan.asked.split, device, size)
         if plan.kind is sources.TEXTS:
             context = int(plan.data["context"])
-            return reading.texts(plan.files, device, context, size or max(1, _NUMBERS // (context * 256)))
+            return reading.texts(
+                plan.files, device, context, size or max(1, _NUMBERS // (context * 256))
+            )
         size = size or _batch_size(plan)
         if plan.features is not None:
             return reading.rows(plan.files, plan.features, preprocess, size)
@@ -89,7 +93,11 @@ class Predictor:
 
 def _batch_size(plan: Plan) -> int:
     height, width = plan.data.get("image_size", (1, 1))
-    numbers = plan.samples[0].array[:1].size if plan.samples else plan.data.get("channels", 1) * height * width
+    numbers = (
+        plan.samples[0].array[:1].size
+        if plan.samples
+        else plan.data.get("channels", 1) * height * width
+    )
     return max(1, min(_MOST, _NUMBERS // max(1, numbers)))
 
 
@@ -97,7 +105,9 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch does not reach the GPU; expt doctor says why")
+        raise ConfigError(
+            f"--device {name}: this torch does not reach the GPU; expt doctor says why"
+        )
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("--device mps: this machine has none; use --device cpu")
     return torch.device(name)

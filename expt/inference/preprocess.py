@@ -32,7 +32,12 @@ class Preprocess:
     """
 
     def __init__(
-        self, dataset: object, data: Mapping[str, Any], device: torch.device, *, segments: bool = False
+        self,
+        dataset: object,
+        data: Mapping[str, Any],
+        device: torch.device,
+        *,
+        segments: bool = False,
     ) -> None:
         """`segments`: whether it is of a task=segmentation."""
         self._dataset, self._data, self._device = dataset, data, device
@@ -41,13 +46,17 @@ class Preprocess:
         self._resized = stretched if has_masks(dataset, segments) else fitted
         as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
         scaled = self._is_table and getattr(dataset, "standardise", False)
-        self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {})) if scaled else {}
+        self.standardised: dict[str, tuple[float, float]] = (
+            dict(data.get("standardised", {})) if scaled else {}
+        )
         """Of a table's columns the mean and the deviation: first of the features, in their order."""
         self._normalise: Normalise | None = None
         if "channels" in data and not self._is_table and not as_they_are:
             mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
             channels = data["channels"]
-            self._normalise = Normalise(mean, std, channels=channels, device=device, channels_last=False)
+            self._normalise = Normalise(
+                mean, std, channels=channels, device=device, channels_last=False
+            )
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """See the class. Raises ConfigError for what it cannot make a batch of, DataError for a damaged picture."""
@@ -61,19 +70,29 @@ class Preprocess:
             return self._rows(samples)
         if self._normalise is None:
             return _tensor(samples).to(self._device)
-        images = _tensor(samples) if isinstance(samples, Tensor | np.ndarray) else self.picture(samples)[None]
+        images = (
+            _tensor(samples)
+            if isinstance(samples, Tensor | np.ndarray)
+            else self.picture(samples)[None]
+        )
         images = images.unsqueeze(0) if images.dim() == 3 else images
         if images.dim() != 4 or images.shape[1] != self._data["channels"]:
             channels = self._data["channels"]
-            raise ConfigError(f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many")
+            raise ConfigError(
+                f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many"
+            )
         return self._normalise(images.to(self._device, copy=True))
 
     def picture(self, given: Any) -> Tensor:
         """A picture's path, or a picture of Pillow's, as uint8 [C, H, W] of the model's size, not yet normalised."""
         mode = {1: "L", 3: "RGB"}.get(self._data["channels"])
         if mode is None:
-            raise ConfigError(f"a picture: the model takes {self._data['channels']} channels; give a tensor")
-        picture = read_image(str(given), mode) if isinstance(given, str | Path) else in_mode(given, mode)
+            raise ConfigError(
+                f"a picture: the model takes {self._data['channels']} channels; give a tensor"
+            )
+        picture = (
+            read_image(str(given), mode) if isinstance(given, str | Path) else in_mode(given, mode)
+        )
         height, width = self._data["image_size"]
         pixels = torch.from_numpy(np.array(self._resized(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
@@ -83,7 +102,9 @@ class Preprocess:
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
         num_features = self._data["image_size"][1]
         if rows.dim() != 2 or rows.shape[1] != num_features:
-            raise ConfigError(f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give [N, F]")
+            raise ConfigError(
+                f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give [N, F]"
+            )
         # Targets, where they are standardised, come after them.
         if scales := list(self.standardised.values())[:num_features]:
             mean, std = torch.tensor(scales, dtype=torch.float64).T
@@ -115,4 +136,6 @@ def _tensor(given: Any) -> Tensor:
         return given
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given if given.flags.writeable else given.copy())
-    raise ConfigError(f"a {type(given).__name__}: the model takes tensors; give one, with a batch's dimension")
+    raise ConfigError(
+        f"a {type(given).__name__}: the model takes tensors; give one, with a batch's dimension"
+    )

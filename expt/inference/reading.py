@@ -50,7 +50,9 @@ class _Picture(NamedTuple):
     size: tuple[int, int]
 
 
-def pictures(files: Sequence[str], preprocess: Preprocess, device: torch.device, size: int) -> Iterator[Chunk]:
+def pictures(
+    files: Sequence[str], preprocess: Preprocess, device: torch.device, size: int
+) -> Iterator[Chunk]:
     """Threads decode ahead of the model: Pillow lets them run side by side."""
 
     def read(path: str) -> _Picture | str:
@@ -94,12 +96,18 @@ def arrays(several: Sequence[Samples], preprocess: Preprocess, size: int) -> Ite
     """Of each array its samples."""
     for path, array, arranged in several:
         for start in range(0, len(array), size):
-            piece = np.array(arranged(np.asarray(array[start : start + size])))  # a copy: files are mapped read-only
-            about: list[About] = [{"path": path, "index": start + place} for place in range(len(piece))]
+            piece = np.array(
+                arranged(np.asarray(array[start : start + size]))
+            )  # a copy: files are mapped read-only
+            about: list[About] = [
+                {"path": path, "index": start + place} for place in range(len(piece))
+            ]
             yield Chunk(about, preprocess(torch.from_numpy(piece)))
 
 
-def rows(files: Sequence[str], features: Features, preprocess: Preprocess, size: int) -> Iterator[Chunk]:
+def rows(
+    files: Sequence[str], features: Features, preprocess: Preprocess, size: int
+) -> Iterator[Chunk]:
     """Of each table its rows, which count from 1."""
     for path in files:
         for first, values, wrong in features.read(path, size):
@@ -117,10 +125,18 @@ def texts(files: Sequence[str], device: torch.device, context: int, size: int) -
     windows = ((about, window) for path in files for about, window in _windows(path, context))
     while several := list(itertools.islice(windows, size)):
         longest = max(len(window) for _, window in several) - 1
-        inputs, targets = np.zeros((len(several), longest), np.int64), np.full((len(several), longest), NO_TARGET)
+        inputs, targets = (
+            np.zeros((len(several), longest), np.int64),
+            np.full((len(several), longest), NO_TARGET),
+        )
         for place, (_, window) in enumerate(several):
-            inputs[place, : len(window) - 1], targets[place, : len(window) - 1] = window[:-1], window[1:]
-        on_device, following = (to_device(torch.from_numpy(each), device) for each in (inputs, targets))
+            inputs[place, : len(window) - 1], targets[place, : len(window) - 1] = (
+                window[:-1],
+                window[1:],
+            )
+        on_device, following = (
+            to_device(torch.from_numpy(each), device) for each in (inputs, targets)
+        )
         yield Chunk([about for about, _ in several], on_device, following)
 
 
@@ -130,7 +146,10 @@ def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:
             tokens = np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
             about: About = {"path": path, "line": number}
             if len(tokens) == 1:
-                yield about, np.array([tokens[0], NO_TARGET])  # nothing follows that could be likely
+                yield (
+                    about,
+                    np.array([tokens[0], NO_TARGET]),
+                )  # nothing follows that could be likely
             for start in range(0, len(tokens) - 1, context):
                 yield about, tokens[start : start + context + 1].astype(np.int64)
 
@@ -140,4 +159,6 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); mend its permissions") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); mend its permissions"
+        ) from error

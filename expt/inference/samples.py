@@ -26,7 +26,9 @@ class Samples(NamedTuple):
     """The split, or "at random"."""
 
 
-def samples(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, normalised: bool = True) -> Samples:
+def samples(
+    config: RunConfig, trained_on: Mapping[str, Any], number: int, *, normalised: bool = True
+) -> Samples:
     """Up to `number` samples of the test set, or of another part; nothing is downloaded for them.
 
     Not `normalised` images are pixels in [0, 1], and rows [N, F] as they stand in the table. Raises ConfigError where
@@ -35,19 +37,27 @@ def samples(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, no
     try:
         return _real(config, trained_on, number, normalised=normalised)
     except (ExptError, OSError, ImportError) as error:
-        return Samples(_random(config, trained_on, number, error, normalised=normalised), "at random")
+        return Samples(
+            _random(config, trained_on, number, error, normalised=normalised), "at random"
+        )
 
 
-def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, normalised: bool) -> Samples:
+def _real(
+    config: RunConfig, trained_on: Mapping[str, Any], number: int, *, normalised: bool
+) -> Samples:
     dataset = config.dataset
     if hasattr(dataset, "download"):
         dataset = dataclasses.replace(dataset, download=False)
     if isinstance(dataset, Downloaded):
         prepare(dataset)  # its few files are decoded; a folder is not, for a few images
     mean, std = (dataset.mean, dataset.std) if normalised else (None, None)
-    options = LoaderOptions(batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number)
+    options = LoaderOptions(
+        batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number
+    )
     known = trained_on if normalised else {**trained_on, "standardised": {}}
-    split = "test" if trained_on.get("test_size") else "val" if trained_on.get("val_size") else "train"
+    split = (
+        "test" if trained_on.get("test_size") else "val" if trained_on.get("val_size") else "train"
+    )
     data = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
     parts = [*itertools.islice(data.batches(), 1)]
     if not parts:
@@ -57,7 +67,12 @@ def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, norm
 
 
 def _random(
-    config: RunConfig, trained_on: Mapping[str, Any], number: int, error: Exception, *, normalised: bool
+    config: RunConfig,
+    trained_on: Mapping[str, Any],
+    number: int,
+    error: Exception,
+    *,
+    normalised: bool,
 ) -> Batch:
     drawn = torch.Generator().manual_seed(0)
     if has_rows(config.dataset) and "image_size" in trained_on:
@@ -73,4 +88,6 @@ def _random(
     if "image_size" in trained_on:
         shape = (number, trained_on["channels"], *trained_on["image_size"])
         return Batch(torch.rand(shape, generator=drawn), None, number)
-    raise ConfigError(f"what the model takes is not known without the run's dataset: {error}") from error
+    raise ConfigError(
+        f"what the model takes is not known without the run's dataset: {error}"
+    ) from error

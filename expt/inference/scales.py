@@ -51,7 +51,9 @@ class Undone(nn.Module):
 
     def standardised(self, output: Tensor) -> Tensor:
         """What the model gave, of what came out."""
-        return ((output.reshape(len(output), -1) - self.mean) / self.deviation).reshape(output.shape)
+        return ((output.reshape(len(output), -1) - self.mean) / self.deviation).reshape(
+            output.shape
+        )
 
 
 def undoes(task: object, scales: Scales) -> bool:

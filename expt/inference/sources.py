@@ -57,18 +57,24 @@ def listed(kind: Kind, given: Sequence[Path], *, trained_on: str) -> list[str]:
         if path.is_dir():
             below = _below(path, kind)
             if not below:
-                raise ConfigError(f"{path}: no {_short(kind)} lie in it or below it; expected {_or(kind.below)}")
+                raise ConfigError(
+                    f"{path}: no {_short(kind)} lie in it or below it; expected {_or(kind.below)}"
+                )
             found += below
         elif not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
         elif kind.suffixes and path.suffix.lower() not in kind.suffixes:
             what = f"is a {path.suffix} file" if path.suffix else "has no suffix"
-            raise ConfigError(f"{path}: {what}, and the run was trained on {trained_on}; give {kind.files}")
+            raise ConfigError(
+                f"{path}: {what}, and the run was trained on {trained_on}; give {kind.files}"
+            )
         else:
             found.append(str(path))
     kinds = {Path(file).suffix.lower() in ARRAYS for file in found}
     if kind is PICTURES and len(kinds) > 1:
-        raise ConfigError("pictures and arrays: their rows are told apart by other columns; give one kind at a time")
+        raise ConfigError(
+            "pictures and arrays: their rows are told apart by other columns; give one kind at a time"
+        )
     return found
 
 

@@ -27,7 +27,9 @@ About = Callable[[int], dict[str, str | int]]
 """Where a sample of a part is from, by its number there."""
 
 
-def chunks(config: RunConfig, record: Record, split: str, device: torch.device, size: int | None) -> Iterator[Chunk]:
+def chunks(
+    config: RunConfig, record: Record, split: str, device: torch.device, size: int | None
+) -> Iterator[Chunk]:
     """Up to `size` samples at a time, with their targets; None leaves the batches of an evaluation.
 
     Raises DataError for data that is missing, and warns where it is other than it was for the run.
@@ -61,10 +63,14 @@ def _loader(config: RunConfig, record: Record, split: str, device: torch.device)
         channels_last=config.channels_last,
     )
     workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
-    data = evaluation.load(dataset, config.task, part, record["data"], options, own=True, num_workers=workers)
+    data = evaluation.load(
+        dataset, config.task, part, record["data"], options, own=True, num_workers=workers
+    )
     (loader,) = data.loaders
     if not isinstance(loader, ShardedLoader):
-        raise DataError(f"--split {split}: the dataset has no such part any more; put back what the run was trained on")
+        raise DataError(
+            f"--split {split}: the dataset has no such part any more; put back what the run was trained on"
+        )
     return loader
 
 
@@ -87,7 +93,10 @@ def _about(config: RunConfig, split: str) -> About:
             paths = [pair.image for pair in list_pairs(root, part)]  # type: ignore[arg-type]
         return lambda index: {"path": paths[index]}
     if isinstance(dataset, table.TableConfig):
-        path, number = str(table.found(dataset)), len(table.load(dataset, config.task, learns=False).features)
+        path, number = (
+            str(table.found(dataset)),
+            len(table.load(dataset, config.task, learns=False).features),
+        )
         train, test = indexing.split(number, dataset.test_fraction, None)
         rows: list[int] = (test if split == "test" else train).tolist()
         return lambda index: {"path": path, "row": rows[index] + 1}

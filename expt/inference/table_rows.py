@@ -48,7 +48,14 @@ class Features:
         if path.lower().endswith(".npy"):
             array = self._of_array(path)
             for start in range(0, len(array), size):
-                yield _rows(path, start + 1, {"x": array[start : start + size]}, [("x", None)], self._names, {})
+                yield _rows(
+                    path,
+                    start + 1,
+                    {"x": array[start : start + size]},
+                    [("x", None)],
+                    self._names,
+                    {},
+                )
             return
         chosen = self._chosen(path, _head(path))
         first = 1
@@ -61,7 +68,9 @@ class Features:
         array = arrays.opened(path)
         if array.ndim != 2 or array.shape[1] != self._number or array.dtype.kind not in "biuf":
             wanted = f"[rows, {self._number}]"
-            raise ConfigError(f"{path}: is {list(array.shape)} of {array.dtype}, and the model takes {wanted} numbers")
+            raise ConfigError(
+                f"{path}: is {list(array.shape)} of {array.dtype}, and the model takes {wanted} numbers"
+            )
         return array
 
     def _chosen(self, path: str, columns: Mapping[str, int]) -> list[tuple[str, int | None]]:
@@ -75,7 +84,9 @@ class Features:
             ]
             if len(chosen) != self._number:
                 has = f"has {len(chosen)} columns beside {', '.join(self._targets)}"
-                raise ConfigError(f"{path}: {has}, and the model takes {self._number}; leave the others out")
+                raise ConfigError(
+                    f"{path}: {has}, and the model takes {self._number}; leave the others out"
+                )
             return chosen
         return [self._find(path, name, columns) for name in self._names]
 
@@ -86,7 +97,9 @@ class Features:
         if part and int(part[2]) < columns.get(part[1], 0):
             return part[1], int(part[2])
         if name in columns:
-            raise ConfigError(f"{path}: column {name} has {columns[name]} numbers in a row, expected one")
+            raise ConfigError(
+                f"{path}: column {name} has {columns[name]} numbers in a row, expected one"
+            )
         has = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
         raise ConfigError(
             f"{path}: has no column {name}, which the model takes; it has {has}.{did_you_mean(name, list(columns))}"
@@ -101,7 +114,10 @@ def _head(path: str) -> dict[str, int]:
             return dict.fromkeys(_csv_head(path, rows), 1)
     if suffix == ".parquet":
         return dict.fromkeys(_parquet(path).schema_arrow.names, 1)
-    return {name: len(column[0]) if getattr(column, "ndim", 1) == 2 else 1 for name, column in _whole(path).items()}
+    return {
+        name: len(column[0]) if getattr(column, "ndim", 1) == 2 else 1
+        for name, column in _whole(path).items()
+    }
 
 
 def _whole(path: str) -> Mapping[str, Column]:
@@ -110,17 +126,29 @@ def _whole(path: str) -> Mapping[str, Column]:
     except DataError:
         raise
     except ConfigError as error:  # speaks of dataset.path
-        raise ConfigError([problem.removeprefix("dataset.path=") for problem in error.problems]) from error
+        raise ConfigError(
+            [problem.removeprefix("dataset.path=") for problem in error.problems]
+        ) from error
 
 
-def _pieces(path: str, size: int, names: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], dict[int, str]]]:
+def _pieces(
+    path: str, size: int, names: Sequence[str]
+) -> Iterator[tuple[Mapping[str, Any], dict[int, str]]]:
     """Columns of up to `size` rows at a time, and which of them are damaged."""
     suffix = Path(path).suffix.lower()
     if suffix == ".csv":
         yield from _csv_pieces(path, size)
     elif suffix == ".parquet":
-        for batch in _parquet(path).iter_batches(batch_size=size, columns=list(dict.fromkeys(names))):
-            yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}, {}
+        for batch in _parquet(path).iter_batches(
+            batch_size=size, columns=list(dict.fromkeys(names))
+        ):
+            yield (
+                {
+                    name: batch.column(name).to_numpy(zero_copy_only=False)
+                    for name in batch.schema.names
+                },
+                {},
+            )
     else:
         columns = _whole(path)
         length = len(next(iter(columns.values())))
@@ -150,7 +178,10 @@ def _csv_pieces(path: str, size: int) -> Iterator[tuple[Mapping[str, Any], dict[
             odd = {place: len(row) for place, row in enumerate(piece) if len(row) != len(names)}
             blank = [""] * len(names)
             cells = [blank if place in odd else row for place, row in enumerate(piece)]
-            damaged = {place: f"has {number} cells for {len(names)} columns" for place, number in odd.items()}
+            damaged = {
+                place: f"has {number} cells for {len(names)} columns"
+                for place, number in odd.items()
+            }
             yield dict(zip(names, zip(*cells, strict=True), strict=True)), damaged
 
 
@@ -162,7 +193,9 @@ def _parquet(path: str) -> Any:
     try:
         return parquet.ParquetFile(path)  # type: ignore[no-untyped-call, unused-ignore]
     except (OSError, lib.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a .parquet ({first_line(error)}); mend it") from error
+        raise DataError(
+            f"{path} cannot be read as a .parquet ({first_line(error)}); mend it"
+        ) from error
 
 
 def _rows(
@@ -184,7 +217,11 @@ def _rows(
         if place not in wrong:
             column = int(np.argmax(bad[place]))
             name, part = chosen[column] if len(chosen) > 1 else chosen[0]
-            cell = columns[name][place] if part is None and numbers[name].shape[1] == 1 else features[place, column]
+            cell = (
+                columns[name][place]
+                if part is None and numbers[name].shape[1] == 1
+                else features[place, column]
+            )
             shown = names[column] if column < len(names) else name
             wrong[place] = f"column {shown} {_told(cell)}"
     return Rows(first, features, wrong)

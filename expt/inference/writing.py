@@ -48,17 +48,25 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
     suffix = output.suffix.lower()
     if masks:
         if suffix not in ("", ".npz") or (suffix == "" and output.is_file()):
-            raise ConfigError(f"--output {output}: masks are written as PNGs into a folder, or into one .npz")
+            raise ConfigError(
+                f"--output {output}: masks are written as PNGs into a folder, or into one .npz"
+            )
     elif suffix not in SUFFIXES:
-        raise ConfigError(f"--output {output}: name a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; - is the terminal")
+        raise ConfigError(
+            f"--output {output}: name a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; - is the terminal"
+        )
     elif output.is_dir():
         raise ConfigError(f"--output {output}: is a folder; name a file in it")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}; make it")
     if not os.access(output if output.is_dir() else output.absolute().parent, os.W_OK):
-        raise ConfigError(f"--output {output}: {output.parent} cannot be written to; choose another folder")
+        raise ConfigError(
+            f"--output {output}: {output.parent} cannot be written to; choose another folder"
+        )
     if not force and (any(output.iterdir()) if output.is_dir() else output.exists()):
-        raise ConfigError(f"--output {output}: is there already; use --force to write over it, or another name")
+        raise ConfigError(
+            f"--output {output}: is there already; use --force to write over it, or another name"
+        )
 
 
 @contextlib.contextmanager
@@ -66,7 +74,10 @@ def writer(output: Path, *, force: bool) -> Iterator[Writer]:
     """What writes a file that takes its name where the block ends well. Raises ConfigError for one that is there."""
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
-        with written(output, may_exist=force) as file, contextlib.closing(kinds[output.suffix.lower()](file)) as made:
+        with (
+            written(output, may_exist=force) as file,
+            contextlib.closing(kinds[output.suffix.lower()](file)) as made,
+        ):
             yield made
             made.finish()
     except FileExistsError:
@@ -108,7 +119,10 @@ class JSONL(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for record in form.records(answers):
-            self._file.write(plain_json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
+            self._file.write(
+                plain_json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape")
+                + b"\n"
+            )
 
 
 class NPZ(Writer):
@@ -129,9 +143,14 @@ class NPZ(Writer):
         columns = {name: [about[name] for about in answers.about] for name in answers.about[0]}
         for name, values in columns.items():
             if isinstance(values[0], str):
-                texts = [str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace") for value in values]
+                texts = [
+                    str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                    for value in values
+                ]
                 self._texts[name] = max(self._texts.get(name, 1), *map(len, texts))
-                self._spool(name, None).writelines(json.dumps(text).encode() + b"\n" for text in texts)
+                self._spool(name, None).writelines(
+                    json.dumps(text).encode() + b"\n" for text in texts
+                )
             else:
                 self._spool(name, np.empty(0, np.int64)).write(np.array(values, np.int64).tobytes())
         for name, array in answers.arrays.items():
@@ -166,7 +185,11 @@ class NPZ(Writer):
 
         dtype = np.dtype(f"<U{self._texts[name]}") if like is None else like.dtype
         shape = (self._length, *(() if like is None else like.shape[1:]))
-        head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        head = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": shape,
+        }
         np.lib.format.write_array_header_2_0(entry, head)
         if like is not None:
             while block := spooled.read(1 << 20):
@@ -185,8 +208,12 @@ class Lines(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for about, record in zip(answers.about, form.records(answers), strict=True):
-            where = " ".join(str(each) if name == "path" else f"{name} {each}" for name, each in about.items())
-            self._print(f"{where}  {_in_words({key: each for key, each in record.items() if key not in about})}")
+            where = " ".join(
+                str(each) if name == "path" else f"{name} {each}" for name, each in about.items()
+            )
+            self._print(
+                f"{where}  {_in_words({key: each for key, each in record.items() if key not in about})}"
+            )
 
 
 def _in_words(told: Record) -> str:
@@ -195,7 +222,9 @@ def _in_words(told: Record) -> str:
     elif "labels" in told:
         chances = {name: told["probabilities"][name] for name in told["labels"]}
     else:
-        chances = dict(sorted(told.get("probabilities", {}).items(), key=lambda each: -each[1])[:_SHOWN])
+        chances = dict(
+            sorted(told.get("probabilities", {}).items(), key=lambda each: -each[1])[:_SHOWN]
+        )
     if chances or "labels" in told:
         words = ", ".join(f"{name} {chance:.4f}" for name, chance in chances.items()) or "none"
         target = told.get("target", "")
@@ -211,7 +240,10 @@ def flat(record: Record) -> dict[str, Any]:
     for key, value in record.items():
         if key == "top":
             for place, each in enumerate(value[1:], 2):
-                cells |= {f"class_{place}": each["class"], f"probability_{place}": each["probability"]}
+                cells |= {
+                    f"class_{place}": each["class"],
+                    f"probability_{place}": each["probability"],
+                }
         elif isinstance(value, Mapping):
             prefix = {"probabilities": "p_", "target": "target_"}.get(key, f"{key}_")
             cells |= {f"{prefix}{name}": each for name, each in value.items()}
@@ -219,4 +251,7 @@ def flat(record: Record) -> dict[str, Any]:
             cells[key] = ";".join(value)
         else:
             cells[key] = plain_json.dumps(value) if isinstance(value, list) else value
-    return {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in cells.items()}
+    return {
+        key: "" if isinstance(value, float) and math.isnan(value) else value
+        for key, value in cells.items()
+    }

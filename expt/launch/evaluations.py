@@ -32,7 +32,9 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:
         for job in jobs:
-            if job.status != COMPLETED and (job.error is None or isinstance(job.error, ConfigError | Interrupted)):
+            if job.status != COMPLETED and (
+                job.error is None or isinstance(job.error, ConfigError | Interrupted)
+            ):
                 remove(job.paths)
     if len(jobs) == 1 and jobs[0].error:
         raise jobs[0].error

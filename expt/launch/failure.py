@@ -17,7 +17,11 @@ from expt.worker import watchdog
 
 NO_SPACE_BYTES = 1_000_000
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
-_NCCL_ABORTED = (_NCCL_GAVE_UP, "we are taking the entire process down", "watchdog thread terminated with exception")
+_NCCL_ABORTED = (
+    _NCCL_GAVE_UP,
+    "we are taking the entire process down",
+    "watchdog thread terminated with exception",
+)
 """What torch writes before it ends a process whose peers are gone or late."""
 
 
@@ -54,7 +58,9 @@ class Aftermath:
                 sizes[rank] = self._paths.stderr(self._attempt, rank).stat().st_size
                 os.kill(pid, signals.DUMP_STACKS)
         for rank, size in sizes.items():
-            self._stacks[rank] = watchdog.wait_for_dump(self._paths.stderr(self._attempt, rank), size)
+            self._stacks[rank] = watchdog.wait_for_dump(
+                self._paths.stderr(self._attempt, rank), size
+            )
 
     def in_words(self, timeout_s: float) -> ExptError:
         """The first failure, with its traceback if it left one, and where its log is."""
@@ -77,7 +83,9 @@ class Aftermath:
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             return RunFailed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
-        return RunFailed(f"{who} exited with code {code} before it had completed{self._disk()}\n{log}")
+        return RunFailed(
+            f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
+        )
 
     def _late(self, timeout_s: float) -> TimedOut:
         """The workers that the others waited for, and where the first of them was."""
@@ -109,12 +117,16 @@ class Aftermath:
         Of those that got no further, it is who had come the least far. Whom NCCL ended has lost others: it comes last.
         """
         told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
-        if refused := [rank for rank, found in told.items() if found.is_refusal]:  # whether it has ended yet or not
+        if refused := [
+            rank for rank, found in told.items() if found.is_refusal
+        ]:  # whether it has ended yet or not
             return min(refused, key=lambda rank: told[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: told[rank] for rank in ended if rank in told}
         vanished = [rank for rank in ended if rank not in raised]
-        if first := [rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))]:
+        if first := [
+            rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))
+        ]:
             return first[0]
         stuck = all(found.beats is not None for found in raised.values())
 

@@ -38,11 +38,11 @@ _KILLED_WITH_THE_DRIVER = (
 """Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its imports too: until it
 has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then, as it is sent along.
 So it dies without a word of what its libraries have left."""
-_READS_NOTHING = (
-    "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and os.close(nothing); "
-)
+_READS_NOTHING = "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and os.close(nothing); "
 """Workers get nothing of what is typed for the command, which several of them would share, in any order."""
-_QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
+_QUIET_AT_ITS_END = (
+    "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
+)
 """Where the kernel does not do that: the process ends by itself after its imports, without that word."""
 LOADING = "EXPT_LOADING"
 """Environment variable of the forkserver: a descriptor that it closes once it has loaded torch's libraries. One that
@@ -82,9 +82,13 @@ def ensure_running() -> int | None:
 def _heard_later() -> Iterator[None]:
     """While entered, what a person asks by a signal waits: nothing half made is interrupted, and nothing is lost."""
     kept = list[int]()
-    in_main = threading.current_thread() is threading.main_thread()  # else Python lets nobody change that
+    in_main = (
+        threading.current_thread() is threading.main_thread()
+    )  # else Python lets nobody change that
     numbers = _reaching_all() if in_main else ()
-    previous = {number: signal.signal(number, lambda got, _: kept.append(got)) for number in numbers}
+    previous = {
+        number: signal.signal(number, lambda got, _: kept.append(got)) for number in numbers
+    }
     try:
         yield
     finally:
@@ -134,7 +138,9 @@ class _Borrowed:
     def __init__(self, server: Any) -> None:
         self._server, self.pid = server, int(server._forkserver_pid)
         self._handle = os.pidfd_open(self.pid)
-        server.ensure_running = self._ensure_running  # which is what Python asks before it has a process forked
+        server.ensure_running = (
+            self._ensure_running
+        )  # which is what Python asks before it has a process forked
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Whether it has, or does so in this time."""
@@ -201,7 +207,9 @@ def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence
     )
     loads = _heard_when_loaded()
     try:
-        return spawn(command[0], [*options, deaf + _TELLS.format(loads) + program], [*descriptors, loads])
+        return spawn(
+            command[0], [*options, deaf + _TELLS.format(loads) + program], [*descriptors, loads]
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(loads)
@@ -231,8 +239,15 @@ def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Itera
         *options, program = command
         ends = _held_open()
         try:
-            first = _KILLED_WITH_THE_DRIVER.format(ends) if hasattr(fcntl, "F_SETSIG") else _QUIET_AT_ITS_END
-            if 0 not in (*descriptors, ends):  # a command whose stdin is closed may have any of these there
+            first = (
+                _KILLED_WITH_THE_DRIVER.format(ends)
+                if hasattr(fcntl, "F_SETSIG")
+                else _QUIET_AT_ITS_END
+            )
+            if 0 not in (
+                *descriptors,
+                ends,
+            ):  # a command whose stdin is closed may have any of these there
                 first = _READS_NOTHING + first
             return how(real, [*options, first + program], [*descriptors, ends])
         finally:

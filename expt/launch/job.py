@@ -13,7 +13,15 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, read_result, whole_epochs
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    Record,
+    read_result,
+    whole_epochs,
+)
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
@@ -61,7 +69,9 @@ class Job:
         if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:
             return False
         if alike := self.fails_alike(error):
-            warn(f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
+            warn(
+                f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again"
+            )
         return not alike
 
     def try_again(self) -> None:
@@ -82,7 +92,9 @@ class Job:
             self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
             return
         may_pause = self.request is not None and self.request.until_epoch is not None
-        self.status = PAUSED if may_pause and read_result(self.paths).get("status") == PAUSED else COMPLETED
+        self.status = (
+            PAUSED if may_pause and read_result(self.paths).get("status") == PAUSED else COMPLETED
+        )
 
     def pause_after(self, epoch: int | None) -> None:
         """Let the run, which has not started, pause after this epoch; None lets it go to its end."""
@@ -94,7 +106,9 @@ class Job:
 
         Who calls it gives the job to the pool once more.
         """
-        self.request = dataclasses.replace(request_of(self), may_have_run=True, until_epoch=until_epoch)
+        self.request = dataclasses.replace(
+            request_of(self), may_have_run=True, until_epoch=until_epoch
+        )
         self.status, self.error = QUEUED, None
 
 
@@ -115,8 +129,12 @@ class Observer:
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """The job has failed, and waits to be started once more."""
-        of = max(job.retries, request_of(job).config.max_restarts)  # workers that were lost at once get one unasked
-        warn(f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}")
+        of = max(
+            job.retries, request_of(job).config.max_restarts
+        )  # workers that were lost at once get one unasked
+        warn(
+            f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}"
+        )
 
     def job_held(self, job: Job) -> None:
         """The job was asked to pause while it ran, has saved, and goes on later."""
@@ -153,7 +171,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     for key, least in LEAST.items():
         value = options.get(key)
         if value is not None and not (isinstance(value, int | float) and value >= least):
-            raise ConfigError(f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}")
+            raise ConfigError(
+                f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}"
+            )
 
 
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:

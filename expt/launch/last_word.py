@@ -74,11 +74,21 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
     from expt.runs.worker_error import LOG, in_one_line, read_error
 
     paths = RunPaths(folder)
-    raised = {rank: found for rank in range(world_size) if (found := read_error(paths.error(attempt, rank)))}
-    signals = {rank: number for rank in range(world_size) if (number := _signal_in(paths.stderr(attempt, rank)))}
+    raised = {
+        rank: found
+        for rank in range(world_size)
+        if (found := read_error(paths.error(attempt, rank)))
+    }
+    signals = {
+        rank: number
+        for rank in range(world_size)
+        if (number := _signal_in(paths.stderr(attempt, rank)))
+    }
     if signals:
         codes = {**dict.fromkeys(raised, 1), **{rank: -number for rank, number in signals.items()}}
-        return Aftermath(paths, attempt, [codes.get(rank) for rank in range(world_size)]).in_words(0.0)
+        return Aftermath(paths, attempt, [codes.get(rank) for rank in range(world_size)]).in_words(
+            0.0
+        )
     others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
     return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")
@@ -86,7 +96,9 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
 
 def _signal_in(log: Path) -> signal.Signals | None:
     told = log.read_text(errors="replace") if log.exists() else ""
-    return next((number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None)
+    return next(
+        (number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None
+    )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,12 @@ class LivePool(Pool):
         """Whether a job that comes is not to start."""
         self.is_held: Callable[[Job], bool | None] = lambda _: None
         """Whether one is to wait until `let_go_on`; None where `is_paused` says so."""
-        self._stopping: dict[int, bool] = {}  # active ones that were asked to pause, and whether they are held then
-        self._in_use: dict[int, float] = {}  # since when those wait in whose folders other commands are at work
+        self._stopping: dict[
+            int, bool
+        ] = {}  # active ones that were asked to pause, and whether they are held then
+        self._in_use: dict[
+            int, float
+        ] = {}  # since when those wait in whose folders other commands are at work
 
     @property
     def jobs(self) -> list[Job]:
@@ -51,7 +55,10 @@ class LivePool(Pool):
     @property
     def held(self) -> list[Job]:
         """Those that have paused, or are not to start, until `let_go_on`."""
-        return [*self._held.values(), *(self._jobs[number] for number, held in self._stopping.items() if held)]
+        return [
+            *self._held.values(),
+            *(self._jobs[number] for number, held in self._stopping.items() if held),
+        ]
 
     @property
     def rests(self) -> bool:
@@ -97,7 +104,9 @@ class LivePool(Pool):
                 self._tell_dropped(job)
 
     def _drop_waiting(self, job: Job) -> None:
-        if job.paths.result.exists():  # it has paused as it was told to, or an earlier command has begun it
+        if (
+            job.paths.result.exists()
+        ):  # it has paused as it was told to, or an earlier command has begun it
             record_end(job.paths, Interrupted(DROPPED))
         self._tell_dropped(job)
 
@@ -108,7 +117,9 @@ class LivePool(Pool):
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
         """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""
         self._gpus.use(gpus)
-        moved = [(number, job) for number, job in self._active.items() if not {*job.devices} <= {*gpus}]
+        moved = [
+            (number, job) for number, job in self._active.items() if not {*job.devices} <= {*gpus}
+        ]
         for number, _ in moved:
             self._stop(number, held=False)
         return [job for _, job in moved]
@@ -175,7 +186,11 @@ class LivePool(Pool):
 
     def _set_aside(self, number: int, error: ExptError) -> bool:
         """Whether the job has ended because it was asked to pause: a worker that has only just begun dies of that."""
-        if number not in self._stopping or self._asked_at or isinstance(error, ConfigError | Diverged):
+        if (
+            number not in self._stopping
+            or self._asked_at
+            or isinstance(error, ConfigError | Diverged)
+        ):
             return False
         job, held = self._active[number], self._stopping.pop(number)
         if read_result(job.paths).get("status") in (RUNNING, INTERRUPTED):

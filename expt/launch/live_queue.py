@@ -82,7 +82,9 @@ class LiveQueue(Queue):
         """For those that come: one that was told to go on since is asked about no more."""
         self._all |= dict.fromkeys(jobs)
         dropped = [job for job in jobs if not job.error and self.is_dropped(job)]
-        held = [job for job in jobs if not job.error and job not in dropped and self._is_to_wait(job)]
+        held = [
+            job for job in jobs if not job.error and job not in dropped and self._is_to_wait(job)
+        ]
         self._held |= dict.fromkeys(held)
         super()._submit([job for job in jobs if job not in held and job not in dropped])
         for job in dropped:

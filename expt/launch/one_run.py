@@ -11,7 +11,15 @@ from rich.console import Console
 from expt import machine, signals
 from expt.config import user_code
 from expt.data.files import prepare
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, Diverged, ExptError, FolderInUse, Interrupted, RunFailed
+from expt.errors import (
+    INTERRUPTED_BEFORE,
+    ConfigError,
+    Diverged,
+    ExptError,
+    FolderInUse,
+    Interrupted,
+    RunFailed,
+)
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.runs import resume
@@ -69,10 +77,14 @@ class _Shown(Observer):
         self._display.update()
 
 
-def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, console: Console) -> None:
+def _run_workers(
+    request: RunRequest, on_start: Callable[[], None] | None, console: Console
+) -> None:
     config, paths = request.config, request.paths
     job = Job(paths, request)
-    with RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every) as display:
+    with RunDisplay(
+        paths, console, epochs=config.epochs, print_every=config.print_every
+    ) as display:
         try:
             Pool(machine.detect(), Options(), _Shown(display, on_start)).run(iter([job]))
         except KeyboardInterrupt:
@@ -116,7 +128,9 @@ def _by_other_code(request: RunRequest) -> str:
     return resume.settings_to_resume(folder)
 
 
-def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, console: Console) -> None:
+def _run_in_process(
+    request: RunRequest, on_start: Callable[[], None] | None, console: Console
+) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as
@@ -124,13 +138,19 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
     config, paths = request.config, request.paths
     signals.raise_dropped()
     prepare(config.dataset, config.task, learns=not isinstance(request.instead, Evaluation))
-    user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
+    user_code.import_anew(
+        user_code.targets(config)
+    )  # it may have been edited since the run before this, in a notebook
     gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
     attempt = Attempt(request=request, started_at=time.monotonic())
     with attempt.recorded(on_start) as source:
-        display = RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every, live=False)
+        display = RunDisplay(
+            paths, console, epochs=config.epochs, print_every=config.print_every, live=False
+        )
         with watched(display):
-            run_as(alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch)
+            run_as(
+                alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
+            )

@@ -29,14 +29,20 @@ def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
     """What a run takes: GPUs, or where it uses none cores of the machine."""
     if not config.num_gpus:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
-    devices = None if isinstance(config.gpus, int) else tuple(machine.gpus[index] for index in config.gpus)
+    devices = (
+        None
+        if isinstance(config.gpus, int)
+        else tuple(machine.gpus[index] for index in config.gpus)
+    )
     return Demand(run, config.num_gpus, devices)
 
 
 class Packing:
     """The devices of a machine, each shared by up to `share` runs, and the runs that wait for them."""
 
-    def __init__(self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None) -> None:
+    def __init__(
+        self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None
+    ) -> None:
         self._all = self._devices = list(devices)
         self._share = share
         self._max_concurrent = max_concurrent
@@ -50,7 +56,9 @@ class Packing:
         """Let runs wait. Raises ValueError for one that this machine could never start."""
         for demand in demands:
             if not _is_possible(demand, self._all):
-                raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._all}")
+                raise ValueError(
+                    f"run {demand.run} asks for {demand.devices or demand.count} of {self._all}"
+                )
             bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
     @property
@@ -86,11 +94,17 @@ class Packing:
         """
         if not self._waiting:
             return None
-        if self._max_concurrent is not None and len(self._running) + elsewhere >= self._max_concurrent:
+        if (
+            self._max_concurrent is not None
+            and len(self._running) + elsewhere >= self._max_concurrent
+        ):
             return None
         load = self._load()
         # The least loaded first; sorted() keeps the machine's order among equals.
-        free = sorted((device for device in self._devices if load[device] < self._share), key=lambda name: load[name])
+        free = sorted(
+            (device for device in self._devices if load[device] < self._share),
+            key=lambda name: load[name],
+        )
         if not free:
             return None
         if self._claim and (devices := _fit(self._claim[0], free)):
@@ -122,7 +136,9 @@ class Packing:
 
     def release_unavailable(self, now: float) -> None:
         """Count devices as idle again whose time in other hands may be over."""
-        self._unavailable = {device: until for device, until in self._unavailable.items() if until > now}
+        self._unavailable = {
+            device: until for device, until in self._unavailable.items() if until > now
+        }
 
     def withdraw(self, run: int) -> bool:
         """Let a run wait no longer; returns whether it has waited."""
@@ -156,9 +172,17 @@ class Packing:
             return frozenset(demand.devices)
         # Those of the longest-running runs come first: they should be free the soonest. Nobody knows when another
         # command gives up the devices that it holds: those come last.
-        busy = [device for device in itertools.chain(*self._running.values()) if load[device] >= self._share]
+        busy = [
+            device
+            for device in itertools.chain(*self._running.values())
+            if load[device] >= self._share
+        ]
         busy = [device for device in busy if device in self._devices]
-        idle = [device for device in self._devices if device not in busy and device not in self._unavailable]
+        idle = [
+            device
+            for device in self._devices
+            if device not in busy and device not in self._unavailable
+        ]
         return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
 
     def _load(self) -> dict[str, int]:

@@ -49,7 +49,9 @@ class Pool:
         self._start_workers = start or functools.partial(workers.start, spares=self._spares)
         self._clock = clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
-        self._gpus = Packing(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
+        self._gpus = Packing(
+            machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent
+        )
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
@@ -95,7 +97,14 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
                 if (idle or not more) and not has_room:
-                    wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
+                    wait(
+                        [
+                            ended
+                            for job in self._active.values()
+                            for ended in workers_of(job).sentinels
+                        ],
+                        POLL_S,
+                    )
             left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
@@ -161,7 +170,9 @@ class Pool:
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
         config = request_of(job).config
-        (self._gpus if config.num_gpus else self._cores).add([demand_of(number, config, self._machine)])
+        (self._gpus if config.num_gpus else self._cores).add(
+            [demand_of(number, config, self._machine)]
+        )
 
     def _start_ready(self) -> None:
         for packing in (self._gpus, self._cores):
@@ -175,7 +186,9 @@ class Pool:
                     if number not in self._held_up:
                         self._held_up.add(number)
                         self._observer.job_waiting(self._jobs[number], missed)
-                    packing.wait_again(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
+                    packing.wait_again(
+                        number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S
+                    )
                     continue
                 self._start(number, devices if packing is self._gpus else ())
             packing.release_unavailable(self._clock())
@@ -195,7 +208,9 @@ class Pool:
         """Whether to wait for the end of a run, since this process may open no further files and pipes."""
         short = bool(self._active and self._waiting()) and free_descriptors() < SPARE_DESCRIPTORS
         if short and not self._full:
-            warn(f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others wait")
+            warn(
+                f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others wait"
+            )
         self._full |= short
         return short
 
@@ -204,16 +219,26 @@ class Pool:
         job.devices, self._active[number] = devices, job
         try:
             if not job.retries:
-                refuse_changed(request.config, request.content, to_train=not isinstance(request.instead, Evaluation))
+                refuse_changed(
+                    request.config,
+                    request.content,
+                    to_train=not isinstance(request.instead, Evaluation),
+                )
             lock = self._folders[number] = FolderLock(job.paths, self._patience_s)
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
-            if request.may_have_run and has_come_so_far(read_result(job.paths), request.until_epoch):
+            if request.may_have_run and has_come_so_far(
+                read_result(job.paths), request.until_epoch
+            ):
                 self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
             attempt = Attempt(
-                request=request, number=request.next_attempt(), started_at=job.started_at, devices=devices, lock=lock
+                request=request,
+                number=request.next_attempt(),
+                started_at=job.started_at,
+                devices=devices,
+                lock=lock,
             )
             job.workers = self._start_workers(attempt)
         except ExptError as error:
@@ -238,7 +263,11 @@ class Pool:
                 if self._set_aside(number, failure):
                     continue
                 # A worker that has only just begun dies of the question.
-                error = failure if self._asked_at is None else Interrupted(self._finishing or "interrupted by a person")
+                error = (
+                    failure
+                    if self._asked_at is None
+                    else Interrupted(self._finishing or "interrupted by a person")
+                )
                 record_end(job.paths, error)
             if error and job.may_retry(error, self._options.retries):
                 self._retry(number, error)

@@ -34,7 +34,11 @@ class Tried:
 
     def seconds(self, request: RunRequest) -> float:
         """Of a whole run alike but for its length, from its turn on, if nothing stops it early."""
-        found, per_epoch, config = self.record["metrics"], self.record["steps_per_epoch"], request.config
+        found, per_epoch, config = (
+            self.record["metrics"],
+            self.record["steps_per_epoch"],
+            request.config,
+        )
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         done = min(steps, begun.steps_done(request, per_epoch))
         if done == steps:  # it ends with its test
@@ -44,9 +48,14 @@ class Tried:
         return found["start_s"] + steps_s + evaluations * found["eval_s"]
 
 
-def try_out(requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console) -> list[Tried]:
+def try_out(
+    requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
+) -> list[Tried]:
     """Take a few steps of each, side by side where there is room. Raises KeyboardInterrupt, with all stopped."""
-    with tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder, console.status("trying out") as status:
+    with (
+        tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
+        console.status("trying out") as status,
+    ):
         jobs = [Job(RunPaths(Path(folder, str(number))), None) for number in range(len(requests))]
         for job, request in zip(jobs, requests, strict=True):
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
@@ -73,7 +82,9 @@ class _Shown(Observer):
         self._status.update(f"trying out {self._total} kinds of runs, {self._done} done")
 
 
-def together_s(runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options) -> float:
+def together_s(
+    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
+) -> float:
     """How long runs of known lengths [s] take together, packed as the pool packs them and started without delay."""
     lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0
     share, most = options.runs_per_gpu, options.max_concurrent

@@ -17,7 +17,9 @@ try:
             import torch  # noqa: F401
         import expt.worker.main  # noqa: F401
 
-    with contextlib.suppress(ImportError):  # torch looks for gloo among all installed packages, once in a process
+    with contextlib.suppress(
+        ImportError
+    ):  # torch looks for gloo among all installed packages, once in a process
         from torch.distributed.distributed_c10d import BackendConfig
 
         BackendConfig("gloo")

@@ -71,7 +71,9 @@ class Work(NamedTuple):
 
     def here(self) -> Work:
         """The same, with what the forkserver may have otherwise."""
-        return self._replace(env=dict(self.env), umask=machine.umask() if self.umask is None else self.umask)
+        return self._replace(
+            env=dict(self.env), umask=machine.umask() if self.umask is None else self.umask
+        )
 
 
 class Process(Protocol):
@@ -113,7 +115,10 @@ def fork(target: Callable[..., None], arguments: Sequence[Any]) -> BaseProcess:
     for _ in range(TRIES):
         forkserver.ensure_running()
         process = context.Process(target=target, args=arguments)
-        with contextlib.suppress(EOFError, ConnectionError), without_main():  # it was killed in between
+        with (
+            contextlib.suppress(EOFError, ConnectionError),
+            without_main(),
+        ):  # it was killed in between
             process.start()
             return process
     raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")

@@ -45,8 +45,15 @@ class Arrival:
 class Rendezvous:
     """This worker's place in the present round."""
 
-    def __init__(self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S) -> None:
-        self._store, self._rank, self._world_size, self._arrive_s = store, rank, world_size, arrive_s
+    def __init__(
+        self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S
+    ) -> None:
+        self._store, self._rank, self._world_size, self._arrive_s = (
+            store,
+            rank,
+            world_size,
+            arrive_s,
+        )
         self._round = ""
         if rank == 0:
             self._round = uuid.uuid4().hex
@@ -62,7 +69,9 @@ class Rendezvous:
         quiet_s = min(QUIET_S, self._arrive_s)
         if missing := self._missing(others, quiet_s):
             print(f"waiting for {missing}, for {self._arrive_s:g} s at most", flush=True)
-            if missing := self._missing(others, max(self._arrive_s - quiet_s, 0.001)):  # 0 would be for ever
+            if missing := self._missing(
+                others, max(self._arrive_s - quiet_s, 0.001)
+            ):  # 0 would be for ever
                 raise RunFailed(f"{missing} did not arrive within {self._arrive_s:g} s")
         hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
         return [_arrival(0, ""), *hellos]
@@ -93,7 +102,9 @@ class Rendezvous:
                 self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
             if current and self._store.check([self._key("told")]):
                 told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
-                if token in told["tokens"]:  # else it is the word of an earlier round, whose rank 0 is gone
+                if (
+                    token in told["tokens"]
+                ):  # else it is the word of an earlier round, whose rank 0 is gone
                     return told
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
@@ -127,7 +138,9 @@ def of_environment() -> Rendezvous:
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
         _let_gloo_reach(address)
     else:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all are here: nobody else is to reach them
+        os.environ.setdefault(
+            "NCCL_SOCKET_IFNAME", "lo"
+        )  # all are here: nobody else is to reach them
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -159,7 +172,9 @@ def interface_towards(address: str) -> str | None:
 
 def _address_of(probe: socket.socket, interface: str) -> str | None:
     try:
-        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+        answer = fcntl.ioctl(
+            probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
+        )  # SIOCGIFADDR
     except OSError:  # it has no address
         return None
     return socket.inet_ntoa(answer[20:24])

@@ -21,7 +21,10 @@ def adopt(environment: MutableMapping[str, str]) -> None:
         return
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
         _adopt_slurm(environment)
-    elif int(environment.get("SUBMITIT_LOCAL_NTASKS", "1")) > 1 and "SUBMITIT_LOCAL_GLOBALID" in environment:
+    elif (
+        int(environment.get("SUBMITIT_LOCAL_NTASKS", "1")) > 1
+        and "SUBMITIT_LOCAL_GLOBALID" in environment
+    ):
         _adopt_submitit_local(environment)
 
 
@@ -29,7 +32,9 @@ def check(environment: Mapping[str, str]) -> None:
     """Raise ConfigError for a worker that cannot find the others."""
     missing = [name for name in REQUIRED if name not in environment]
     if missing:
-        raise ConfigError(f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be set too")
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be set too"
+        )
 
 
 def _adopt_slurm(environment: MutableMapping[str, str]) -> None:
@@ -39,13 +44,17 @@ def _adopt_slurm(environment: MutableMapping[str, str]) -> None:
             "RANK": environment["SLURM_PROCID"],
             "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],
-            "LOCAL_WORLD_SIZE": str(tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])[int(node)]),
+            "LOCAL_WORLD_SIZE": str(
+                tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])[int(node)]
+            ),
             "GROUP_RANK": node,
             "TORCHELASTIC_RESTART_COUNT": environment.get("SLURM_RESTART_COUNT", "0"),
         }
     )
     environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
-    environment.setdefault("MASTER_PORT", _port(environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"]))
+    environment.setdefault(
+        "MASTER_PORT", _port(environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"])
+    )
 
 
 def _adopt_submitit_local(environment: MutableMapping[str, str]) -> None:

@@ -41,7 +41,9 @@ class Spares:
         """Have one more where fewer than `number` wait; to be called again, for each takes a moment."""
         self._forget_the_gone()
         if len(self._waiting) < number:
-            with contextlib.suppress(RunFailed, OSError):  # a run that needs it will say why there is none
+            with contextlib.suppress(
+                RunFailed, OSError
+            ):  # a run that needs it will say why there is none
                 self._waiting.append(_forked(self._leaving))
 
     def start(self, work: Work) -> Process:
@@ -70,7 +72,9 @@ class Spares:
 class Worker:
     """A process that takes its work from a line, and says there when it is done: a moment before it is gone."""
 
-    def __init__(self, process: BaseProcess, line: socket.socket, leaving: list[BaseProcess]) -> None:
+    def __init__(
+        self, process: BaseProcess, line: socket.socket, leaving: list[BaseProcess]
+    ) -> None:
         self._process, self._leaving = process, leaving
         self._line: socket.socket | None = line
         self._done = False
@@ -153,7 +157,9 @@ def _serve(line: socket.socket) -> None:
     os.register_at_fork(after_in_child=line.close)  # else it would not end with this process
     nowhere = Path(os.devnull)
     processes.print_to(nowhere, nowhere)
-    message, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    message, descriptors, _, _ = socket.recv_fds(
+        line, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    )
     if not message:  # the driver has no work for it, or is gone
         os._exit(processes.FINISHED)
     with line.makefile("rb") as file:
@@ -183,7 +189,9 @@ class _Unpacker(pickle.Unpickler):
         self._descriptors = descriptors
 
     def persistent_load(self, pid: tuple[str, int]) -> Any:
-        make: Callable[[int], Any] = processes.keep_open if pid[0] == processes.Kept.__name__ else _socket_of
+        make: Callable[[int], Any] = (
+            processes.keep_open if pid[0] == processes.Kept.__name__ else _socket_of
+        )
         return make(self._descriptors[pid[1]])
 
 

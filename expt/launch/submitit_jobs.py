@@ -42,14 +42,29 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
         import submitit
 
         timeouts = {f"{name}_max_num_timeout": options["max_num_timeout"]}
-        executor = submitit.AutoExecutor(folder=options["submitit_folder"], cluster=name, **timeouts)
+        executor = submitit.AutoExecutor(
+            folder=options["submitit_folder"], cluster=name, **timeouts
+        )
     except ImportError:
-        raise ConfigError(f"hydra/launcher=submitit_{name}: needs submitit; pip install 'expt[slurm]'") from None
+        raise ConfigError(
+            f"hydra/launcher=submitit_{name}: needs submitit; pip install 'expt[slurm]'"
+        ) from None
     except RuntimeError as error:  # no srun
         raise ConfigError(f"hydra/launcher=submitit_{name}: {error}") from None
-    known = {"_target_", "executor", "submitit_folder", "max_num_timeout", "tasks_per_node", *OF_SUBMITIT}
+    known = {
+        "_target_",
+        "executor",
+        "submitit_folder",
+        "max_num_timeout",
+        "tasks_per_node",
+        *OF_SUBMITIT,
+    }
     shared = {key: options[key] for key in OF_SUBMITIT if options.get(key) is not None}
-    own = {f"{name}_{key}": value for key, value in options.items() if key not in known and value not in (None, [], {})}
+    own = {
+        f"{name}_{key}": value
+        for key, value in options.items()
+        if key not in known and value not in (None, [], {})
+    }
     executor.update_parameters(name="expt", tasks_per_node=tasks, **shared, **own)
     return executor
 
@@ -60,7 +75,9 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
-        self._cancelled_at: dict[Job, float] = {}  # by time.time: those that this command has cancelled
+        self._cancelled_at: dict[
+            Job, float
+        ] = {}  # by time.time: those that this command has cancelled
         self._silent_since: dict[Job, float] = {}  # those that have ended, and have not said how
         self._finishing: str | None = None
         self.look_on: Callable[[], object] = lambda: None
@@ -101,11 +118,16 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
-            main_code.keep(request_of(job).config, job.paths.code)  # else nobody there could import it
+            main_code.keep(
+                request_of(job).config, job.paths.code
+            )  # else nobody there could import it
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
-                submitted = [self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv)) for job in wanted]
+                submitted = [
+                    self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv))
+                    for job in wanted
+                ]
             self._active |= dict(zip(wanted, submitted, strict=True))
 
     def _is_busy(self) -> bool:
@@ -151,7 +173,11 @@ class Queue:
         for job in self._active:
             self._cancel(job)
         end = time.monotonic() + signals.grace_s()
-        while saving := [job for job, submitted in self._active.items() if _is_running(job) and not submitted.done()]:
+        while saving := [
+            job
+            for job, submitted in self._active.items()
+            if _is_running(job) and not submitted.done()
+        ]:
             if time.monotonic() > end:
                 break
             time.sleep(POLL_S)
@@ -176,7 +202,9 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended; without `submitted` the command itself has cancelled it."""
     result = read_result(job.paths)
     status = result.get("status")
-    if has_come_so_far(result, request_of(job).until_epoch):  # else it has paused before, and has not gone on
+    if has_come_so_far(
+        result, request_of(job).until_epoch
+    ):  # else it has paused before, and has not gone on
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
@@ -184,13 +212,18 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
         return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
     if submitted is None:
         return Interrupted("cancelled, before it could save")
-    return RunFailed(f"job {submitted.job_id}: {_problem(submitted)}\n{LOG}{submitted.paths.stderr}")
+    return RunFailed(
+        f"job {submitted.job_id}: {_problem(submitted)}\n{LOG}{submitted.paths.stderr}"
+    )
 
 
 def _has_told(job: Job) -> bool:
     """Whether a job has come to where it was to come, or its record says why not."""
     result = read_result(job.paths)
-    return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (INTERRUPTED, FAILED)
+    return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (
+        INTERRUPTED,
+        FAILED,
+    )
 
 
 def _is_running(job: Job) -> bool:
@@ -209,7 +242,9 @@ def _has_result(submitted: Any) -> bool:
 
 def _problem(submitted: Any) -> str:
     for each in (submitted, *_tasks(submitted)):
-        each._results_timeout_s = 0  # else submitit waits 15 s for each that has none, and the whole command with it
+        each._results_timeout_s = (
+            0  # else submitit waits 15 s for each that has none, and the whole command with it
+        )
     return str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
 
 

@@ -23,16 +23,64 @@ import expt
 # What no library reads as it is imported: where a person sits, and what expt sets in each worker by itself. A worker
 # has them as the command has.
 OF_THE_TERMINAL = {
-    *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION"),
-    *("TERM_SESSION_ID", "VTE_VERSION", "WINDOWID", "WINDOW", "STY", "TMUX", "TMUX_PANE", "DISPLAY", "XAUTHORITY"),
-    *("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "PS1", "HISTCMD", "LS_COLORS"),
-    *("XDG_SESSION_ID", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "VIRTUAL_ENV_PROMPT", "HYDRA_FULL_ERROR"),
+    *(
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "COLUMNS",
+        "LINES",
+        "TERM",
+        "COLORTERM",
+        "TERM_PROGRAM",
+        "TERM_PROGRAM_VERSION",
+    ),
+    *(
+        "TERM_SESSION_ID",
+        "VTE_VERSION",
+        "WINDOWID",
+        "WINDOW",
+        "STY",
+        "TMUX",
+        "TMUX_PANE",
+        "DISPLAY",
+        "XAUTHORITY",
+    ),
+    *(
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+        "SSH_AUTH_SOCK",
+        "SSH_AGENT_PID",
+        "PS1",
+        "HISTCMD",
+        "LS_COLORS",
+    ),
+    *(
+        "XDG_SESSION_ID",
+        "GNOME_TERMINAL_SCREEN",
+        "GNOME_TERMINAL_SERVICE",
+        "VIRTUAL_ENV_PROMPT",
+        "HYDRA_FULL_ERROR",
+    ),
     *("CUDA_VISIBLE_DEVICES", "EXPT_CACHE_GB", "EXPT_SIMULATED_GPUS"),
 }
 # Of /proc/self/status: users and groups, rights, umask, what may not be called, huge pages, whose memory; signals that
 # are blocked or ignored.
 _STATUS = (
-    *("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *(
+        "Uid",
+        "Gid",
+        "Groups",
+        "Umask",
+        "NoNewPrivs",
+        "Seccomp",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+    ),
     *("THP_enabled", "Mems_allowed"),
 )
 _SIGNALS = ("SigBlk", "SigIgn")
@@ -66,12 +114,18 @@ def _digest(found: object) -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {f"variable {key}": value for key, value in os.environ.items() if key not in OF_THE_TERMINAL}
+    return {
+        f"variable {key}": value for key, value in os.environ.items() if key not in OF_THE_TERMINAL
+    }
 
 
 def _python() -> dict[str, Any]:
     """The interpreter, and the files of what is imported from, with their times."""
-    options = [list(sys.flags), sys.warnoptions, sorted(map(str, getattr(sys, "_xoptions", {}).items()))]
+    options = [
+        list(sys.flags),
+        sys.warnoptions,
+        sorted(map(str, getattr(sys, "_xoptions", {}).items())),
+    ]
     return {
         "python": [
             sys.version,
@@ -100,7 +154,10 @@ def _of_torch() -> Iterator[Path]:
 
 def of_packages() -> list[Path]:
     """The folders of installed packages."""
-    return [*map(Path, site.getsitepackages()), *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
+    return [
+        *map(Path, site.getsitepackages()),
+        *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []),
+    ]
 
 
 def _installed() -> Iterator[Path]:
@@ -121,7 +178,11 @@ def _process() -> dict[str, Any]:
     root = os.stat("/")
     return {
         "status": _status(),
-        "limits": [resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if "RLIMIT_" in name],
+        "limits": [
+            resource.getrlimit(getattr(resource, name))
+            for name in sorted(dir(resource))
+            if "RLIMIT_" in name
+        ],
         "cpus": sorted(os.sched_getaffinity(0)),
         "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
         "cgroup": Path("/proc/self/cgroup").read_text(),
@@ -137,7 +198,11 @@ def _process() -> dict[str, Any]:
 
 
 def _status() -> dict[str, str | int]:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":" in line
+    )
     heard = ~sum(1 << number - 1 for number in _DEAF_TO)
     found: dict[str, str | int] = {name: lines[name].strip() for name in _STATUS if name in lines}
     return found | {name: int(lines[name], 16) & heard for name in _SIGNALS}
@@ -147,7 +212,10 @@ def _memory_policy() -> list[int] | None:
     """On which NUMA nodes memory is taken, and how (`numactl`)."""
     import ctypes  # late, as below
 
-    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // ctypes.sizeof(ctypes.c_ulong) // 8))()
+    mode, nodes = (
+        ctypes.c_int(),
+        (ctypes.c_ulong * (_MOST_NODES // ctypes.sizeof(ctypes.c_ulong) // 8))(),
+    )
     done = _call(_GET_MEMPOLICY, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, 0)
     return None if done is None else [done, mode.value, *nodes]
 

@@ -17,7 +17,10 @@ from types import ModuleType
 from typing import Any
 
 RTLD_NOW = 2  # dlopen(3)
-LIBRARIES = {"libtorch_global_deps.so": RTLD_NOW | ctypes.RTLD_GLOBAL, "libtorch.so": RTLD_NOW}  # as torch loads them
+LIBRARIES = {
+    "libtorch_global_deps.so": RTLD_NOW | ctypes.RTLD_GLOBAL,
+    "libtorch.so": RTLD_NOW,
+}  # as torch loads them
 BINDING_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables by which a library binds the thread that loads it to a core."""
 FOR_CUDA = ("cuda.bindings", "pynvml")
@@ -27,8 +30,29 @@ MEANWHILE = (
 )
 """What a worker needs, or torch, that is Python alone but for libraries of `OF_PYTHON`, and pydantic's: 0.3 s."""
 OF_PYTHON = (
-    *("_blake2", "_bz2", "_contextvars", "_csv", "_datetime", "_decimal", "_hashlib", "_heapq", "_json", "_lzma"),
-    *("_multiprocessing", "_opcode", "_posixshmem", "_queue", "_ssl", "_statistics", "_typing", "_uuid", "_zoneinfo"),
+    *(
+        "_blake2",
+        "_bz2",
+        "_contextvars",
+        "_csv",
+        "_datetime",
+        "_decimal",
+        "_hashlib",
+        "_heapq",
+        "_json",
+        "_lzma",
+    ),
+    *(
+        "_multiprocessing",
+        "_opcode",
+        "_posixshmem",
+        "_queue",
+        "_ssl",
+        "_statistics",
+        "_typing",
+        "_uuid",
+        "_zoneinfo",
+    ),
     *("binascii", "cmath", "grp", "mmap", "resource", "unicodedata"),
 )
 PYDANTIC = "pydantic_core._pydantic_core"
@@ -42,11 +66,18 @@ def libraries_loaded() -> Iterator[None]:
     Where they are elsewhere, or cannot be loaded so, torch's own import does it.
     """
     found = importlib.util.find_spec("torch")
-    if sys.platform != "linux" or not found or not found.origin or any(map(os.environ.get, BINDING_THREADS)):
+    if (
+        sys.platform != "linux"
+        or not found
+        or not found.origin
+        or any(map(os.environ.get, BINDING_THREADS))
+    ):
         yield
         return
     _load_others()
-    thread = threading.Thread(target=_load, args=(os.path.join(os.path.dirname(found.origin), "lib"),))
+    thread = threading.Thread(
+        target=_load, args=(os.path.join(os.path.dirname(found.origin), "lib"),)
+    )
     thread.start()
     try:
         yield
@@ -60,19 +91,25 @@ def libraries_loaded() -> Iterator[None]:
 def _load_others() -> None:
     """No thread can load a library, nor use pydantic's for the first time, while another thread loads torch's."""
     for name in OF_PYTHON:
-        with contextlib.suppress(ImportError):  # a Python that was built without it, or has another name for it
+        with contextlib.suppress(
+            ImportError
+        ):  # a Python that was built without it, or has another name for it
             importlib.import_module(name)
     package = importlib.util.find_spec(PYDANTIC.rpartition(".")[0])
     folders = package.submodule_search_locations if package else None
     spec = importlib.machinery.PathFinder.find_spec(PYDANTIC, folders)
     if spec and spec.loader and PYDANTIC not in sys.modules:
-        sys.modules[PYDANTIC] = module = importlib.util.module_from_spec(spec)  # without the package: that is Python
+        sys.modules[PYDANTIC] = module = importlib.util.module_from_spec(
+            spec
+        )  # without the package: that is Python
         spec.loader.exec_module(module)
         module.SchemaValidator({"type": "int"}).validate_python(1)
 
 
 def _load(folder: str) -> None:
-    dlopen = ctypes.CDLL(None).dlopen  # called so it waits without Python's lock; ctypes.CDLL(path) holds it
+    dlopen = ctypes.CDLL(
+        None
+    ).dlopen  # called so it waits without Python's lock; ctypes.CDLL(path) holds it
     dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
     for name, mode in LIBRARIES.items():
         if not dlopen(os.fsencode(os.path.join(folder, name)), mode):

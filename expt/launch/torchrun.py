@@ -57,21 +57,36 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
     with at_work(paths):
         ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
         if ran and not paths.checkpoints.exists():
-            warn(f"{paths.folder}: has no checkpoint on this machine, the run starts from the beginning")
+            warn(
+                f"{paths.folder}: has no checkpoint on this machine, the run starts from the beginning"
+            )
         request = dataclasses.replace(
-            request, may_have_run=request.may_have_run or ran, about={**request.about, **_where(arrivals)}
+            request,
+            may_have_run=request.may_have_run or ran,
+            about={**request.about, **_where(arrivals)},
         )
         # Where the logs of the first attempt are on another machine's disk, this is not the first all the same.
-        attempt = Attempt(request=request, number=max(request.next_attempt(), int(ran)), started_at=time.monotonic())
+        attempt = Attempt(
+            request=request,
+            number=max(request.next_attempt(), int(ran)),
+            started_at=time.monotonic(),
+        )
         with attempt.recorded(on_start) as source:
             sent = request.to_send()
             sent["settings"] |= {key: getattr(config, key) for key in AGREED}
             told = {**sent, "source": str(source) if source else None, "attempt": attempt.number}
             meeting.tell(arrivals, told)
-            with last_word.kept(paths.folder, attempt.number), _logged(paths, attempt.number, 0) as terminal:
+            with (
+                last_word.kept(paths.folder, attempt.number),
+                _logged(paths, attempt.number, 0) as terminal,
+            ):
                 console = Console(file=terminal.out)
                 display = RunDisplay(
-                    paths, console, epochs=config.epochs, print_every=config.print_every, errors=terminal.err
+                    paths,
+                    console,
+                    epochs=config.epochs,
+                    print_every=config.print_every,
+                    errors=terminal.err,
                 )
                 with watched(display):
                     _train(attempt, source, meeting, terminal)
@@ -80,7 +95,9 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
 
 def _started_again(meeting: Rendezvous) -> bool:
     # Torchrun's count is this node's own, and starts anew with a new torchrun: what the store knows counts too.
-    return meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return (
+        meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    )
 
 
 def follow(typed_at: float) -> RunPaths:
@@ -126,7 +143,9 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     config, paths = attempt.request.config, attempt.paths
     main_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
-    prepare(config.dataset, config.task, learns=learns)  # under a file lock, so that one worker of each machine does it
+    prepare(
+        config.dataset, config.task, learns=learns
+    )  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,

@@ -48,14 +48,22 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
 
     sent = [1, 2, *descriptors]
     deaf = signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN  # as what a script starts with `&`
-    request = {"program": program, "env": dict(os.environ), "umask": machine.umask(), "deaf": deaf, "descriptors": sent}
+    request = {
+        "program": program,
+        "env": dict(os.environ),
+        "umask": machine.umask(),
+        "deaf": deaf,
+        "descriptors": sent,
+    }
     if signals.in_slurm():
         raise Cold
     with _asked_to_fork(SERVER, request, sent) as server:
         return int(_received(server, time.monotonic() + FORK_PATIENCE_S)["pid"])
 
 
-def fork_driver(request: Mapping[str, object], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
+def fork_driver(
+    request: Mapping[str, object], descriptors: Sequence[int]
+) -> tuple[socket.socket, int]:
     """Have a driver forked; returns the line on which its exit code will come, and a descriptor of the process.
 
     One that comes too late, when nobody waits for it, does nothing: see expt.command.warm_drivers. Raises Cold as
@@ -70,7 +78,9 @@ def fork_driver(request: Mapping[str, object], descriptors: Sequence[int]) -> tu
 
 
 @contextlib.contextmanager
-def _asked_to_fork(kind: str, request: Mapping[str, object], descriptors: Sequence[int]) -> Iterator[socket.socket]:
+def _asked_to_fork(
+    kind: str, request: Mapping[str, object], descriptors: Sequence[int]
+) -> Iterator[socket.socket]:
     """The line to a process that has been told to fork. Raises Cold, within PATIENCE_S of one that does not answer."""
     until = time.monotonic() + PATIENCE_S
     if not is_private(folder()) or not any(sockets()):
@@ -130,8 +140,14 @@ def listens(name: str) -> bool:
 
 def kill(name: str) -> None:
     """End a server that does not answer; what was forked from it goes on."""
-    for kind, number in (SERVER, signal.SIGKILL), (DRIVERS, signal.SIGCONT):  # the other one ends by itself then
-        with contextlib.suppress(Cold, OSError), _connected(name, time.monotonic() + PATIENCE_S, kind) as server:
+    for kind, number in (
+        (SERVER, signal.SIGKILL),
+        (DRIVERS, signal.SIGCONT),
+    ):  # the other one ends by itself then
+        with (
+            contextlib.suppress(Cold, OSError),
+            _connected(name, time.monotonic() + PATIENCE_S, kind) as server,
+        ):
             listener = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid = int.from_bytes(listener[:4], sys.byteorder)
             handle = os.pidfd_open(pid)
@@ -197,7 +213,10 @@ def address(name: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _connected(name: str, until: float, kind: str = SERVER) -> Iterator[socket.socket]:
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, address(f"{name}.{kind}") as where:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
+            address(f"{name}.{kind}") as where,
+        ):
             server.settimeout(_left(until))
             server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
             server.connect(where)

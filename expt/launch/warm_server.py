@@ -66,8 +66,14 @@ class Imported:
         if ours != list(dict.fromkeys(entry for entry in path if entry in ours)):
             return True
         others = {folder, *(folder / entry for entry in path if entry not in ours)}
-        own = [index for index, entry in enumerate(ours) if not (_is_of_packages(entry) or os.path.isfile(entry))]
-        return any(map(_shadows, others)) or any(_shadows(Path(ours[index]), ours[:index]) for index in own)
+        own = [
+            index
+            for index, entry in enumerate(ours)
+            if not (_is_of_packages(entry) or os.path.isfile(entry))
+        ]
+        return any(map(_shadows, others)) or any(
+            _shadows(Path(ours[index]), ours[:index]) for index in own
+        )
 
 
 def exit_code(run: Callable[[], object]) -> int:
@@ -86,7 +92,12 @@ class Server:
     """Answers commands, and knows which of them are under way."""
 
     def __init__(
-        self, listener: socket.socket, name: str, idle_s: float, imported: Imported, beside: int | None = None
+        self,
+        listener: socket.socket,
+        name: str,
+        idle_s: float,
+        imported: Imported,
+        beside: int | None = None,
     ) -> None:
         self._listener, self._name, self._idle_s, self._beside = listener, name, idle_s, beside
         self._forked: dict[int, int] = {}  # from a descriptor of the process to its pid
@@ -125,7 +136,12 @@ class Server:
             connection.settimeout(PATIENCE_S)
             try:
                 return self._answer(connection, json.loads(connection.recv(warm.MAX_BYTES)))
-            except (OSError, ValueError, KeyError, TypeError):  # who asked has gone, or is none of ours
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                TypeError,
+            ):  # who asked has gone, or is none of ours
                 return False
 
     def _answer(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
@@ -226,11 +242,17 @@ def _shadows(folder: Path, before: Sequence[str] = ()) -> bool:
     """Whether something in it would be imported in the place of what is imported here, if not from what is `before`."""
     if not folder.is_dir():
         return folder.exists()  # a zip file, which is not looked into
-    files = {path.name.partition(".")[0] for path in folder.iterdir() if path.suffix in (".py", ".pyc", ".so")}
+    files = {
+        path.name.partition(".")[0]
+        for path in folder.iterdir()
+        if path.suffix in (".py", ".pyc", ".so")
+    }
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
     for name in (files | packages) & {*sys.modules} - {"__main__"}:
         file = getattr(sys.modules[name], "__file__", None)
-        if file is None or not (Path(file).is_relative_to(folder) or str(_entry_of(Path(file))) in before):
+        if file is None or not (
+            Path(file).is_relative_to(folder) or str(_entry_of(Path(file))) in before
+        ):
             return True
     return False
 

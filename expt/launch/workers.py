@@ -90,7 +90,9 @@ class Workers:
         if status == INTERRUPTED:
             raise Interrupted("interrupted, and saved")
         if status not in (COMPLETED, PAUSED):
-            raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
+            raise RunFailed(
+                f"the workers ended without a result; see {self.paths.logs(self.attempt)}"
+            )
         return True
 
     def ask_to_stop(self) -> None:
@@ -125,9 +127,15 @@ class Workers:
             # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
             processes.wait_for_all(self.processes, LATE_S + apart_s)
-            if after.was_stuck():  # as all are under NCCL: who has come the least far was waited for
+            if (
+                after.was_stuck()
+            ):  # as all are under NCCL: who has come the least far was waited for
                 after = Aftermath(self.paths, self.attempt, self._exit_codes())
-            alive = {rank: worker.pid for rank, worker in enumerate(self.processes) if worker.exitcode is None}
+            alive = {
+                rank: worker.pid
+                for rank, worker in enumerate(self.processes)
+                if worker.exitcode is None
+            }
             after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
         self.stop()
         return after.in_words(self.timeout_s)
@@ -169,7 +177,9 @@ def check_loopback() -> None:
             probe.connect((LOOPBACK, 9))  # no packet leaves
     except OSError as error:
         mend = "bring it up, as by `ip link set lo up`, or use world_size=1"
-        raise RunFailed(f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {mend}") from error
+        raise RunFailed(
+            f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {mend}"
+        ) from error
 
 
 def _held_port() -> socket.socket:
@@ -177,7 +187,9 @@ def _held_port() -> socket.socket:
         return socket.create_server((LOOPBACK, 0))
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise RunFailed(f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer") from error
+        raise RunFailed(
+            f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer"
+        ) from error
 
 
 def _sentinels(worker: Process) -> list[int]:
@@ -185,7 +197,10 @@ def _sentinels(worker: Process) -> list[int]:
 
 
 def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
-    stdout, stderr = attempt.paths.stdout(attempt.number, rank), attempt.paths.stderr(attempt.number, rank)
+    stdout, stderr = (
+        attempt.paths.stdout(attempt.number, rank),
+        attempt.paths.stderr(attempt.number, rank),
+    )
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
     kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []

@@ -43,7 +43,10 @@ class Airbench(nn.Module):
         self.whiten = nn.Conv2d(channels, before, whitening_kernel)
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]
         self.groups = nn.Sequential(
-            *(_Group(wide, out, batch_norm_momentum) for wide, out in zip((before, *widths[:-1]), widths, strict=True))
+            *(
+                _Group(wide, out, batch_norm_momentum)
+                for wide, out in zip((before, *widths[:-1]), widths, strict=True)
+            )
         )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         self._logit_scale = logit_scale

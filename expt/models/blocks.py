@@ -34,4 +34,6 @@ def _are_blocks(children: list[nn.Module]) -> bool:
         return False
     (cls,) = classes
     # One alone may be a block of a class of its own, not any Sequential that has another in it.
-    return not issubclass(cls, CONTAINERS) and (len(children) > 1 or not cls.__module__.startswith("torch.nn"))
+    return not issubclass(cls, CONTAINERS) and (
+        len(children) > 1 or not cls.__module__.startswith("torch.nn")
+    )

@@ -48,9 +48,17 @@ def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     dataset, model = config.dataset, config.model
     is_said = not isinstance(dataset, TargetDataset) or dataset.num_classes is not None
-    if is_said or not isinstance(config.task, TargetTask) or not isinstance(model, constraints.Target):
+    if (
+        is_said
+        or not isinstance(config.task, TargetTask)
+        or not isinstance(model, constraints.Target)
+    ):
         return shapes
-    return {name: shape for name, shape in shapes.items() if name != "num_classes" or name not in model.kwargs}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name != "num_classes" or name not in model.kwargs
+    }
 
 
 def build(
@@ -70,14 +78,21 @@ def build(
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
-            raise ConfigError(f"{keys}: the dataset says what it is; leave it out of the model's YAML")
+            raise ConfigError(
+                f"{keys}: the dataset says what it is; leave it out of the model's YAML"
+            )
         module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
-        module = named.build(config, **_wanted(named.build, config.name, shapes, example), fetch=fetch)
+        module = named.build(
+            config, **_wanted(named.build, config.name, shapes, example), fetch=fetch
+        )
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name not in NAMES)
         cls = _CLASSES[type(config)]
-        module = cls(**_wanted(cls, config.name, shapes, example), **{name: getattr(config, name) for name in names})
+        module = cls(
+            **_wanted(cls, config.name, shapes, example),
+            **{name: getattr(config, name) for name in names},
+        )
     _refuse_sparse(module)
     _give_shapes(module, example)
     if isinstance(config, constraints.Target):
@@ -92,7 +107,9 @@ def _give_memory(module: nn.Module) -> None:
 
     Not where another parameter or buffer shows the same memory: it is to follow that one.
     """
-    every = [one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided]
+    every = [
+        one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided
+    ]
     memory = [StorageWeakRef(one.untyped_storage()) for one in every]
     shown = Counter(memory)
     for tensor, its in zip(every, memory, strict=True):
@@ -101,18 +118,30 @@ def _give_memory(module: nn.Module) -> None:
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
-def _wanted(builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any) -> dict[str, Any]:
+def _wanted(
+    builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any
+) -> dict[str, Any]:
     """Those of `shapes` that the builder needs. Raises ConfigError where it takes other inputs than the `example`."""
     parameters = inspect.signature(builder).parameters.values()
-    needs = [each.name for each in parameters if each.default is each.empty and each.name != "config"]
+    needs = [
+        each.name for each in parameters if each.default is each.empty and each.name != "config"
+    ]
     if missing := [name for name in needs if name not in shapes]:
         what = "the dataset gives it tokens" if "vocab_size" in shapes else "the dataset has not"
-        mend = "use model=transformer" if "vocab_size" in shapes else "let the dataset have them, or use another model"
+        mend = (
+            "use model=transformer"
+            if "vocab_size" in shapes
+            else "let the dataset have them, or use another model"
+        )
         if missing == ["num_classes"]:
-            mend = "give dataset.num_classes=N, or targets that are float32 where they are no classes"
+            mend = (
+                "give dataset.num_classes=N, or targets that are float32 where they are no classes"
+            )
         raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {what}; {mend}")
     if "channels" in needs:
         _refuse_other_inputs(model, example)
@@ -136,7 +165,11 @@ def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
 def _refuse_sparse(module: nn.Module) -> None:
     """Raise ConfigError for layers whose gradients neither the optimisers here nor a sharded model can take."""
     embeddings = (nn.Embedding, nn.EmbeddingBag)
-    layers = [name for name, layer in module.named_modules() if isinstance(layer, embeddings) and layer.sparse]
+    layers = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, embeddings) and layer.sparse
+    ]
     if layers:
         raise ConfigError(
             f"{type(module).__name__}: {', '.join(layers)} would have sparse gradients, which no optimiser here takes; "
@@ -160,4 +193,8 @@ def _give_shapes(module: nn.Module, example: Any) -> None:
 
 def _without_shape(module: nn.Module) -> list[str]:
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return [name for name, tensor in tensors if isinstance(tensor, UninitializedParameter | UninitializedBuffer)]
+    return [
+        name
+        for name, tensor in tensors
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+    ]

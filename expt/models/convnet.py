@@ -34,12 +34,17 @@ class ConvNet(nn.Sequential):
         hidden: int | None = 256,
         dropout: float = 0.5,
     ) -> None:
-        pads = [_padding(kernel, stride, name) for kernel, stride, name in zip(kernels, strides, paddings, strict=True)]
+        pads = [
+            _padding(kernel, stride, name)
+            for kernel, stride, name in zip(kernels, strides, paddings, strict=True)
+        ]
         height, width = (_side_after(side, kernels, strides, pads, pool) for side in image_size)
         if not (height and width):
             raise ConfigError(_too_large(image_size, kernels, strides, pads, pool))
         layers: list[nn.Module] = []
-        for index, (out, kernel, stride, pad) in enumerate(zip(widths, kernels, strides, pads, strict=True)):
+        for index, (out, kernel, stride, pad) in enumerate(
+            zip(widths, kernels, strides, pads, strict=True)
+        ):
             # As in the guide, the last convolution alone has a bias before its batch norm.
             bias = not batch_norm or index == len(widths) - 1
             layers.append(nn.Conv2d(channels, out, kernel, stride=stride, padding=pad, bias=bias))
@@ -61,11 +66,15 @@ def _padding(kernel: int, stride: int, name: str) -> int | str:
     return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))
 
 
-def _side_after(side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int) -> int:
+def _side_after(
+    side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int
+) -> int:
     """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than what reaches it."""
     for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
         if pad != "same":
-            side = (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
+            side = (
+                (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
+            )
         side //= pool
     return side
 
@@ -81,7 +90,9 @@ def _too_large(
     images = f"images of {image_size[0]}x{image_size[1]}"
     for smaller in range(pool - 1, 0, -1):
         if all(_side_after(side, kernels, strides, pads, smaller) for side in image_size):
-            return f"model.pool={pool}: too large for {images}; use model.pool={smaller}, or model=mlp"
+            return (
+                f"model.pool={pool}: too large for {images}; use model.pool={smaller}, or model=mlp"
+            )
     return (
         f"model.kernels={list(kernels)}: too large for {images}; "
         f"use smaller ones, as in 'model.kernels=[{','.join('3' * len(kernels))}]', or model=mlp"

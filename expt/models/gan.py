@@ -28,7 +28,11 @@ class GAN(nn.Module):
             nn.Unflatten(1, (1, *image_size)),
         )
         self.discriminator = nn.Sequential(
-            nn.Flatten(), nn.Linear(pixels, width), nn.LeakyReLU(0.2), nn.Linear(width, 1), nn.Flatten(0)
+            nn.Flatten(),
+            nn.Linear(pixels, width),
+            nn.LeakyReLU(0.2),
+            nn.Linear(width, 1),
+            nn.Flatten(0),
         )
 
     def forward(self, phase: str, image: Tensor, noise: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -29,7 +29,9 @@ def initialise(module: nn.Module, config: groups.Init) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def _drawing(config: groups.NormalInit | groups.XavierInit | groups.KaimingInit | groups.OrthogonalInit) -> _Draw:
+def _drawing(
+    config: groups.NormalInit | groups.XavierInit | groups.KaimingInit | groups.OrthogonalInit,
+) -> _Draw:
     if isinstance(config, groups.NormalInit):
         return functools.partial(nn.init.normal_, std=config.std)
     if isinstance(config, groups.OrthogonalInit):

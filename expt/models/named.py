@@ -26,7 +26,12 @@ _NEAREST = 3  # names that a wrong one is answered with
 
 
 def build(
-    config: NamedModel, *, channels: int, image_size: tuple[int, int], num_classes: int, fetch: bool = True
+    config: NamedModel,
+    *,
+    channels: int,
+    image_size: tuple[int, int],
+    num_classes: int,
+    fetch: bool = True,
 ) -> nn.Module:
     """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global generator.
 
@@ -41,8 +46,12 @@ def build(
         _see_an_image(module, channels, image_size, num_classes)
     except ConfigError:
         raise
-    except Exception as error:  # OSError, ValueError, RuntimeError, AssertionError, ... of the library
-        raise ConfigError(_in_words(error, config, f"{channels} x {image_size[0]} x {image_size[1]}")) from error
+    except (
+        Exception
+    ) as error:  # OSError, ValueError, RuntimeError, AssertionError, ... of the library
+        raise ConfigError(
+            _in_words(error, config, f"{channels} x {image_size[0]} x {image_size[1]}")
+        ) from error
     return module
 
 
@@ -63,10 +72,10 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
 def _in_words(error: Exception, config: NamedModel, images: str) -> str:
     why = " ".join(str(error).split()) or type(error).__name__
     if config.pretrained and isinstance(error, OSError):
-        return (
-            f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use model.pretrained=false"
-        )
-    wanted, mend = (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
+        return f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use model.pretrained=false"
+    wanted, mend = (
+        (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
+    )
     return f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use another arch{mend}"
 
 
@@ -75,15 +84,21 @@ def _torchvision(
 ) -> nn.Module:
     """An architecture has no word for the images' channels: its first convolution, made for 3, is adapted to them."""
     models: Any = importlib.import_module("torchvision.models")
-    known = models.list_models(module=models)  # the classifiers; segmentation and the like are in modules of their own
+    known = models.list_models(
+        module=models
+    )  # the classifiers; segmentation and the like are in modules of their own
     if config.arch not in known:
         raise _unknown(config, known)
     kwargs = _options(config, channels, image_size)
-    module: nn.Module = models.get_model(config.arch, weights=None, num_classes=num_classes, **kwargs)
+    module: nn.Module = models.get_model(
+        config.arch, weights=None, num_classes=num_classes, **kwargs
+    )
     if fetches:
         state = _published(config, models.get_model_weights(config.arch).DEFAULT)
         if isinstance(module, models.VisionTransformer):
-            patches = importlib.import_module("torchvision.models.vision_transformer").interpolate_embeddings
+            patches = importlib.import_module(
+                "torchvision.models.vision_transformer"
+            ).interpolate_embeddings
             state = patches(module.image_size, module.patch_size, state)
         load_what_fits(module, state)  # all but the classifier, where there are other classes
     if channels != 3:
@@ -108,8 +123,14 @@ def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
 
 
 def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
-    if config.arch in _WITH_AUXILIARY_HEADS:  # the published weights saw images normalised otherwise
-        return {"aux_logits": False, "init_weights": True, "transform_input": config.pretrained and channels == 3}
+    if (
+        config.arch in _WITH_AUXILIARY_HEADS
+    ):  # the published weights saw images normalised otherwise
+        return {
+            "aux_logits": False,
+            "init_weights": True,
+            "transform_input": config.pretrained and channels == 3,
+        }
     if config.arch == "maxvit_t":
         return {"input_size": image_size}
     if not config.arch.startswith("vit_"):
@@ -140,7 +161,9 @@ def _for_channels(weight: Tensor, channels: int) -> Tensor:
     return repeated * (3 / channels)
 
 
-def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool) -> nn.Module:
+def _timm(
+    config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
+) -> nn.Module:
     if fetches:
         _know_whether_online()
     try:
@@ -149,10 +172,16 @@ def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_cl
         raise ConfigError("model=timm: needs timm; pip install 'expt[timm]'") from None
     if not timm.is_model(config.arch):
         raise _unknown(config, timm.list_models())
-    create: dict[str, Any] = {"pretrained": fetches, "num_classes": num_classes, "in_chans": channels}
+    create: dict[str, Any] = {
+        "pretrained": fetches,
+        "num_classes": num_classes,
+        "in_chans": channels,
+    }
     try:
         module: nn.Module = timm.create_model(config.arch, **create, img_size=image_size)
-    except TypeError as error:  # of a network that takes images of any size; nothing has been drawn yet
+    except (
+        TypeError
+    ) as error:  # of a network that takes images of any size; nothing has been drawn yet
         if "img_size" not in str(error):
             raise
         module = timm.create_model(config.arch, **create)
@@ -161,7 +190,9 @@ def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_cl
 
 def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
     hint = did_you_mean(config.arch, known, most=_NEAREST)
-    mend = hint or f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
+    mend = (
+        hint or f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
+    )
     return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{mend}")
 
 
@@ -191,9 +222,13 @@ def _know_whether_online() -> None:
 
 
 @torch.no_grad()
-def _see_an_image(module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+def _see_an_image(
+    module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int
+) -> None:
     """Raise what the library raises for images that are too small, and ValueError where no logits come out."""
-    output = module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
+    output = module.eval()(
+        torch.zeros(1, channels, *image_size)
+    )  # not train: batch norms would count it
     module.train()
     if not isinstance(output, Tensor) or output.shape != (1, num_classes):
         raise ValueError(f"it gives no logits of {num_classes} classes")

@@ -49,7 +49,11 @@ class Fit:
 
     def misfits(self) -> str:
         """What did not fit, in a few words; empty where all did."""
-        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.other_shape))
+        kinds = (
+            ("missing", self.missing),
+            ("unexpected", self.unexpected),
+            ("of another shape", self.other_shape),
+        )
         return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
 
 

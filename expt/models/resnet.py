@@ -60,7 +60,11 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
         same = stride == 1 and inputs == outputs
-        shortcut = None if same else nn.Sequential(_conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
+        shortcut = (
+            None
+            if same
+            else nn.Sequential(_conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
+        )
         self.conv1 = _conv(inputs, outputs, 3, stride=stride)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)

@@ -40,7 +40,10 @@ class AveragedOverViews(nn.Module):
             return self._both(images)
         height, width = images.shape[2:]
         padded = functional.pad(images, (1, 1, 1, 1), "reflect")
-        shifted = [self._both(padded[:, :, place : place + height, place : place + width]) for place in (0, 2)]
+        shifted = [
+            self._both(padded[:, :, place : place + height, place : place + width])
+            for place in (0, 2)
+        ]
         return 0.5 * self._both(images) + 0.25 * (shifted[0] + shifted[1])
 
     def _both(self, images: Tensor) -> Tensor:
@@ -51,6 +54,8 @@ class AveragedOverViews(nn.Module):
                 f"{type(one).__name__}; use null"
             )
         wide = torch.promote_types(one.dtype, torch.float32)
-        half = 0.5 * one.to(wide)  # now, for the next pass may be given the memory of this one's outputs
+        half = 0.5 * one.to(
+            wide
+        )  # now, for the next pass may be given the memory of this one's outputs
         mean: Tensor = half + 0.5 * self._module(images.flip(3)).to(wide)
         return mean

@@ -48,7 +48,9 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width) if positions == "learned" else None
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout, norm=norm, mlp=mlp, bias=bias) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, dropout, norm=norm, mlp=mlp, bias=bias) for _ in range(layers)
+        )
         self.norm = _norm(norm, width, bias)
         self.head = nn.Linear(width, vocab_size, bias=False)
         if tied:
@@ -57,7 +59,9 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 is_last = name.endswith(("project.weight", "shrink.weight"))
-                nn.init.normal_(parameter, std=INIT_STD / math.sqrt(2 * layers) if is_last else INIT_STD)
+                nn.init.normal_(
+                    parameter, std=INIT_STD / math.sqrt(2 * layers) if is_last else INIT_STD
+                )
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -78,7 +82,9 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Causal attention, then an MLP, each added to what it gets."""
 
-    def __init__(self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool
+    ) -> None:
         super().__init__()
         hidden = 4 * width if mlp == "gelu" else swiglu_width(width)
         self.attention_norm = _norm(norm, width, bias)
@@ -118,7 +124,9 @@ class _Attention(nn.Module):
         if rotation is not None:
             queries, keys = rotated(queries, rotation), rotated(keys, rotation)
         dropout = self._dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys, values, dropout_p=dropout, is_causal=True
+        )
         return cast(Tensor, self.project(mixed.transpose(1, 2).flatten(2)))
 
 
@@ -132,7 +140,9 @@ def rotations(length: int, width: int, device: torch.device) -> Tensor:
 
     Computed anew in each forward pass: a buffer would be sent to all workers in every step.
     """
-    wavelengths = ROTARY_BASE ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    wavelengths = ROTARY_BASE ** (
+        torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    )
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] / wavelengths
     return torch.stack((angles.cos(), angles.sin()))
 
@@ -146,7 +156,11 @@ def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _norm(kind: Norm, width: int, bias: bool) -> nn.Module:
-    return nn.RMSNorm(width, eps=NORM_EPS) if kind == "rms" else nn.LayerNorm(width, eps=NORM_EPS, bias=bias)
+    return (
+        nn.RMSNorm(width, eps=NORM_EPS)
+        if kind == "rms"
+        else nn.LayerNorm(width, eps=NORM_EPS, bias=bias)
+    )
 
 
 def _refuse_longer(length: int, context: int) -> None:

@@ -36,10 +36,12 @@ class UNet(nn.Module):
                 f"these are {image_size[0]}x{image_size[1]}; use fewer"
             )
         self.down = nn.ModuleList(
-            _convolutions(before, width, batch_norm) for before, width in itertools.pairwise((channels, *widths))
+            _convolutions(before, width, batch_norm)
+            for before, width in itertools.pairwise((channels, *widths))
         )
         self.up = nn.ModuleList(
-            _convolutions(below + width, width, batch_norm) for below, width in itertools.pairwise(widths[::-1])
+            _convolutions(below + width, width, batch_norm)
+            for below, width in itertools.pairwise(widths[::-1])
         )
         self.head = nn.Conv2d(widths[0], num_classes, 1)
 
@@ -61,5 +63,9 @@ def _convolutions(channels: int, width: int, batch_norm: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before in (channels, width):
         layers.append(nn.Conv2d(before, width, 3, padding=1, bias=not batch_norm))
-        layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)] if batch_norm else [nn.ReLU(inplace=True)]
+        layers += (
+            [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            if batch_norm
+            else [nn.ReLU(inplace=True)]
+        )
     return nn.Sequential(*layers)

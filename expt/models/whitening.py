@@ -19,7 +19,9 @@ def convolution(module: nn.Module, name: str) -> nn.Conv2d:
     where = f"whitening.layer={name}"
     if name not in layers:
         some = f"; the model has {', '.join([*layers][:3])}" if layers else "; the model has none"
-        raise ConfigError(f"{where}: is the name of no convolution{some}.{did_you_mean(name, layers)}")
+        raise ConfigError(
+            f"{where}: is the name of no convolution{some}.{did_you_mean(name, layers)}"
+        )
     layer = layers[name]
     numbers = layer.weight[0].numel()
     if layer.groups != 1 or layer.out_channels != 2 * numbers:

@@ -33,8 +33,18 @@ class Card:
         return self.memory_bytes * (1 - FRAGMENTS) - CUDA_BYTES
 
 
-def _card(name: str, gib: float, bf16: float, tf32: float, fp32: float, terabytes_per_s: float, link: float) -> Card:
-    return Card(name, gib * GIB, bf16 * 1e12, tf32 * 1e12, fp32 * 1e12, terabytes_per_s * 1e12, link * 1e9)
+def _card(
+    name: str,
+    gib: float,
+    bf16: float,
+    tf32: float,
+    fp32: float,
+    terabytes_per_s: float,
+    link: float,
+) -> Card:
+    return Card(
+        name, gib * GIB, bf16 * 1e12, tf32 * 1e12, fp32 * 1e12, terabytes_per_s * 1e12, link * 1e9
+    )
 
 
 CARDS = {
@@ -73,4 +83,6 @@ def card(text: str) -> Card:
             )
     sizes = [name for name in CARDS if name.startswith(f"{text.lower()}-")]
     hint = f" Did you mean {' or '.join(map(repr, sizes))}?" if sizes else did_you_mean(text, CARDS)
-    raise ConfigError(f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB.{hint}")
+    raise ConfigError(
+        f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB.{hint}"
+    )

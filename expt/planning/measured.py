@@ -104,7 +104,10 @@ class Measuring:
     def model(self) -> Model:
         """What it takes whatever the batch. Raises as `measure`."""
         with self._fake() as module:
-            every, trained = list(module.parameters()), [p for p in module.parameters() if p.requires_grad]
+            every, trained = (
+                list(module.parameters()),
+                [p for p in module.parameters() if p.requires_grad],
+            )
             optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
             if self._config.offload:
                 offload.offload_states(optimizer, bytes_at_once=offload.BYTES_AT_ONCE)
@@ -122,7 +125,9 @@ class Measuring:
                 buffer_bytes=buffer_bytes,
                 average_bytes=averages * (parameter_bytes + buffer_bytes),
                 update_bytes=update_bytes,
-                block_bytes=tuple(bytes_of(block.parameters()) for block in blocks(module).values()),
+                block_bytes=tuple(
+                    bytes_of(block.parameters()) for block in blocks(module).values()
+                ),
                 unit_bytes=tuple(map(bytes_of, sharding.own_parameters(module, units))),
                 scalar_bytes=bytes_of(states) - bytes_of(_with_size(states)),
                 state_bytes_at_once=_bytes_at_once(optimizer) if self._config.offload else 0,
@@ -180,13 +185,19 @@ class Measuring:
             return Pass(samples=samples, moments=tuple(map(Moment, done, *held)), flop=live.flop)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast("cpu", torch.bfloat16) if self._config.amp else contextlib.nullcontext()
+        return (
+            torch.autocast("cpu", torch.bfloat16) if self._config.amp else contextlib.nullcontext()
+        )
 
     def _task(self) -> Task:
         smoothing = self._config.label_smoothing
-        task = task_build.build(self._config.task, self._sample.shapes, label_smoothing=smoothing, **self._sample.about)
+        task = task_build.build(
+            self._config.task, self._sample.shapes, label_smoothing=smoothing, **self._sample.about
+        )
         if isinstance(task, PhasedTask):
-            raise ConfigError(f"plan: {type(task).__name__} has steps of several updates, of which it knows nothing")
+            raise ConfigError(
+                f"plan: {type(task).__name__} has steps of several updates, of which it knows nothing"
+            )
         return task
 
     @contextlib.contextmanager
@@ -194,7 +205,11 @@ class Measuring:
         default = groups.DefaultInit(name="default")  # no number is drawn
         shapes = model_build.offered(self._config, self._sample.shapes)
         model = f"model={constraints.word(self._config.model)}"
-        with without_log(), FakeTensorMode(allow_non_fake_inputs=True), _in_words(model, self._config):
+        with (
+            without_log(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            _in_words(model, self._config),
+        ):
             example = self._sample.batch(1).inputs
             module = model_build.build(self._config.model, default, shapes, example, fetch=False)
             if self._config.amp == "bf16_params":
@@ -212,14 +227,18 @@ def _in_words(of: str, config: RunConfig) -> Iterator[None]:
         raise
     except NUMBERS_WANTED as error:
         told = first_line(error)
-        raise ConfigError(f"plan: {of} decides by numbers, and there are none here ({told})") from error
+        raise ConfigError(
+            f"plan: {of} decides by numbers, and there are none here ({told})"
+        ) from error
     except Exception as error:
         if isinstance(error, ValueError) and lone_sample.RAISED in str(error):
             raise ConfigError(_of_lone_sample(config)) from error
         frame = user_code.own_frame(error)
         where = f", {Path(frame.filename).name}:{frame.lineno}" if frame else ""
         told = f"{secrets.said(error)[:300]}{where}"
-        raise ConfigError(f"plan: {of} cannot take a step on this data ({told}); mend what it raises") from error
+        raise ConfigError(
+            f"plan: {of} cannot take a step on this data ({told}); mend what it raises"
+        ) from error
 
 
 def _of_lone_sample(config: RunConfig) -> str:
@@ -230,7 +249,9 @@ def _of_lone_sample(config: RunConfig) -> str:
 
 
 def _states(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    kept = [each for one in parameters for each in leaves(list(optimizer.state.get(one, {}).values()))]
+    kept = [
+        each for one in parameters for each in leaves(list(optimizer.state.get(one, {}).values()))
+    ]
     return [each for each in kept if isinstance(each, torch.Tensor)]
 
 
@@ -241,7 +262,9 @@ def _with_size(states: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _bytes_at_once(optimizer: Optimizer) -> int:
     """Of the states that offload=cpu has on the card together."""
-    parts = offload.in_parts([group["params"] for group in optimizer.param_groups], offload.BYTES_AT_ONCE)
+    parts = offload.in_parts(
+        [group["params"] for group in optimizer.param_groups], offload.BYTES_AT_ONCE
+    )
     return max(bytes_of(_with_size(_states(optimizer, part))) for part in parts)
 
 

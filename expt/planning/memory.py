@@ -78,13 +78,18 @@ class _Load(NamedTuple):
         return self.gradients + self.gathered + self.activations
 
 
-def memory(strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Setting, card: Card | None) -> Memory:
+def memory(
+    strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Setting, card: Card | None
+) -> Memory:
     """By `passes` of two sizes, the first of which is the asked one; between and beyond activations are a line."""
     share = 1 / setting.shards_of(strategy)
     parameters, states = share * model.parameter_bytes, share * model.state_bytes
     in_update = states
     if setting.offload:
-        states, in_update = share * model.scalar_bytes, share * (model.scalar_bytes + model.state_bytes_at_once)
+        states, in_update = (
+            share * model.scalar_bytes,
+            share * (model.scalar_bytes + model.state_bytes_at_once),
+        )
     fixed = model.buffer_bytes + share * model.average_bytes
     gradients = kept_gradients(strategy, model, setting)
     loads = _loads(strategy, model, passes, setting)
@@ -116,12 +121,18 @@ def kept_gradients(strategy: Strategy, model: Model, setting: Setting) -> float:
     return model.gradient_bytes / setting.shards_of(strategy)
 
 
-def _loads(strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Setting) -> list[_Load]:
+def _loads(
+    strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Setting
+) -> list[_Load]:
     asked, other = passes
     own_casts = strategy != "ddp" and setting.gather_size < 1  # of FSDP, in place of autocast's
     kept = kept_gradients(strategy, model, setting)
-    come = strategy != "ddp" and setting.parts == 1  # else they are there, in buckets or from the part before
-    has_fresh = strategy != "ddp" and not setting.keeps_whole_gradients  # counted with what is gathered
+    come = (
+        strategy != "ddp" and setting.parts == 1
+    )  # else they are there, in buckets or from the part before
+    has_fresh = (
+        strategy != "ddp" and not setting.keeps_whole_gradients
+    )  # counted with what is gathered
 
     def held(moment: Moment) -> float:
         found = moment.without_gradients if has_fresh else moment.held
@@ -163,7 +174,9 @@ def _gathered(model: Model, setting: Setting, done: int) -> float:
 def _largest(loads: Sequence[_Load], samples: int, room: float) -> int:
     """Samples whose activations fit into `room` at every moment."""
     found = [
-        math.floor(samples + (room - load.total) / load.for_each_sample) for load in loads if load.for_each_sample > 0
+        math.floor(samples + (room - load.total) / load.for_each_sample)
+        for load in loads
+        if load.for_each_sample > 0
     ]
     fits = all(load.total <= room for load in loads if load.for_each_sample <= 0)
     return max(0, min(found)) if found and fits else 0

@@ -41,7 +41,9 @@ class Planned:
     notes: list[str]
 
 
-def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_node: int, network: float) -> Planned:
+def planned(
+    config: RunConfig, card: Card | None, *, tokens: int | None, per_node: int, network: float
+) -> Planned:
     """What the run takes on `per_node` GPUs of each machine, with a `network` of bytes a second for each GPU.
 
     `tokens` is the size of a vocabulary that no file says. Raises ConfigError and DataError, see Measuring and sample.
@@ -50,10 +52,15 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
     part = config.batch_size // config.world_size // config.gradient_accumulation
     model = measuring.model()
     setting = _setting(config, model, card, per_node)
-    link = Link(INSIDE_LATENCY_S, card.link_bytes_per_s if card and card.link_bytes_per_s else INSIDE_BYTES_PER_S)
+    link = Link(
+        INSIDE_LATENCY_S,
+        card.link_bytes_per_s if card and card.link_bytes_per_s else INSIDE_BYTES_PER_S,
+    )
     cluster = Cluster(per_node, link, Link(NETWORK_LATENCY_S, network))
     against = _against_sharding(config, model)
-    passes = {bool(wanted): _passes(measuring, part, wanted) for wanted in _checkpointing(config, model)}
+    passes = {
+        bool(wanted): _passes(measuring, part, wanted) for wanted in _checkpointing(config, model)
+    }
 
     def plans_of(setting: Setting) -> list[Plan]:
         return [
@@ -65,11 +72,15 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
     plans = plans_of(setting)
     chosen, why = best(plans, part) if card else (None, "")
     if setting.offload and card:
-        why += _without_offload(best(plans_of(dataclasses.replace(setting, offload=False)), part)[0], chosen)
+        why += _without_offload(
+            best(plans_of(dataclasses.replace(setting, offload=False)), part)[0], chosen
+        )
     plans.sort(key=lambda each: ("ddp", "fsdp", "hsdp").index(each.strategy))
     notes = _notes(config, model, card, against, per_node, network)
     flop = passes[False][0].flop
-    return Planned(model=model, part=part, flop=flop, card=card, plans=plans, best=chosen, why=why, notes=notes)
+    return Planned(
+        model=model, part=part, flop=flop, card=card, plans=plans, best=chosen, why=why, notes=notes
+    )
 
 
 def _without_offload(other: Plan | None, chosen: Plan | None) -> str:
@@ -100,7 +111,11 @@ def _against_sharding(config: RunConfig, model: Model) -> str:
     if model.against_sharding:
         return "; ".join(filter(None, model.against_sharding))
     cut = dataclasses.replace(config, strategy="fsdp")
-    of_recipes = [problem for problem in recipe_rules.of_recipes(cut) if problem not in recipe_rules.of_recipes(config)]
+    of_recipes = [
+        problem
+        for problem in recipe_rules.of_recipes(cut)
+        if problem not in recipe_rules.of_recipes(config)
+    ]
     return next(iter([*sharding_rules.beside_sharding(cut), *of_recipes]), "")
 
 
@@ -151,14 +166,22 @@ def _notes(
     notes = ["activations as without torch.compile, which needs fewer"] if config.compile else []
     copied = model.parameter_bytes + model.buffer_bytes + model.state_bytes + model.average_bytes
     if not config.num_gpus and copied >= 2**20:  # those of a GPU are in the host's memory
-        notes.append(f"no checkpoint on its way to the disk, of which rank 0 has a copy: up to {in_bytes(copied)} more")
+        notes.append(
+            f"no checkpoint on its way to the disk, of which rank 0 has a copy: up to {in_bytes(copied)} more"
+        )
     if config.offload and config.num_gpus:
         speed = f"{HOST_BYTES_PER_S / 1e9:g} GB/s"
-        notes.append(f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way")
+        notes.append(
+            f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way"
+        )
     elif config.offload:
-        notes.append("offload=cpu does nothing on a CPU, where the states are in its memory as it is")
+        notes.append(
+            "offload=cpu does nothing on a CPU, where the states are in its memory as it is"
+        )
     if isinstance(config.optimizer, TargetOptimizer) and not against and config.world_size > 1:
-        notes.append(f"{config.optimizer.target} can be sharded, which a run tries out before it begins")
+        notes.append(
+            f"{config.optimizer.target} can be sharded, which a run tries out before it begins"
+        )
     if against:
         notes.append(f"no fsdp: {against}")
     elif config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
@@ -167,7 +190,11 @@ def _notes(
         return notes
     notes.append(f"1 GiB of the card for CUDA and NCCL, and {FRAGMENTS:.0%} that fragments")
     if card.bf16_flops:
-        notes.append(f"products at {UTILISATION:.0%} of the card's peak; data always ready, no card slower than others")
+        notes.append(
+            f"products at {UTILISATION:.0%} of the card's peak; data always ready, no card slower than others"
+        )
     if config.world_size > per_node:
-        notes.append(f"{per_node} GPUs in each machine, {network * 8 / 1e9:g} Gbit/s between them for each GPU")
+        notes.append(
+            f"{per_node} GPUs in each machine, {network * 8 / 1e9:g} Gbit/s between them for each GPU"
+        )
     return notes

@@ -35,7 +35,9 @@ class Sample(NamedTuple):
 
     def batch(self, size: int) -> Batch:
         """So many blank samples."""
-        inputs, targets = mapped(lambda one: one.new_zeros(size, *one.shape), (self.inputs, self.targets))
+        inputs, targets = mapped(
+            lambda one: one.new_zeros(size, *one.shape), (self.inputs, self.targets)
+        )
         return Batch(inputs, targets, size)
 
 
@@ -64,7 +66,9 @@ def sample(config: RunConfig, tokens: int | None = None) -> Sample:
         channels_last=False,
     )
     names = ("class_counts", "class_names", "target_origin")
-    return Sample(dict(data.info.shapes), *data.example, {name: getattr(data.info, name) for name in names})
+    return Sample(
+        dict(data.info.shapes), *data.example, {name: getattr(data.info, name) for name in names}
+    )
 
 
 def _of_images(channels: int, size: tuple[int, int], num_classes: int) -> Sample:

@@ -45,14 +45,20 @@ def all_reduce_s(num_bytes: float, workers: int, link: Link) -> float:
     """Seconds by the faster of ring and tree."""
     if workers < 2:
         return 0.0
-    ring = 2 * (workers - 1) * link.latency_s + 2 * (workers - 1) / workers * num_bytes / link.bytes_per_s
+    ring = (
+        2 * (workers - 1) * link.latency_s
+        + 2 * (workers - 1) / workers * num_bytes / link.bytes_per_s
+    )
     tree = 2 * math.ceil(math.log2(workers)) * link.latency_s + 2 * num_bytes / link.bytes_per_s
     return min(ring, tree)
 
 
 def all_reduce_cpu_s(num_bytes: float, workers: int, link: Link) -> float:
     """Seconds of a core that the ring takes from each worker."""
-    return 2 * (workers - 1) * link.cpu_s + 2 * (workers - 1) / workers * num_bytes * link.cpu_s_per_byte
+    return (
+        2 * (workers - 1) * link.cpu_s
+        + 2 * (workers - 1) / workers * num_bytes * link.cpu_s_per_byte
+    )
 
 
 def gather_s(num_bytes: float, workers: int, link: Link) -> float:
@@ -66,7 +72,9 @@ def sharded_s(num_bytes: float, workers: int, cluster: Cluster) -> float:
     """Seconds of `gather_s` over nodes: each device's part between these, and all of it within them."""
     inside = min(workers, cluster.per_node)
     nodes = math.ceil(workers / cluster.per_node)
-    return gather_s(num_bytes, inside, cluster.inside) + gather_s(num_bytes / inside, nodes, cluster.network)
+    return gather_s(num_bytes, inside, cluster.inside) + gather_s(
+        num_bytes / inside, nodes, cluster.network
+    )
 
 
 def slowest_s(times_s: Sequence[float], workers: int) -> float:
@@ -75,7 +83,9 @@ def slowest_s(times_s: Sequence[float], workers: int) -> float:
     The expected largest of independent draws from them (David and Nagaraja 2003, "Order Statistics").
     """
     ordered, count = sorted(times_s), len(times_s)
-    shares = ((((rank + 1) / count) ** workers - (rank / count) ** workers) for rank in range(count))
+    shares = (
+        (((rank + 1) / count) ** workers - (rank / count) ** workers) for rank in range(count)
+    )
     return sum(share * seconds for share, seconds in zip(shares, ordered, strict=True))
 
 
@@ -84,17 +94,25 @@ def bucket_s(num_bytes: float, workers: int, cluster: Cluster) -> float:
     inside = min(workers, cluster.per_node)
     nodes = math.ceil(workers / cluster.per_node)
     if cluster.cores is not None:
-        turns = max(workers / cluster.cores - 1, 0)  # a worker's message waits while the others have its core
+        turns = max(
+            workers / cluster.cores - 1, 0
+        )  # a worker's message waits while the others have its core
         cpu_s = all_reduce_cpu_s(num_bytes, workers, cluster.inside)
         return all_reduce_s(num_bytes, workers, cluster.inside) + turns * cpu_s
-    return all_reduce_s(num_bytes, inside, cluster.inside) + all_reduce_s(num_bytes / inside, nodes, cluster.network)
+    return all_reduce_s(num_bytes, inside, cluster.inside) + all_reduce_s(
+        num_bytes / inside, nodes, cluster.network
+    )
 
 
-def step_s(compute_s: float, gradient_bytes: float, workers: int, cluster: Cluster, *, bucket_bytes: float) -> float:
+def step_s(
+    compute_s: float, gradient_bytes: float, workers: int, cluster: Cluster, *, bucket_bytes: float
+) -> float:
     """Seconds of a step of `compute_s` on one device, with as much work for each of `workers`."""
     if workers < 2:
         return compute_s
     buckets = max(1, math.ceil(gradient_bytes / bucket_bytes))
     one = bucket_s(gradient_bytes / buckets, workers, cluster)
-    hidden = min((buckets - 1) * one, cluster.overlap * BACKWARD * compute_s * (buckets - 1) / buckets)
+    hidden = min(
+        (buckets - 1) * one, cluster.overlap * BACKWARD * compute_s * (buckets - 1) / buckets
+    )
     return compute_s + buckets * one - hidden

@@ -50,11 +50,19 @@ def plan(
 ) -> Plan:
     """By `passes` of two sizes, see `memory`."""
     taken = memory(strategy, model, passes, setting, card)
-    step_s = _step_s(strategy, model, passes[0], setting, cluster, card) if card and setting.flops else None
-    return Plan(strategy=strategy, checkpointing=checkpointing, step_s=step_s, **dataclasses.asdict(taken))
+    step_s = (
+        _step_s(strategy, model, passes[0], setting, cluster, card)
+        if card and setting.flops
+        else None
+    )
+    return Plan(
+        strategy=strategy, checkpointing=checkpointing, step_s=step_s, **dataclasses.asdict(taken)
+    )
 
 
-def _step_s(strategy: Strategy, model: Model, asked: Pass, setting: Setting, cluster: Cluster, card: Card) -> float:
+def _step_s(
+    strategy: Strategy, model: Model, asked: Pass, setting: Setting, cluster: Cluster, card: Card
+) -> float:
     """Computation at a usual share of the card's peak, the update, and what of the exchange does not hide."""
     part_s = asked.flop / (setting.flops * UTILISATION)
     share = setting.shards_of(strategy)
@@ -76,11 +84,15 @@ def _step_s(strategy: Strategy, model: Model, asked: Pass, setting: Setting, clu
     gathers = 2 if setting.reshards else 1
     reductions = 1 if setting.keeps_whole_gradients else setting.parts
     exchange = setting.parts * gathers * gather + reductions * scatter
-    exposed = (gather + scatter) * max(_last(model, model.unit_bytes), 1 / (len(model.unit_bytes) + 1))
+    exposed = (gather + scatter) * max(
+        _last(model, model.unit_bytes), 1 / (len(model.unit_bytes) + 1)
+    )
     return compute_s + exposed + max(0.0, exchange - exposed - setting.parts * part_s)
 
 
-def _sharded_exchange_s(strategy: Strategy, model: Model, setting: Setting, cluster: Cluster) -> tuple[float, float]:
+def _sharded_exchange_s(
+    strategy: Strategy, model: Model, setting: Setting, cluster: Cluster
+) -> tuple[float, float]:
     """To gather all parameters once, and to reduce all gradients."""
     share, workers = setting.shards_of(strategy), setting.workers
     gather = sharded_s(model.parameter_bytes * setting.gather_size, share, cluster)
@@ -108,7 +120,9 @@ def best(plans: Sequence[Plan], part: int) -> tuple[Plan | None, str]:
     chosen = min(near, key=lambda each: (each.checkpointing, order[each.strategy]))
     timed = fastest > 0  # of a card of unknown speed there are no steps to compare
     if chosen.strategy == "ddp" and not chosen.checkpointing:
-        return chosen, "all fits on each card" + (", and nothing else is faster by a quarter" if timed else "")
+        return chosen, "all fits on each card" + (
+            ", and nothing else is faster by a quarter" if timed else ""
+        )
     without = list(dict.fromkeys(name(each) for each in plans if each not in fitting))
     do = "does" if len(without) == 1 else "do"
     why = f"it fits, which {' and '.join(without)} {do} not" if without else "it fits"

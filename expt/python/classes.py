@@ -18,7 +18,12 @@ BASES = {
     "callbacks": ("expt.training.callback", "Callback"),
 }
 """What a group builds; whoever has made a class of it has imported its module."""
-_KINDS = {"Module": "a module", "Dataset": "a dataset", "Optimizer": "an optimiser", "LRScheduler": "a scheduler"}
+_KINDS = {
+    "Module": "a module",
+    "Dataset": "a dataset",
+    "Optimizer": "an optimiser",
+    "LRScheduler": "a scheduler",
+}
 
 
 def dotted(key: str, cls: Any, group: str | None) -> str:
@@ -31,11 +36,17 @@ def dotted(key: str, cls: Any, group: str | None) -> str:
         what = "a function" if inspect.isroutine(cls) else f"an object ({type(cls).__name__})"
         raise ConfigError(f"{key}={getattr(cls, '__name__', cls)!s}: is {what}; give a class")
     if group in BASES and not _is_subclass(cls, *BASES[group]):
-        raise ConfigError(f"{key}={cls.__name__}: refused, it is not a subclass of {'.'.join(BASES[group])}")
+        raise ConfigError(
+            f"{key}={cls.__name__}: refused, it is not a subclass of {'.'.join(BASES[group])}"
+        )
     if "." in cls.__qualname__:
-        where = "a function" if "<locals>" in cls.__qualname__ else cls.__qualname__.rpartition(".")[0]
+        where = (
+            "a function" if "<locals>" in cls.__qualname__ else cls.__qualname__.rpartition(".")[0]
+        )
         mend = "define it at the top of a module or a cell"
-        raise ConfigError(f"{key}={cls.__name__}: is defined inside {where}, where no worker finds it; {mend}")
+        raise ConfigError(
+            f"{key}={cls.__name__}: is defined inside {where}, where no worker finds it; {mend}"
+        )
     if cls.__module__ == "__main__":
         return main_module.dotted(key, cls)
     there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
@@ -48,7 +59,14 @@ def dotted(key: str, cls: Any, group: str | None) -> str:
 
 def instance_of(value: object) -> str:
     """What `value` is, as in `a module`, where it is what a group builds; else an empty text."""
-    return next((_KINDS.get(name, f"a {name}") for module, name in BASES.values() if _is_a(value, module, name)), "")
+    return next(
+        (
+            _KINDS.get(name, f"a {name}")
+            for module, name in BASES.values()
+            if _is_a(value, module, name)
+        ),
+        "",
+    )
 
 
 def _is_a(value: object, module: str, name: str) -> bool:

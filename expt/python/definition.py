@@ -67,7 +67,11 @@ def _files_of_main() -> list[str]:
 
 
 def _in_future(tree: ast.Module) -> bool:
-    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    imports = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    )
     return any(alias.name == "annotations" for node in imports for alias in node.names)
 
 
@@ -79,7 +83,11 @@ def _defined(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found += [node] if node.name == name else []
         else:
-            todo += [below for below in ast.iter_child_nodes(node) if isinstance(below, ast.stmt | ast.ExceptHandler)]
+            todo += [
+                below
+                for below in ast.iter_child_nodes(node)
+                if isinstance(below, ast.stmt | ast.ExceptHandler)
+            ]
     yield from sorted(found, key=lambda node: -node.lineno)
 
 
@@ -89,14 +97,21 @@ def _first_line(node: Any) -> int:
 
 def _definition(node: ast.stmt, tree: ast.Module, lines: list[str], has_texts: bool) -> Definition:
     first, column = _first_line(node), node.col_offset
-    text = "".join(line[column:] if not line[:column].strip() else line for line in lines[first - 1 : node.end_lineno])
+    text = "".join(
+        line[column:] if not line[:column].strip() else line
+        for line in lines[first - 1 : node.end_lineno]
+    )
     future = "from __future__ import annotations\n" if has_texts else ""
     try:
         code = compile(future + text, "<definition>", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise Unknown(f"its text cannot be read by itself ({error.msg})") from error
     alone = compile(
-        ast.Module([node], []), "<cell>", "exec", _FUTURE_ANNOTATIONS if has_texts else 0, dont_inherit=True
+        ast.Module([node], []),
+        "<cell>",
+        "exec",
+        _FUTURE_ANNOTATIONS if has_texts else 0,
+        dont_inherit=True,
     )
     whole = compile("".join(lines), "<script>", "exec", dont_inherit=True)
     found = (*_codes_in(alone), *_codes_in(whole))

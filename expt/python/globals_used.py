@@ -44,7 +44,11 @@ def line_for(definition: Definition, name: str, value: Any) -> str:
 
 def _kind(value: Any) -> str:
     cls = type(value)
-    return f"of type {cls.__name__}" if cls.__module__ == "builtins" else f"of type {cls.__module__}.{cls.__name__}"
+    return (
+        f"of type {cls.__name__}"
+        if cls.__module__ == "builtins"
+        else f"of type {cls.__module__}.{cls.__name__}"
+    )
 
 
 def _imports_of(definition: Definition, name: str, module: types.ModuleType) -> Iterator[str]:
@@ -85,7 +89,11 @@ def _import_statements(tree: ast.Module) -> dict[str, list[tuple[str, str]]]:
 def _of_other_cells() -> Iterator[dict[str, list[tuple[str, str]]]]:
     for filename, entry in list(linecache.cache.items()):
         # Not of a file, and not made by a program.
-        if len(entry) > 1 and entry[1] is None and any("import" in line for line in linecache.getlines(filename)):
+        if (
+            len(entry) > 1
+            and entry[1] is None
+            and any("import" in line for line in linecache.getlines(filename))
+        ):
             yield from (_import_statements(tree) for tree, _ in parsed(filename))
 
 
@@ -109,7 +117,11 @@ def _is_constant(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if type(value) in (list, tuple, set, frozenset):
-        return type(value) is not frozenset and bool(value or type(value) is not set) and all(map(_is_constant, value))
+        return (
+            type(value) is not frozenset
+            and bool(value or type(value) is not set)
+            and all(map(_is_constant, value))
+        )
     if type(value) is dict:
         return all(map(_is_constant, value)) and all(map(_is_constant, value.values()))
     return type(value) in (bool, int, str, bytes, type(None), complex)

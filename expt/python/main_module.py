@@ -19,7 +19,9 @@ from expt.python.globals_used import NotKept, line_for
 from expt.python.same_code import Comparison
 
 Named = type | types.FunctionType
-MEND = "put it into a file, as with %%writefile mine.py at the top of a cell, and import it from there"
+MEND = (
+    "put it into a file, as with %%writefile mine.py at the top of a cell, and import it from there"
+)
 
 
 def dotted(key: str, cls: type) -> str:
@@ -56,7 +58,9 @@ def _module_of(named: Named, above: tuple[Named, ...]) -> str:
 
 def _import_of(name: str, value: Named, above: tuple[Named, ...]) -> str:
     if value.__name__ == "<lambda>":
-        raise NotKept(f"it uses {name}, a lambda, which has no text of its own", "write it as a def")
+        raise NotKept(
+            f"it uses {name}, a lambda, which has no text of its own", "write it as a def"
+        )
     if value.__qualname__ != value.__name__:
         raise NotKept(f"it uses {name}, which is defined inside a function")
     called = "" if name == value.__name__ else f" as {name}"
@@ -75,7 +79,10 @@ def _refuse_renewed_base(named: Named) -> None:
     for base in named.__bases__ if isinstance(named, type) else ():
         now = getattr(sys.modules["__main__"], base.__name__, base)
         if base.__module__ == "__main__" and now is not base:
-            raise NotKept(f"{base.__name__} has been defined anew since", f"run the cell of {named.__name__} again")
+            raise NotKept(
+                f"{base.__name__} has been defined anew since",
+                f"run the cell of {named.__name__} again",
+            )
 
 
 def _refuse_other(named: Named, definition: Definition, module: str) -> None:
@@ -83,7 +90,9 @@ def _refuse_other(named: Named, definition: Definition, module: str) -> None:
     try:
         written: Any = getattr(importlib.import_module(module), named.__name__)
     except Exception as error:  # whatever a person's own code raises
-        raise NotKept(f"its text alone cannot be imported ({type(error).__name__}: {error})") from error
+        raise NotKept(
+            f"its text alone cannot be imported ({type(error).__name__}: {error})"
+        ) from error
     if found := Comparison(definition.codes).difference(named, written):
         text = f"its text is not what it is now ({found} differs): it, or what it uses, has changed since"
         raise NotKept(text, "run its cell again")

@@ -16,7 +16,10 @@ class Predictions(list[dict[str, Any]]):
     """What could not be read, a line each; it is left out of the list."""
 
     def __repr__(self) -> str:
-        lines = [f"expt.Predictions of {len(self):,} samples", *(f"  {record}" for record in self[:3])]
+        lines = [
+            f"expt.Predictions of {len(self):,} samples",
+            *(f"  {record}" for record in self[:3]),
+        ]
         more = [f"  ... {len(self) - 3:,} more; .to_pandas() is a table"] if len(self) > 3 else []
         return "\n".join([*lines, *more])
 

@@ -52,7 +52,9 @@ class Result:
         named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
         metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named) or "none"
         best, seconds = self.best, sum(self.record.get("epoch_s") or [])
-        reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
+        reached = (
+            f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
+        )
         return (
             f"expt.Result {self.status}\n  folder   {self.folder}\n  metrics  {metrics}\n"
             f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"
@@ -99,7 +101,9 @@ class Result:
         """Why the run has failed; None where it has not."""
         return self.record.get("error")
 
-    def load(self, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu") -> TrainedModel:
+    def load(
+        self, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
+    ) -> TrainedModel:
         """The run's model, ready to use, as `expt.load(result.folder, which)` gives it; raises what that raises."""
         from expt.inference.load import load  # late: it imports torch
 

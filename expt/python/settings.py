@@ -219,7 +219,9 @@ class SweepSettings(TypedDict, total=False):
     freeze: Sequence[str] | Sequence[Sequence[str]]
     deterministic: bool | Sequence[bool]
     drop_last: bool | Sequence[bool]
-    batch_norm: Literal["per_worker", "sync", "groups"] | Sequence[Literal["per_worker", "sync", "groups"]]
+    batch_norm: (
+        Literal["per_worker", "sync", "groups"] | Sequence[Literal["per_worker", "sync", "groups"]]
+    )
     batch_norm_group: int | Sequence[int]
     label_smoothing: float | Sequence[float] | Interval
     mixup: float | Sequence[float | None] | Interval | None
@@ -233,7 +235,9 @@ class SweepSettings(TypedDict, total=False):
     offload: Literal["cpu"] | Sequence[Literal["cpu"] | None] | None
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
-    test_time_augmentation: Literal["flip", "flip_shift"] | Sequence[Literal["flip", "flip_shift"] | None] | None
+    test_time_augmentation: (
+        Literal["flip", "flip_shift"] | Sequence[Literal["flip", "flip_shift"] | None] | None
+    )
     objective: str | Sequence[str]
     send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     mlflow: Mapping[str, Any]
@@ -241,10 +245,16 @@ class SweepSettings(TypedDict, total=False):
     log_every: int | Sequence[int]
     tensorboard: Mapping[str, Any]
     print_every: int | Sequence[int | None] | None
-    amp: bool | Literal["bf16", "fp16", "bf16_params"] | Sequence[bool | Literal["bf16", "fp16", "bf16_params"]]
+    amp: (
+        bool
+        | Literal["bf16", "fp16", "bf16_params"]
+        | Sequence[bool | Literal["bf16", "fp16", "bf16_params"]]
+    )
     compile: bool | CompileMode | Sequence[bool | CompileMode]
     cuda_graph: bool | Sequence[bool]
-    matmul_precision: Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
+    matmul_precision: (
+        Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
+    )
     channels_last: bool | Auto | Sequence[bool | Auto]
     onednn: bool | Auto | Sequence[bool | Auto]
     prepare_once: bool | Sequence[bool]

@@ -39,7 +39,9 @@ class FailedResult(Result):
     @property
     def metrics(self) -> Metrics:
         """Raises RunFailed. What the run had measured until then is in `history`."""
-        raise RunFailed(f"{self.folder.name} failed, and has no metrics: {in_one_line(self.reason)}")
+        raise RunFailed(
+            f"{self.folder.name} failed, and has no metrics: {in_one_line(self.reason)}"
+        )
 
     @property
     def objective(self) -> None:
@@ -47,7 +49,9 @@ class FailedResult(Result):
         return
 
     def __repr__(self) -> str:
-        return f"expt.Result failed\n  folder   {self.folder}\n  error    {in_one_line(self.reason)}"
+        return (
+            f"expt.Result failed\n  folder   {self.folder}\n  error    {in_one_line(self.reason)}"
+        )
 
 
 class SweepResult(Runs):
@@ -91,16 +95,22 @@ class SweepResult(Runs):
         """
         if (searched := self._best_of_search()) is not None:
             return searched
-        ranked = by_objective((run, run.record) for run in self.completed if run.objective is not None)
+        ranked = by_objective(
+            (run, run.record) for run in self.completed if run.objective is not None
+        )
         if not ranked:
             raise RunFailed("no run of the sweep has completed and measured its objective")
         if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
-            raise RunFailed(f"the runs were chosen by {' and '.join(sorted(names))}: none is best by all")
+            raise RunFailed(
+                f"the runs were chosen by {' and '.join(sorted(names))}: none is best by all"
+            )
         return ranked[0]
 
     def _best_of_search(self) -> Result | None:
         """None where the runs are not those of one search."""
-        if len({run.folder.parent for run in self}) != 1 or not any("search" in run.record for run in self):
+        if len({run.folder.parent for run in self}) != 1 or not any(
+            "search" in run.record for run in self
+        ):
             return None
         from expt.command.search_conclusion import search_in  # late: a grid has no need of it
 
@@ -108,12 +118,21 @@ class SweepResult(Runs):
         search = search_in(self[0].folder.parent, found)
         best = search.best(found) if search else None
         if search is not None and best is None:
-            raise RunFailed("no run of the search has completed, measured its objectives and kept its constraints")
-        return next((run for run in self if best is not None and run.folder == best["folder"]), None)
+            raise RunFailed(
+                "no run of the search has completed, measured its objectives and kept its constraints"
+            )
+        return next(
+            (run for run in self if best is not None and run.folder == best["folder"]), None
+        )
 
     def _found(self) -> list[FoundRecord]:
         return [
-            {**run.record, "folder": run.folder, "status": run.status, **({"error": run.error} if run.error else {})}
+            {
+                **run.record,
+                "folder": run.folder,
+                "status": run.status,
+                **({"error": run.error} if run.error else {}),
+            }
             for run in self
         ]
 
@@ -125,7 +144,9 @@ class SweepResult(Runs):
         told = f", {len(self.paused)} paused" if self.paused else ""
         told += f", {len(self.failed)} failed" if self.failed else ""
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
-        return "\n".join([f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures])
+        return "\n".join(
+            [f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures]
+        )
 
     def _repr_html_(self) -> str:
         from expt.runs.view import html  # late: for a notebook alone

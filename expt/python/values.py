@@ -19,7 +19,10 @@ from expt.runs.typed import quoted
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
-_GIVEN = {*("channels", "image_size", "num_classes", "train"), *("params", "optimizer", "total_steps")}
+_GIVEN = {
+    *("channels", "image_size", "num_classes", "train"),
+    *("params", "optimizer", "total_steps"),
+}
 """What expt gives to the constructors that name it."""
 
 
@@ -43,7 +46,9 @@ def text_of(key: str, value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(text_of(f'{key}[{at}]', each) for at, each in enumerate(value))}]"
     if isinstance(value, Mapping):
-        pairs = (f"{_name(key, name)}:{text_of(f'{key}.{name}', each)}" for name, each in value.items())
+        pairs = (
+            f"{_name(key, name)}:{text_of(f'{key}.{name}', each)}" for name, each in value.items()
+        )
         return f"{{{','.join(pairs)}}}"
     raise ConfigError(_not_of_yaml(key, value))
 
@@ -52,9 +57,15 @@ def as_setting(value: Any, key: str, group: str | None) -> Any:
     """`value` where a class stands for what is built of it, as in `model=Net`, functools.partial(Net, width=16) too."""
     if isinstance(value, functools.partial):
         if value.args:
-            raise ConfigError(f"{key}: name the arguments of functools.partial({_name_of(value.func)}, ...)")
+            raise ConfigError(
+                f"{key}: name the arguments of functools.partial({_name_of(value.func)}, ...)"
+            )
         return {"_target_": dotted(key, value.func, group), **value.keywords}
-    return {"_target_": dotted(key, value, group)} if isinstance(value, type) and not _is_enum(value) else value
+    return (
+        {"_target_": dotted(key, value, group)}
+        if isinstance(value, type) and not _is_enum(value)
+        else value
+    )
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -68,7 +79,9 @@ def _plain(key: str, value: Any) -> Any:
         return as_setting(value, key, None)
     if isinstance(value, Mapping):
         target = value.get("_target_")
-        return {**value, "_target_": dotted(key, target, None)} if isinstance(target, type) else value
+        return (
+            {**value, "_target_": dotted(key, target, None)} if isinstance(target, type) else value
+        )
     if isinstance(value, tuple | range):
         return list(value)
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
@@ -86,9 +99,15 @@ def _quoted(key: str, text: str) -> str:
 
 
 def _name(key: str, name: object) -> str:
-    if isinstance(name, str) and _KEY.fullmatch(name) and name.lower() not in ("null", "true", "false", "nan", "inf"):
+    if (
+        isinstance(name, str)
+        and _KEY.fullmatch(name)
+        and name.lower() not in ("null", "true", "false", "nan", "inf")
+    ):
         return name
-    raise ConfigError(f"{key}: has the key {name!r}; use letters, digits, - and _, and a letter first")
+    raise ConfigError(
+        f"{key}: has the key {name!r}; use letters, digits, - and _, and a letter first"
+    )
 
 
 def _not_of_yaml(key: str, value: Any) -> str:
@@ -99,9 +118,14 @@ def _not_of_yaml(key: str, value: Any) -> str:
         return f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a value"
     if kind := instance_of(value):
         name = type(value).__name__
-        arguments = "".join(f"; with arguments as {{'_target_': {name}, '{each}': ...}}" for each in _own(type(value)))
+        arguments = "".join(
+            f"; with arguments as {{'_target_': {name}, '{each}': ...}}"
+            for each in _own(type(value))
+        )
         why = "each worker builds its own, as a rerun does from the record"
-        return f"{key}: is {kind} that is built already, and {why}; give the class {name}{arguments}"
+        return (
+            f"{key}: is {kind} that is built already, and {why}; give the class {name}{arguments}"
+        )
     if isinstance(value, set | frozenset):
         return f"{key}={value!r}: a set has no order; give a list"
     if dataclasses.is_dataclass(value):
@@ -117,7 +141,9 @@ def _own(cls: type) -> list[str]:
         names = inspect.signature(cls).parameters.values()
     except ValueError:
         return []
-    named = [each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    named = [
+        each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
     return [name for name in named if name not in _GIVEN][:1]
 
 

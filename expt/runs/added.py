@@ -42,7 +42,9 @@ def read(sweep: Path) -> list[Added]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError):
-        warn(f"{file}: cannot be read; points that were added to the sweep by expt sweep are not known any more")
+        warn(
+            f"{file}: cannot be read; points that were added to the sweep by expt sweep are not known any more"
+        )
         return []
 
 

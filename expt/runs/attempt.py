@@ -73,13 +73,17 @@ class Attempt:
         if resumes and source is None:
             self.paths.clear_records()
         undo.accept(self.paths) if source is None else undo.keep(self.paths)
-        record = self._first_record(port, source if forks else None, read_result(self.paths) if source else {})
+        record = self._first_record(
+            port, source if forks else None, read_result(self.paths) if source else {}
+        )
         try:
             create_result(self.paths, may_exist=resumes, **record)
         except FileExistsError:
             folder = self.paths.folder
             undo.accept(self.paths)
-            raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder") from None
+            raise ConfigError(
+                f"hydra.run.dir={folder}: holds a run already; choose another folder"
+            ) from None
         main_code.keep(self.request.config, self.paths.code)
         if source is None:
             return None
@@ -101,7 +105,9 @@ class Attempt:
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         if "identity" in record or refused or paths.checkpoints.exists():
             return
-        theirs = next((path for path in (paths.metrics, *paths.event_files()) if path.exists()), None)
+        theirs = next(
+            (path for path in (paths.metrics, *paths.event_files()) if path.exists()), None
+        )
         if theirs:
             raise ConfigError(
                 f"{theirs}: no {paths.result.name} beside it says that it is a run's; move it away, or choose another "
@@ -131,14 +137,23 @@ class Attempt:
             return fork.find(config, self.request.content, paths)
         if not ran and config.resume in (None, "auto") and begins is None:
             return None
-        return resume.find(config, self.request.content, paths, may_have_run=resumes, else_from=begins)
+        return resume.find(
+            config, self.request.content, paths, may_have_run=resumes, else_from=begins
+        )
 
     def _forks(self, *, resumes: bool) -> bool:
         """Whether it begins from another run's checkpoint, with settings of its own: it has none of its own yet."""
         config, paths = self.request.config, self.paths
         own = paths.checkpoints.glob(f"{paths.last.stem}*")
-        whole = resumes and any(path.suffix == paths.last.suffix or ".corrupt" in path.name for path in own)
-        return bool(config.fork) and not whole and config.resume in (None, "auto") and not self.request.goes_on_from
+        whole = resumes and any(
+            path.suffix == paths.last.suffix or ".corrupt" in path.name for path in own
+        )
+        return (
+            bool(config.fork)
+            and not whole
+            and config.resume in (None, "auto")
+            and not self.request.goes_on_from
+        )
 
     def _lineage(self, forked: Path | None, earlier: Record) -> tuple[Content, Record]:
         """`forked` is the checkpoint of another run that this one is a fork of, and has none of its own yet."""
@@ -147,13 +162,20 @@ class Attempt:
         begun: Record = {}
         if config.weights is not None:
             if "content" in earlier:
-                content = content._replace(weights=earlier["content"].get("weights", content.weights))
-            begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
+                content = content._replace(
+                    weights=earlier["content"].get("weights", content.weights)
+                )
+            begun = {
+                "weights_from": then.get("weights_from")
+                or begun_from(config.weights, content.weights)
+            }
         if forked is not None and forked != self.paths.forked:
             begun["forked_from"] = fork.forked_from(config, forked)
         elif "forked_from" in then:
             made = then["content"]
-            content = content._replace(fork=made.get("fork"), seedless_fork=made.get("seedless_fork"))
+            content = content._replace(
+                fork=made.get("fork"), seedless_fork=made.get("seedless_fork")
+            )
             begun["forked_from"] = then["forked_from"]
         return content, begun
 
@@ -165,7 +187,9 @@ class Attempt:
             begun["until_epoch"] = self.request.until_epoch
         return {
             **begun,
-            **spending.at_start(self.devices, read_result(self.paths) if self.request.resumes else {}),
+            **spending.at_start(
+                self.devices, read_result(self.paths) if self.request.resumes else {}
+            ),
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -186,7 +210,10 @@ class Attempt:
         before = read_result(self.paths) if self.request.resumes else Record()
         if not (goes_on or before.get("identity") == identified["identity"]):
             return Record()
-        return cast(Record, {key: value for key, value in before.items() if key in ("search", "added", "rerun_of")})
+        return cast(
+            Record,
+            {key: value for key, value in before.items() if key in ("search", "added", "rerun_of")},
+        )
 
 
 def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
@@ -216,13 +243,17 @@ def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
     """
     record = read_result(paths)
     reached = so_far(paths, record)
-    if record.get("status") == RUNNING:  # its workers have ended before they could say what it has cost
+    if (
+        record.get("status") == RUNNING
+    ):  # its workers have ended before they could say what it has cost
         reached |= spending.until_now(record, ended_at)
     reached["status"] = PAUSED
     update_result(paths, **reached)
 
 
-def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError) -> None:
+def record_refusal(
+    paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError
+) -> None:
     """Say in result.json why a run could not start: a sweep's record names it too. Without `request` it was none.
 
     Raises FolderInUse where another command is at work there.

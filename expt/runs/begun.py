@@ -29,4 +29,6 @@ def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
 def _newest(run: Path) -> int:
     """The step of a run's newest checkpoint, or of that file."""
     folder = run.parent.parent if run.is_file() else run
-    return max((found.step for found in forkable.all_of(folder) if run in (folder, found.file)), default=0)
+    return max(
+        (found.step for found in forkable.all_of(folder) if run in (folder, found.file)), default=0
+    )

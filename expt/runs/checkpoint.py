@@ -26,7 +26,9 @@ def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> 
     is read of the keys `without`.
     """
     # Given explicitly: the environment can turn the default off.
-    state: dict[str, Any] = torch.load(str(path), map_location="cpu", weights_only=True, mmap=lazily)
+    state: dict[str, Any] = torch.load(
+        str(path), map_location="cpu", weights_only=True, mmap=lazily
+    )
     return state if lazily else parts.filled(path, state, without=without)
 
 
@@ -49,14 +51,23 @@ class InThread:
     def _begin(self, write: Callable[..., None], *arguments: Any) -> None:
         """Call `write`, which keeps what goes wrong as `_error`, once nothing is being written."""
         self.wait()
-        self._thread = threading.Thread(target=write, args=arguments, name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=write, args=arguments, name="checkpoint", daemon=True
+        )
         self._thread.start()
 
 
 class Writer(InThread):
     """Writes whole checkpoints."""
 
-    def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False, owned: bool = False) -> None:
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        is_best: bool,
+        keeps_best: bool = False,
+        owned: bool = False,
+    ) -> None:
         """Copy `state` and return; training may change it at once. What is `owned` is nobody else's: not copied.
 
         With `keeps_best` the best before it stays, under the name of an older one.
@@ -78,15 +89,26 @@ class Writer(InThread):
     ) -> None:
         try:
             if gpu is not None:
-                torch.cuda.set_device(gpu)  # a thread begins with the first one, and would take memory there
+                torch.cuda.set_device(
+                    gpu
+                )  # a thread begins with the first one, and would take memory there
             if copied:
                 copied.synchronize()
-            publish(state, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best)
+            publish(
+                state,
+                self._last,
+                self._best,
+                keep=self._keep,
+                is_best=is_best,
+                keeps_best=keeps_best,
+            )
         except Exception as error:
             self._error = error
 
 
-def publish(state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool) -> None:
+def publish(
+    state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool
+) -> None:
     """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it stays, as an older."""
     save(last, state, keep=keep)
     if is_best and keeps_best and best.exists():

@@ -43,7 +43,11 @@ class _Unpickler(pickle.Unpickler):
         ("collections", "OrderedDict"): collections.OrderedDict,
         ("collections", "Counter"): collections.Counter,
         ("_codecs", "encode"): codecs.encode,
-        **{(where, kind.__name__): kind for where in ("builtins", "__builtin__") for kind in (set, complex, bytearray)},
+        **{
+            (where, kind.__name__): kind
+            for where in ("builtins", "__builtin__")
+            for kind in (set, complex, bytearray)
+        },
     }
 
     def __init__(self, file: Any, sizes: dict[str, int]) -> None:
@@ -68,7 +72,11 @@ def read(path: Path) -> dict[str, Any]:
     """What `expt.runs.checkpoint.save` wrote there, but for tensors. No pickled code is run."""
     with zipfile.ZipFile(path) as file:
         entries = {entry.filename.partition("/")[2]: entry for entry in file.infolist()}
-        sizes = {name.removeprefix("data/"): entry.file_size for name, entry in entries.items() if name[:5] == "data/"}
+        sizes = {
+            name.removeprefix("data/"): entry.file_size
+            for name, entry in entries.items()
+            if name[:5] == "data/"
+        }
         state: dict[str, Any] = _Unpickler(io.BytesIO(file.read(entries["data.pkl"])), sizes).load()
     return state
 
@@ -98,8 +106,13 @@ def check(path: Path) -> None:
     try:
         state = read(path)
     except Exception as error:  # EOFError, RuntimeError, UnpicklingError, UnicodeDecodeError, ...
-        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged") from error
-    if not isinstance(state, dict) or not {"model", "position", "config", "workers"} <= state.keys():
+        raise CheckpointError(
+            f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged"
+        ) from error
+    if (
+        not isinstance(state, dict)
+        or not {"model", "position", "config", "workers"} <= state.keys()
+    ):
         raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
     parts_folder.check(path, state)
 
@@ -140,7 +153,9 @@ def check_sums(path: Path) -> None:
     """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that there is of them."""
     _check_sum(path)
     state: object = None
-    with contextlib.suppress(Exception):  # a file of another's making: torch reads it, or says why it does not
+    with contextlib.suppress(
+        Exception
+    ):  # a file of another's making: torch reads it, or says why it does not
         state = read(path)
     if isinstance(state, dict):
         parts_folder.check(path, state)
@@ -149,12 +164,17 @@ def check_sums(path: Path) -> None:
 def _check_sum(path: Path) -> None:
     digests = _digests(path)
     if digests and parts_folder.sha256_of(path) not in digests:
-        raise CheckpointError(f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}")
+        raise CheckpointError(
+            f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}"
+        )
 
 
 def candidates(last: Path) -> list[Path]:
     """`last` and the older ones beside it that exist, newest first."""
-    older = sorted(last.parent.glob(f"{last.stem}-*{last.suffix}"), key=lambda path: (len(path.name), path.name))
+    older = sorted(
+        last.parent.glob(f"{last.stem}-*{last.suffix}"),
+        key=lambda path: (len(path.name), path.name),
+    )
     return [path for path in (last, *older) if path.exists()]
 
 
@@ -183,7 +203,11 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
 def not_written(path: Path, reason: str) -> str:
     """What to tell of a checkpoint that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
-    before = "The checkpoint before it is kept" if any(path.parent.glob("*.pt")) else "There is none before it"
+    before = (
+        "The checkpoint before it is kept"
+        if any(path.parent.glob("*.pt"))
+        else "There is none before it"
+    )
     return (
         f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. {before}. Make "
         f"room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
@@ -256,7 +280,11 @@ def _sidecar(path: Path) -> Path:
 def _digests(path: Path) -> list[str]:
     """The checksums that `path` may have, none where nothing is known; see `_publish`."""
     try:
-        return [line.split()[0] for line in _sidecar(path).read_text(encoding="ascii").splitlines() if line.strip()]
+        return [
+            line.split()[0]
+            for line in _sidecar(path).read_text(encoding="ascii").splitlines()
+            if line.strip()
+        ]
     except (OSError, ValueError):
         return []
 
@@ -265,7 +293,9 @@ def _write_digests(path: Path, digests: list[str]) -> None:
     sidecar = _sidecar(path)
     beside = sidecar.with_name(f".{sidecar.name}.tmp")
     with _removed_at_end(beside):
-        beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
+        beside.write_text(
+            "".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii"
+        )
         beside.replace(sidecar)
 
 

@@ -48,18 +48,28 @@ def told(copies: Mapping[Path, Path]) -> str:
     return f"{what} not count: {', '.join([*names[:NAMED], *['...'] * (len(names) > NAMED)])}"
 
 
-def _copies(alike: Iterable[tuple[RunPaths, Record]], *, is_one: bool) -> Iterator[tuple[Path, Path]]:
+def _copies(
+    alike: Iterable[tuple[RunPaths, Record]], *, is_one: bool
+) -> Iterator[tuple[Path, Path]]:
     """Of runs of the same settings the copies; with `is_one` all but one in a folder are."""
     beside: dict[Path, list[tuple[Path, bool]]] = {}
     for paths, record in alike:
-        beside.setdefault(paths.folder.parent, []).append((paths.folder, has_own_name(paths, record)))
+        beside.setdefault(paths.folder.parent, []).append(
+            (paths.folder, has_own_name(paths, record))
+        )
     for folders in beside.values():
         kept = next((folder for folder, is_own in reversed(folders) if is_own), folders[0][0])
-        yield from ((folder, kept) for folder, is_own in folders if folder != kept and (is_one or not is_own))
+        yield from (
+            (folder, kept)
+            for folder, is_own in folders
+            if folder != kept and (is_one or not is_own)
+        )
 
 
 def _same_run(record: Record) -> tuple[int | None, str] | None:
     """Equal for a run and its copies; None where the record says nothing of the kind."""
     number = record["search"]["number"] if "search" in record else None
-    settings = record.get("identity") or repr(record.get("arguments") or record.get("overrides") or "")
+    settings = record.get("identity") or repr(
+        record.get("arguments") or record.get("overrides") or ""
+    )
     return (number, settings) if number is not None or settings != repr("") else None

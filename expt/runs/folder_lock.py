@@ -30,10 +30,14 @@ class FolderLock:
             paths.folder.mkdir(parents=True, exist_ok=True)
             while (descriptor := self._try()) is None:
                 if time.monotonic() > deadline:
-                    raise FolderInUse(f"hydra.run.dir={paths.folder}: another command is at work there; wait for it")
+                    raise FolderInUse(
+                        f"hydra.run.dir={paths.folder}: another command is at work there; wait for it"
+                    )
                 time.sleep(0.02)
         except OSError as error:
-            raise ConfigError(f"hydra.run.dir={paths.folder}: {error.strerror}; choose another folder") from error
+            raise ConfigError(
+                f"hydra.run.dir={paths.folder}: {error.strerror}; choose another folder"
+            ) from error
         self.descriptor = descriptor
         """The lock is held as long as a process has it open."""
 
@@ -48,7 +52,10 @@ class FolderLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock)):
                 return descriptor
-        except (BlockingIOError, FileNotFoundError):  # held; or removed by its last holder, and so not the folder's
+        except (
+            BlockingIOError,
+            FileNotFoundError,
+        ):  # held; or removed by its last holder, and so not the folder's
             pass
         except BaseException:
             os.close(descriptor)

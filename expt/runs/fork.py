@@ -35,7 +35,9 @@ def identified(given: str) -> tuple[str, str]:
     run, which = named(given)
     record, found = result_of_any(RunPaths(run)), _of(given, run, which)
     if record.get("status") == RUNNING and which in WHICH:  # else it is said which one is meant
-        warn(f"fork={given}: the run of {run} is still under way; it is forked at step {found.step}")
+        warn(
+            f"fork={given}: the run of {run} is still under way; it is forked at step {found.step}"
+        )
     return f"{record['identity']}@{found.step}", f"{record['seedless_identity']}@{found.step}"
 
 
@@ -60,9 +62,13 @@ def _of(given: str, run: Path, which: str) -> Found:
         if which in (file.name, file.stem):
             raise ConfigError(f"fork={given}: {damage}; {whole_ones(run)}")
     there = [found for found in there if found.file not in bad]
-    wanted = {"last": "last", "best": "best"}.get(which, f"of {which.replace(':', ' ')}" if ":" in which else which)
+    wanted = {"last": "last", "best": "best"}.get(
+        which, f"of {which.replace(':', ' ')}" if ":" in which else which
+    )
     wanted = f"of step {which}" if which.isdigit() else wanted
-    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}{_told(bad)}")
+    raise ConfigError(
+        f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}{_told(bad)}"
+    )
 
 
 def _whole_of(fitting: Sequence[Found], given: str, run: Path) -> Found:
@@ -88,7 +94,9 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
         warn(f"{damage}; it is taken anew")
     source = beginning(config, content)
     if result_of_any(RunPaths(source.parent.parent))["content"]["code"] != content.code:
-        warn(f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs")
+        warn(
+            f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs"
+        )
     return source
 
 
@@ -126,7 +134,9 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
                 break
             except CheckpointError:  # a run that is under way may just have written another
                 checkpoint_file.remove([paths.forked])
-                checkpoint_file.remove_unnamed(paths.checkpoints)  # a further try is to take other parts
+                checkpoint_file.remove_unnamed(
+                    paths.checkpoints
+                )  # a further try is to take other parts
                 if not left:
                     _refuse_damaged(source, config)
                     raise
@@ -182,7 +192,11 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         )
     others = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
     for key, (then, now) in changed.items():
-        if key.startswith(others) and not key.endswith(".name") and kept_by(f"{key.partition('.')[0]}.name"):
+        if (
+            key.startswith(others)
+            and not key.endswith(".name")
+            and kept_by(f"{key.partition('.')[0]}.name")
+        ):
             continue  # what another model, or another dataset, has of its own
         if why := kept_by(key):
             problems.append(
@@ -199,14 +213,19 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
             "give epochs, and max_steps=null"
         )
     if (then_data := record["content"]["data"]) != content.data and not problems:
-        problems.append(f"dataset: its files are not those that {run} was trained on, {_shown(then_data)}; {weights}")
+        problems.append(
+            f"dataset: its files are not those that {run} was trained on, {_shown(then_data)}; {weights}"
+        )
     if problems := problems or _ended(config, found, run):
         raise ConfigError(problems)
 
 
 def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
     """What is wrong where nothing is left to train."""
-    asked = (("epochs", config.epochs, found.epochs_done, "epoch"), ("max_steps", config.max_steps, found.step, "step"))
+    asked = (
+        ("epochs", config.epochs, found.epochs_done, "epoch"),
+        ("max_steps", config.max_steps, found.step, "step"),
+    )
     return [
         f"{key}={wanted}: the checkpoint of {run} has come to {what} {come} already; give {key}={come + 1} or more, "
         f"or an earlier checkpoint: {choice(list(all_of(run)))}"
@@ -216,4 +235,6 @@ def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -39,7 +39,11 @@ class Found(NamedTuple):
     def ends_epoch(self) -> bool:
         """Whether no batch of its epoch is left."""
         position = self.state["position"]
-        return not 0 < position["step_in_epoch"] < self.state.get("steps_per_epoch", position["step_in_epoch"] + 1)
+        return (
+            not 0
+            < position["step_in_epoch"]
+            < self.state.get("steps_per_epoch", position["step_in_epoch"] + 1)
+        )
 
     @property
     def epochs_done(self) -> int:
@@ -110,7 +114,9 @@ def all_of(run: Path) -> Iterator[Found]:
     for file in _files(run):
         try:
             state = checkpoint_file.read(file)
-            yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
+            yield Found(
+                file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")}
+            )
         except Exception:  # damaged in one of many ways, or removed meanwhile
             continue
 
@@ -149,7 +155,11 @@ def damaged(run: Path) -> dict[Path, CheckpointError]:
 def _files(run: Path) -> list[Path]:
     """The last and the best first."""
     paths = RunPaths(run)
-    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best), *paths.kept_for_forks]
+    files = [
+        *checkpoint_file.candidates(paths.last),
+        *checkpoint_file.candidates(paths.best),
+        *paths.kept_for_forks,
+    ]
     return sorted(files, key=lambda path: path not in (paths.last, paths.best))
 
 
@@ -157,7 +167,9 @@ def choice(there: list[Found]) -> str:
     """What to say of the checkpoints that a run has, each step once."""
     if not there:
         return "it has none: give another run, or train it again"
-    return f"it has {_listed(there)}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+    return (
+        f"it has {_listed(there)}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+    )
 
 
 def whole_ones(run: Path) -> str:

@@ -30,7 +30,9 @@ def as_resumed(config: RunConfig, content: Content) -> Content:
     if not then.get("content") or not {"config", "identity"} <= then.keys():
         return content
     made = Content(**then["content"])
-    content = content._replace(weights=made.weights, fork=made.fork, seedless_fork=made.seedless_fork)
+    content = content._replace(
+        weights=made.weights, fork=made.fork, seedless_fork=made.seedless_fork
+    )
     try:
         before = dataclasses.replace(recorded(then["config"]), resume=None)
     except (ConfigError, KeyError):  # of another version
@@ -47,7 +49,9 @@ def as_forked(config: RunConfig, content: Content, known: Content | None = None)
 
     Raises ConfigError where nothing is.
     """
-    if config.fork is None or content.fork is not None:  # of a run that is resumed the checkpoint says it
+    if (
+        config.fork is None or content.fork is not None
+    ):  # of a run that is resumed the checkpoint says it
         return content
     if known is not None:
         return content._replace(fork=known.fork, seedless_fork=known.seedless_fork)

@@ -29,7 +29,10 @@ class MetricsWriter:
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """One line for each of `values`, tag to value."""
-        lines = [plain_json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()]
+        lines = [
+            plain_json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n"
+            for tag, value in values.items()
+        ]
         self._file.write("".join(lines))
         self._file.flush()
 
@@ -51,7 +54,11 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
     except FileNotFoundError:
         return {}
     points = (_point(line) for line in lines if word in line)
-    return {point.epoch: point.value for point in points if point and point.tag == tag and point.step > since_step}
+    return {
+        point.epoch: point.value
+        for point in points
+        if point and point.tag == tag and point.step > since_step
+    }
 
 
 def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = True) -> bytes:
@@ -68,7 +75,9 @@ def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = Tr
     lines = ((line, _point(line)) for line in text.splitlines(keepends=True))
 
     def is_before(point: Point) -> bool:
-        return point.step < step or (point.step == step and not (tests_later and point.tag.endswith("/test")))
+        return point.step < step or (
+            point.step == step and not (tests_later and point.tag.endswith("/test"))
+        )
 
     return b"".join(line for line, point in lines if point and is_before(point))
 

@@ -33,7 +33,9 @@ class Order:
 
     def answer(self, *lines: str, refused: bool = False) -> None:
         """Tell who gave it what has become of it."""
-        write_atomically(self.file.with_suffix(".answer"), json.dumps({"lines": lines, "refused": refused}))
+        write_atomically(
+            self.file.with_suffix(".answer"), json.dumps({"lines": lines, "refused": refused})
+        )
         self.file.unlink()
 
 
@@ -43,7 +45,9 @@ def give(sweep: Path, word: str, about: tuple[str, ...]) -> list[str]:
     Raises ConfigError where none is at work there, or the order is refused.
     """
     if not is_held(RunPaths(sweep)):
-        raise ConfigError(f"{sweep}: no sweep is under way there; type its command again, which resumes it")
+        raise ConfigError(
+            f"{sweep}: no sweep is under way there; type its command again, which resumes it"
+        )
     folder = sweep / FOLDER
     folder.mkdir(exist_ok=True)
     file = folder / f"{time.time_ns()}-{os.getpid()}.json"
@@ -53,7 +57,9 @@ def give(sweep: Path, word: str, about: tuple[str, ...]) -> list[str]:
     while not answer.exists():
         if time.monotonic() > deadline or not is_held(RunPaths(sweep)):
             file.unlink(missing_ok=True)
-            raise ConfigError(f"{sweep}: the command there does not answer; see what it does, and try again")
+            raise ConfigError(
+                f"{sweep}: the command there does not answer; see what it does, and try again"
+            )
         time.sleep(POLL_S)
     found = json.loads(answer.read_text())
     answer.unlink()

@@ -22,7 +22,12 @@ NOT_INHERITED = {"resume", "fork", "weights", "sweep"}
 """Keys that say where a run begins, or that it is one of a grid."""
 NAMES_A_RUN = {"fork", "weights", "resume"}
 """Keys whose value is a path into a run's folder, which may have commas in its name."""
-OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
+OF_TRAINING_DATA = (
+    "dataset.augment.",
+    "dataset.transforms",
+    "dataset.sampling",
+    "dataset.train_limit",
+)
 """What of a dataset leaves the held-out samples as they are."""
 
 
@@ -50,17 +55,27 @@ def named(given: str) -> Named:
         folder, _, which = given.rpartition("@")
         path = Path(folder)
         if not re.fullmatch(CHECKPOINT, which):
-            raise ConfigError(f"fork={given}: @{which} names no checkpoint; use @STEP, @epoch:N, @best or @last")
+            raise ConfigError(
+                f"fork={given}: @{which} names no checkpoint; use @STEP, @epoch:N, @best or @last"
+            )
     if path.is_file():
         path, which = path.parent.parent, path.name
     if is_sweep(path):
-        raise ConfigError(f"fork={given}: {best_of_sweep(path, '' if path == Path(given) else which, key='fork')}")
+        raise ConfigError(
+            f"fork={given}: {best_of_sweep(path, '' if path == Path(given) else which, key='fork')}"
+        )
     if not path.exists():
-        near = did_you_mean(str(path), map(str, path.parent.glob("*") if path.parent.is_dir() else ()))
-        raise ConfigError(f"fork={given}: there is no folder {path}; give that of a run, as in fork=RUN@STEP.{near}")
+        near = did_you_mean(
+            str(path), map(str, path.parent.glob("*") if path.parent.is_dir() else ())
+        )
+        raise ConfigError(
+            f"fork={given}: there is no folder {path}; give that of a run, as in fork=RUN@STEP.{near}"
+        )
     record = result_of_any(RunPaths(path))
     if record.get("status") == DAMAGED:
-        raise ConfigError(f"fork={given}: {RunPaths(path).result} is damaged; take its weights by weights={path}")
+        raise ConfigError(
+            f"fork={given}: {RunPaths(path).result} is damaged; take its weights by weights={path}"
+        )
     if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
         raise ConfigError(f"fork={given}: {_no_run(path, record)}")
     return Named(path, which)
@@ -92,7 +107,9 @@ def is_there(given: str) -> bool:
     """Whether it names a file or a folder, or a checkpoint of one."""
     try:
         path = Path(without_latest(unquoted(given)))
-        return path.exists() or ("@" in path.name and path.with_name(path.name.rpartition("@")[0]).exists())
+        return path.exists() or (
+            "@" in path.name and path.with_name(path.name.rpartition("@")[0]).exists()
+        )
     except (ConfigError, OSError, ValueError):  # no sweep yet, too long, no path at all
         return False
 
@@ -108,7 +125,9 @@ def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
     What is set of a group whose choice is typed is left out: it may not be there.
     """
     keys = {key_of(word) for word in typed}
-    return for_strategy([word for word in arguments if _is_inherited(key_of(word), keys)], arguments, typed)
+    return for_strategy(
+        [word for word in arguments if _is_inherited(key_of(word), keys)], arguments, typed
+    )
 
 
 def for_strategy(words: Sequence[str], before: Sequence[str], typed: Sequence[str]) -> list[str]:
@@ -126,7 +145,14 @@ def for_strategy(words: Sequence[str], before: Sequence[str], typed: Sequence[st
 
 
 def _strategy(words: Sequence[str]) -> str | None:
-    return next((unquoted(word.partition("=")[2]) for word in reversed(words) if key_of(word) == "strategy"), None)
+    return next(
+        (
+            unquoted(word.partition("=")[2])
+            for word in reversed(words)
+            if key_of(word) == "strategy"
+        ),
+        None,
+    )
 
 
 def _is_inherited(key: str, typed: Collection[str]) -> bool:
@@ -149,13 +175,21 @@ def without_latest(given: str) -> str:
     name, which = asked[1], asked[2]
     folder = latest_sweep(Path("outputs")) if name else _latest_run(Path("outputs"))
     if folder is None:
-        raise ConfigError(f"fork={given}: there is no {'sweep' if name else 'run'} in outputs yet; name a folder")
+        raise ConfigError(
+            f"fork={given}: there is no {'sweep' if name else 'run'} in outputs yet; name a folder"
+        )
     return f"{folder}{name}{which}"
 
 
 def _latest_run(outputs: Path) -> Path | None:
-    results = [path for path in outputs.glob(str(RunPaths(Path("*/*")).result)) if not is_sweep(path.parent.parent)]
-    return max((path.parent for path in results if "sweeps" not in path.parts), key=_began, default=None)
+    results = [
+        path
+        for path in outputs.glob(str(RunPaths(Path("*/*")).result))
+        if not is_sweep(path.parent.parent)
+    ]
+    return max(
+        (path.parent for path in results if "sweeps" not in path.parts), key=_began, default=None
+    )
 
 
 def _began(run: Path) -> float:

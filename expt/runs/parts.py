@@ -25,7 +25,19 @@ _AT = "in_parts"
 _SAFE = {
     "torch.distributed.checkpoint.metadata": None,
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch": {"Size", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+    "torch": {
+        "Size",
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    }
     | {"complex64", "complex128"},
     "torch.serialization": {"_get_layout"},
     "builtins": {"set"},
@@ -45,10 +57,16 @@ def parted(
             part = part.clone() if part.device.type == "cpu" else part.cpu()
         return {_AT: key}, {key: part}
     if isinstance(state, Mapping):
-        found = {key: parted(value, is_part, copies=copies, path=(*path, key)) for key, value in state.items()}
+        found = {
+            key: parted(value, is_part, copies=copies, path=(*path, key))
+            for key, value in state.items()
+        }
         return {key: rest for key, (rest, _) in found.items()}, _joined(found.values())
     if isinstance(state, list | tuple):
-        several = [parted(value, is_part, copies=copies, path=(*path, at)) for at, value in enumerate(state)]
+        several = [
+            parted(value, is_part, copies=copies, path=(*path, at))
+            for at, value in enumerate(state)
+        ]
         return type(state)(rest for rest, _ in several), _joined(several)
     return state.clone() if isinstance(state, Tensor) else state, {}
 
@@ -99,7 +117,11 @@ def filled(
     def num_bytes(place: tuple[Any, ...], key: str) -> int:
         """Of the whole, where it is to be one."""
         about = known[key]
-        return 0 if part_like(place, key) is not None else about.size.numel() * about.properties.dtype.itemsize
+        return (
+            0
+            if part_like(place, key) is not None
+            else about.size.numel() * about.properties.dtype.itemsize
+        )
 
     def target(place: tuple[Any, ...], key: str) -> Tensor:
         about, pattern = known[key], part_like(place, key)
@@ -120,7 +142,9 @@ def filled(
             cause = next(iter(error.failures.values()))[0]
             if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
                 raise cause from None
-            raise CheckpointError(f"{path}: {folder} can't be read ({secrets.said(cause)})") from error
+            raise CheckpointError(
+                f"{path}: {folder} can't be read ({secrets.said(cause)})"
+            ) from error
     return whole
 
 
@@ -136,13 +160,17 @@ def _places(state: Any) -> list[tuple[tuple[Any, ...], str]]:
     return found
 
 
-def _replaced(state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()) -> Any:
+def _replaced(
+    state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()
+) -> Any:
     if isinstance(state, Mapping):
         if state.keys() == {_AT}:
             return target(place, state[_AT])
         return {key: _replaced(value, target, (*place, key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_replaced(value, target, (*place, index)) for index, value in enumerate(state))
+        return type(state)(
+            _replaced(value, target, (*place, index)) for index, value in enumerate(state)
+        )
     return state
 
 
@@ -172,5 +200,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         names = _SAFE.get(module, set())
         if names is not None and name not in names:
-            raise CheckpointError(f"the description of a sharded checkpoint holds {module}.{name}, and is not trusted")
+            raise CheckpointError(
+                f"the description of a sharded checkpoint holds {module}.{name}, and is not trusted"
+            )
         return super().find_class(module, name)

@@ -17,7 +17,10 @@ PARTS = "parts"
 
 def described(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of the parts in `folder`."""
-    return {"folder": folder.name, "files": {path.name: sha256_of(path) for path in sorted(folder.iterdir())}}
+    return {
+        "folder": folder.name,
+        "files": {path.name: sha256_of(path) for path in sorted(folder.iterdir())},
+    }
 
 
 def check(path: Path, state: Mapping[str, Any]) -> None:
@@ -44,8 +47,12 @@ def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
         for name in parts["files"]:
             _link(folder / name, beside / name)
         beside.rename(goal)
-    except FileNotFoundError as error:  # of a run that is under way, which has written another meanwhile
-        raise CheckpointError(f"{error.filename}: is missing, which holds a part of a checkpoint") from error
+    except (
+        FileNotFoundError
+    ) as error:  # of a run that is under way, which has written another meanwhile
+        raise CheckpointError(
+            f"{error.filename}: is missing, which holds a part of a checkpoint"
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -17,7 +17,9 @@ def make_unused_folder(name: str) -> str:
     for number in itertools.count(1):
         folder = Path(name if number == 1 else f"{name}_{number}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # or `remove_empty` has come between
+        with contextlib.suppress(
+            FileExistsError, FileNotFoundError
+        ):  # or `remove_empty` has come between
             folder.mkdir()
             return str(folder)
     raise AssertionError
@@ -199,11 +201,19 @@ class RunPaths:
 
     def holds_refusal_alone(self) -> bool:
         """Whether the folder holds nothing but the record of a run that could not start."""
-        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, self.code, *self.event_files()}
+        return {*self.folder.iterdir()} <= {
+            self.result,
+            self.lock,
+            self.sent,
+            self.code,
+            *self.event_files(),
+        }
 
     def has_trained(self) -> bool:
         """Whether there is a checkpoint, or a number."""
-        return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+        return self.checkpoints.exists() or (
+            self.metrics.exists() and self.metrics.stat().st_size > 0
+        )
 
     def remove_refused(self) -> None:
         """Remove what a run has left that was refused before it had come to anything; its folder was new."""

@@ -19,7 +19,9 @@ def dumps(content: Any, *, indent: int | None = None, ensure_ascii: bool = True)
     try:
         return json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:
-        text = json.dumps(_in_words(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        text = json.dumps(
+            _in_words(content), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False
+        )
         for word, number in _NUMBERS.items():
             text = text.replace(json.dumps(word), number)
         return text

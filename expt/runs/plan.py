@@ -18,7 +18,9 @@ OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 """Say where a plan ends: what may change where it ends at the same step all the same."""
 
 
-def refuse_other_plan(config: RunConfig, state: Mapping[str, Any], steps_per_epoch: int | None, source: Path) -> None:
+def refuse_other_plan(
+    config: RunConfig, state: Mapping[str, Any], steps_per_epoch: int | None, source: Path
+) -> None:
     """Raise ConfigError where the learning rates until `source`, with its `state`, are not those of such a run.
 
     `steps_per_epoch` is of its record: an older version's checkpoint says nothing of it. Unknown, epochs are counted.
@@ -48,7 +50,9 @@ def refuse_other_plan(config: RunConfig, state: Mapping[str, Any], steps_per_epo
     )
 
 
-def _refuse_other_lookahead(config: RunConfig, changed: Mapping[str, tuple[Any, Any]], source: Path) -> None:
+def _refuse_other_lookahead(
+    config: RunConfig, changed: Mapping[str, tuple[Any, Any]], source: Path
+) -> None:
     """Raise ConfigError where slow weights have followed how much of another length was done."""
     if config.lookahead is None or not config.lookahead.power:
         return
@@ -76,7 +80,9 @@ def _plan(config: RunConfig, steps_per_epoch: int) -> int | None:
     if not isinstance(scheduler, TargetScheduler):
         return planned_steps(scheduler, steps_per_epoch=steps_per_epoch, total_steps=total)
     by_epoch = scheduler.interval == "epoch"
-    told: int = scheduler.kwargs.get("total_steps", math.ceil(total / steps_per_epoch) if by_epoch else total)
+    told: int = scheduler.kwargs.get(
+        "total_steps", math.ceil(total / steps_per_epoch) if by_epoch else total
+    )
     return told
 
 
@@ -88,7 +94,10 @@ def _end(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that say where a run and its schedule end."""
     scheduler = settings["scheduler"]
     given = (scheduler.get("epochs"), (scheduler.get("kwargs") or {}).get("total_steps"))
-    return {**{key: settings[key] for key in ("epochs", "max_steps")}, **dict(zip(OF_PLAN, given, strict=True))}
+    return {
+        **{key: settings[key] for key in ("epochs", "max_steps")},
+        **dict(zip(OF_PLAN, given, strict=True)),
+    }
 
 
 def _number(value: float | None) -> str:
@@ -105,13 +114,19 @@ def _what_end(saved: Mapping[str, Any]) -> str:
         return f"the end of scheduler.epochs={planned:g}"
     if given is not None:
         return f"the end of scheduler.total_steps={given}"
-    return f"the run's end, epochs={epochs}" + ("" if max_steps is None else f" and max_steps={max_steps}")
+    return f"the run's end, epochs={epochs}" + (
+        "" if max_steps is None else f" and max_steps={max_steps}"
+    )
 
 
 def _mend(config: RunConfig, then: int, steps_per_epoch: int) -> str:
     """What to type for the plan to stay, and what comes after its end."""
     if isinstance(config.scheduler, TargetScheduler):
         return f"+scheduler.total_steps={then}"
-    low = " (0, which trains nothing)" if isinstance(config.scheduler, Cosine) and not config.scheduler.min_lr else ""
+    low = (
+        " (0, which trains nothing)"
+        if isinstance(config.scheduler, Cosine) and not config.scheduler.min_lr
+        else ""
+    )
     epochs = f"scheduler.epochs={then / steps_per_epoch:.10g}"
     return f"{epochs}, after which the learning rate stays where it ends{low}"

@@ -16,7 +16,17 @@ from typing_extensions import TypedDict
 
 from expt import machine
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "numpy", "pydantic", "pillow", "timm")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "hydra-core",
+    "omegaconf",
+    "tensorboard",
+    "numpy",
+    "pydantic",
+    "pillow",
+    "timm",
+)
 MAX_DIFF_BYTES = 200_000
 
 
@@ -31,7 +41,12 @@ class Provenance(TypedDict, total=False):
 
 def describe() -> Provenance:
     """The fields of result.json that say how to make it again. Runs git in the current folder."""
-    return {"command": command(), "versions": versions(), "git": git_state(Path.cwd()), "hardware": hardware()}
+    return {
+        "command": command(),
+        "versions": versions(),
+        "git": git_state(Path.cwd()),
+        "hardware": hardware(),
+    }
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,9 +84,13 @@ def _short(git: Mapping[str, str]) -> str:
 def hardware() -> dict[str, Any]:
     """The processor, its cores that may be used, the memory, and the GPUs."""
     return {
-        "cpu": _after_colon(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cpu": _after_colon(Path("/proc/cpuinfo"), "model name")
+        or platform.processor()
+        or platform.machine(),
         "cores": machine.usable_cpus(),
-        "memory_gib": round(int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0]) / 2**20, 1),
+        "memory_gib": round(
+            int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0]) / 2**20, 1
+        ),
         "gpus": machine.gpu_names(),
     }
 
@@ -125,7 +144,11 @@ def git_state(folder: Path) -> dict[str, str] | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", timeout=5
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=5,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

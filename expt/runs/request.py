@@ -83,7 +83,9 @@ class RunRequest:
     def to_send(self) -> dict[str, Any]:
         """The request for another process, in JSON, without what came from the environment; see `received`."""
         folder = str(self.paths.folder.resolve())
-        begins = {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
+        begins = (
+            {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
+        )
         pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
         read = self.config.secrets
         settings = {key: value for key, value in self.settings.items() if key != "secrets"}

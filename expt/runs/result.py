@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
-RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED = "running", "completed", "failed", "interrupted", "paused"
+RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED = (
+    "running",
+    "completed",
+    "failed",
+    "interrupted",
+    "paused",
+)
 STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed and so could not say that it no longer
@@ -123,14 +129,23 @@ def read_result(paths: RunPaths) -> Record:
         as_written().validate_python(content, strict=True)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (IsADirectoryError, ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
+    except (
+        IsADirectoryError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # no JSON, no object, other types
         return {"status": DAMAGED}
-    return content if content.get("status") in STATUSES else {"status": DAMAGED}  # another program's
+    return (
+        content if content.get("status") in STATUSES else {"status": DAMAGED}
+    )  # another program's
 
 
 def whole_epochs(record: Record) -> int:
     """How many are done, those of the run that it is a fork of included."""
-    return (record["forked_from"]["epoch"] if "forked_from" in record else 0) + len(record.get("epoch_s") or ())
+    return (record["forked_from"]["epoch"] if "forked_from" in record else 0) + len(
+        record.get("epoch_s") or ()
+    )
 
 
 def objective_of(record: Record) -> float:
@@ -144,7 +159,10 @@ def _to_be_changed(paths: RunPaths) -> Record:
     content = read_result(paths)
     if content.get("status") != DAMAGED:
         return content
-    names = (paths.result.with_name(f"{paths.result.name}.damaged{number or ''}") for number in itertools.count())
+    names = (
+        paths.result.with_name(f"{paths.result.name}.damaged{number or ''}")
+        for number in itertools.count()
+    )
     aside = next(name for name in names if not name.exists())
     paths.result.rename(aside)
     warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
@@ -192,7 +210,9 @@ def result_of_any(paths: RunPaths) -> Record:
             content["status"] = LOST
         if content.get("status") in (RUNNING, LOST):
             content = {**content, **so_far(paths, content)}
-        written = json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
+        written = (
+            json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
+        )
     except (OSError, ValueError, RecursionError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
     known = isinstance(written, dict) and written.get("status") in {*STATUSES, LOST}
@@ -209,7 +229,11 @@ def as_written() -> TypeAdapter[Record]:
 
 def is_lost(paths: RunPaths, content: Record) -> bool:
     """Whether nobody is at work in a run that says running; of another machine's nobody can say."""
-    if content.get("status") != RUNNING or content.get("node") != socket.gethostname() or is_held(paths):
+    if (
+        content.get("status") != RUNNING
+        or content.get("node") != socket.gethostname()
+        or is_held(paths)
+    ):
         return False
     return read_result(paths).get("status") == RUNNING  # else it has ended between the two looks
 
@@ -223,12 +247,16 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     last = {point.tag: point.value for point in points}
     since = record["forked_from"]["step"] if "forked_from" in record else 0
     bests = [point for point in points if point.tag == tags.best(name) and point.step > since]
-    first = next((point for point in bests if point.value == bests[-1].value), None)  # it is logged after each epoch
+    first = next(
+        (point for point in bests if point.value == bests[-1].value), None
+    )  # it is logged after each epoch
     return {
         "metrics": last,
         "best": {"metric": name, "value": first.value, "epoch": first.epoch} if first else None,
         "objective": {"name": name, "value": first.value if first else last.get(name)},
-        "epoch_s": [point.value for point in points if point.tag == tags.EPOCH_S and point.step > since],
+        "epoch_s": [
+            point.value for point in points if point.tag == tags.EPOCH_S and point.step > since
+        ],
     }
 
 

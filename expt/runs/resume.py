@@ -29,7 +29,12 @@ MAY_CHANGE = NOT_IN_RESULT | {
 
 
 def find(
-    config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: bool, else_from: Path | None = None
+    config: RunConfig,
+    content: Content,
+    paths: RunPaths,
+    *,
+    may_have_run: bool,
+    else_from: Path | None = None,
 ) -> Path | None:
     """The checkpoint from which the run of `paths` resumes, or that of `else_from`; None for a new start.
 
@@ -40,7 +45,9 @@ def find(
     if may_have_run:
         source = _in_folder(paths)
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
-            raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; {_mend(paths)}")
+            raise CheckpointError(
+                f"{paths.checkpoints}: every checkpoint there is damaged; {_mend(paths)}"
+            )
         if source is None and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
     if source is None and config.resume not in (None, "auto"):
@@ -66,16 +73,25 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     paths.metrics.write_bytes(lines_of(of_source, state))
     has_best = state["best"] and _has_best(paths.best, state)
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
-        warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")  # the test at the end would be of it
+        warn(
+            f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}"
+        )  # the test at the end would be of it
     if state["best"] and not has_best:
         beside, last = source.with_name(paths.best.name), source.with_name(paths.last.name)
-        there = (source, *map(_before, (paths.best, beside)), beside, *checkpoint_file.candidates(last))
+        there = (
+            source,
+            *map(_before, (paths.best, beside)),
+            beside,
+            *checkpoint_file.candidates(last),
+        )
         best = next((path for path in there if _has_best(path, state)), None)
         if best is not None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             checkpoint_file.keep_as(best, paths.best)
         else:
-            warn(f"{beside}: is not the best that {source.name} knows of; the best is chosen from later epochs")
+            warn(
+                f"{beside}: is not the best that {source.name} knows of; the best is chosen from later epochs"
+            )
     return {"checkpoint": str(source), "step": state["position"]["step"]}
 
 
@@ -111,9 +127,13 @@ def _elsewhere(path: Path) -> Path:
     try:
         source = _newest(found, mine=False)
     except CheckpointError as error:
-        raise ConfigError(f"resume={path}: {error}; give another run's folder, or another checkpoint") from error
+        raise ConfigError(
+            f"resume={path}: {error}; give another run's folder, or another checkpoint"
+        ) from error
     if source is None:
-        raise ConfigError(f"resume={path}: there is no checkpoint; give a run's folder, or a checkpoint in it")
+        raise ConfigError(
+            f"resume={path}: there is no checkpoint; give a run's folder, or a checkpoint in it"
+        )
     return source
 
 
@@ -138,14 +158,22 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
     """`source`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
     path, position = RunPaths(source.parent.parent).within_epoch, state["position"]
     steps_per_epoch = state.get("steps_per_epoch")
-    if steps_per_epoch is None or not path.is_file() or not 0 < position["step_in_epoch"] < steps_per_epoch:
+    if (
+        steps_per_epoch is None
+        or not path.is_file()
+        or not 0 < position["step_in_epoch"] < steps_per_epoch
+    ):
         return source
-    total = min(config.epochs * steps_per_epoch + position.get("offset", 0), config.max_steps or math.inf)
+    total = min(
+        config.epochs * steps_per_epoch + position.get("offset", 0), config.max_steps or math.inf
+    )
     try:
         checkpoint_file.check(path)
         of_this = checkpoint_file.read(path)["position"] == position
     except CheckpointError as error:
-        warn(f"{error}; what goes on has the end of an epoch in its midst, at step {position['step']}")
+        warn(
+            f"{error}; what goes on has the end of an epoch in its midst, at step {position['step']}"
+        )
         return source
     return path if of_this and total > position["step"] else source
 
@@ -157,7 +185,11 @@ def _before(best: Path) -> Path:
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
         found = checkpoint_file.read(path)  # before its sum is made, which reads all of it
-        return bool(found["is_best"] and found["best"] == state["best"] and checkpoint_file.damage_of(path) is None)
+        return bool(
+            found["is_best"]
+            and found["best"] == state["best"]
+            and checkpoint_file.damage_of(path) is None
+        )
     except Exception:  # missing, or damaged in one of many ways
         return False
 
@@ -165,20 +197,28 @@ def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
 def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
     now, then = (_comparable(settings) for settings in (shown(config), brought_up_to_date(saved)))
     differs = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
-    problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
+    problems = [
+        f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs
+    ]
     if problems:
-        raise ConfigError([*problems, f"{source} can't be gone on from so; give what it had, or start a new run"])
+        raise ConfigError(
+            [*problems, f"{source} can't be gone on from so; give what it had, or start a new run"]
+        )
 
 
-def _refuse_another_fork(config: RunConfig, content: Content, saved: Mapping[str, Any], source: Path) -> None:
+def _refuse_another_fork(
+    config: RunConfig, content: Content, saved: Mapping[str, Any], source: Path
+) -> None:
     """Raise ConfigError where the run is no fork of what `fork` names; its text does, should that be gone."""
     then = saved.get("fork")
-    if config.fork in (None, then) or result_of_any(RunPaths(source.parent.parent)).get("content", {}).get("fork") == (
-        content.fork or ""
-    ):
+    if config.fork in (None, then) or result_of_any(RunPaths(source.parent.parent)).get(
+        "content", {}
+    ).get("fork") == (content.fork or ""):
         return
     whose = "no fork" if then is None else f"a fork of {then}"
-    raise ConfigError(f"fork={config.fork}: the run of {source} is {whose}; leave it out, or choose another folder")
+    raise ConfigError(
+        f"fork={config.fork}: the run of {source} is {whose}; leave it out, or choose another folder"
+    )
 
 
 def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path) -> None:
@@ -214,14 +254,20 @@ def _refuse_other_content(
     other = "its own classes have other source now"
     anew = f"to train it anew: {rerun_command(folder)}"
     if _is_trained(config, position, record):
-        if record.get("status") == COMPLETED or tags.metric("loss", "test") in (record.get("metrics") or {}):
+        if record.get("status") == COMPLETED or tags.metric("loss", "test") in (
+            record.get("metrics") or {}
+        ):
             raise ConfigError(f"{folder}: the run is complete, and {other}; {anew}")
         raise ConfigError(
             f"{folder}: the run is trained to its end, but not tested, and {other}; to test it: "
             f"{evaluate_command(folder)}; {anew}"
         )
-    if folder.resolve() == paths.folder.resolve():  # one record can't say that its numbers are of both
-        raise ConfigError(f"{folder}: {other}; to go on in a new folder, type {settings_to_resume(folder)}; {anew}")
+    if (
+        folder.resolve() == paths.folder.resolve()
+    ):  # one record can't say that its numbers are of both
+        raise ConfigError(
+            f"{folder}: {other}; to go on in a new folder, type {settings_to_resume(folder)}; {anew}"
+        )
     warn(f"{source}: the run's own classes have other source now; what goes on from it is of both")
 
 
@@ -263,4 +309,8 @@ def _place_of(dataset: object) -> str:
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
     plain = json.loads(json.dumps(counted, default=str))  # a tuple is a list then
-    return {k: v for k, v in flat(plain).items() if k not in MAY_CHANGE and not k.startswith(("ddp.", "sharding."))}
+    return {
+        k: v
+        for k, v in flat(plain).items()
+        if k not in MAY_CHANGE and not k.startswith(("ddp.", "sharding."))
+    }

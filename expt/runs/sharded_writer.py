@@ -59,13 +59,22 @@ class ShardedWriter(checkpoint.InThread):
                 checkpoint.save(target, known)
             else:
                 checkpoint.publish(
-                    known, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best
+                    known,
+                    self._last,
+                    self._best,
+                    keep=self._keep,
+                    is_best=is_best,
+                    keeps_best=keeps_best,
                 )
             checkpoint_file.remove_unnamed(self._last.parent)
         except Exception as error:
             self._error = error
-        except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
+        except (
+            BaseException
+        ) as error:  # torch's CheckpointException, which says what happened to each worker, is none
             told = str(error).strip().splitlines() or [type(error).__name__]
             self._error = CheckpointError(checkpoint_file.not_written(folder, told[-1]))
         if self._error and state is not None:
-            checkpoint_file.remove_unnamed(self._last.parent)  # what is half written takes room, and nothing names it
+            checkpoint_file.remove_unnamed(
+                self._last.parent
+            )  # what is half written takes room, and nothing names it

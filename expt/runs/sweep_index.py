@@ -12,7 +12,16 @@ from typing import Any, cast
 from expt.runs import plain_json
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, result_of_any, results, with_nan
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    Record,
+    result_of_any,
+    results,
+    with_nan,
+)
 
 FORMAT = 2
 LARGE = 200
@@ -32,14 +41,21 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
         paths = RunPaths(folder / name)
         try:
-            stat = os.stat(f"{folder}/{name}/{RESULT}")  # by a path of pathlib's it takes three times as long
+            stat = os.stat(
+                f"{folder}/{name}/{RESULT}"
+            )  # by a path of pathlib's it takes three times as long
         except OSError:  # no folder, or no run
             continue
         # Another record has another inode, see `write_atomically`; its times are those of the system's clock.
         state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         kept = known.pop(name, None)
         record = kept[1] if kept and kept[0] == state else _slim(result_of_any(paths))
-        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PAUSED):  # others may change without a word
+        if record.get("status") in (
+            COMPLETED,
+            FAILED,
+            INTERRUPTED,
+            PAUSED,
+        ):  # others may change without a word
             now[name] = state, record
             ended += not (kept and kept[0] == state)
         if record:
@@ -51,7 +67,9 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
 
 def latest_sweep(outputs: Path) -> Path | None:
     """The sweep below `outputs` that was begun last; a folder without any run is none."""
-    folders = {path.parent.parent for path in (outputs / "sweeps").glob(str(RunPaths(Path("*/*")).result))}
+    folders = {
+        path.parent.parent for path in (outputs / "sweeps").glob(str(RunPaths(Path("*/*")).result))
+    }
     return max(sorted(folders), key=_began, default=None)
 
 
@@ -82,7 +100,9 @@ class _Bases:
             self._written.append({key: repr(value) for key, value in content.items()})
         base, written = self.contents[number], self._written[number]
         # By what is written, since 1 == True == 1.0.
-        return number, {k: v for k, v in content.items() if v is not base[k] and repr(v) != written[k]}
+        return number, {
+            k: v for k, v in content.items() if v is not base[k] and repr(v) != written[k]
+        }
 
 
 def _packed(runs: Mapping[str, tuple[list[int], Record]]) -> dict[str, Any]:
@@ -100,7 +120,14 @@ def _read(index: Path) -> dict[str, tuple[list[int], Record]]:
     try:
         content = json.loads(index.read_bytes())
         return _unpacked(content) if content["format"] == FORMAT else {}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):  # none, or no index
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ):  # none, or no index
         return {}
 
 

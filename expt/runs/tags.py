@@ -23,7 +23,18 @@ TRAIN_IMAGES = "images/train"
 PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
 
-OF_EXPT = {LR, "running", "speed", SKIPPED_STEPS, GRADIENT_NORM, WEIGHT_NORM, "images", "model", "best", "confusion"}
+OF_EXPT = {
+    LR,
+    "running",
+    "speed",
+    SKIPPED_STEPS,
+    GRADIENT_NORM,
+    WEIGHT_NORM,
+    "images",
+    "model",
+    "best",
+    "confusion",
+}
 OF_EXPT |= {"mistakes", "memory", "ranks", "weights", "gradients"}
 """The first parts of all tags but those of metrics, which begin with the metric's name."""
 
@@ -37,7 +48,9 @@ HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
 
 def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
     """Whether a run is the better the higher `tag` is; `metrics` are its task's, each `min` or `max`."""
-    ways = [metrics[part] for part in tag.split("/") if part in metrics]  # not the first: best/accuracy/val
+    ways = [
+        metrics[part] for part in tag.split("/") if part in metrics
+    ]  # not the first: best/accuracy/val
     return tag in HIGHER_IS_BETTER or ways[:1] == ["max"]
 
 
@@ -67,7 +80,11 @@ def mistakes(split: str) -> str:
 
 
 def layout(
-    eval_split: str, world_size: int, metrics: Iterable[str] = ("loss", "accuracy"), *, is_sharded: bool = False
+    eval_split: str,
+    world_size: int,
+    metrics: Iterable[str] = ("loss", "accuracy"),
+    *,
+    is_sharded: bool = False,
 ) -> dict[str, dict[str, list[str]]]:
     """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
     of_ranks = {
@@ -75,11 +92,15 @@ def layout(
         "share of all-reduce": ["^ranks/all_reduce_share$"],
     }
     if is_sharded:
-        of_ranks = {"step time of the ranks, with waiting for one another [ms]": ["^ranks/step_ms_"]}
+        of_ranks = {
+            "step time of the ranks, with waiting for one another [ms]": ["^ranks/step_ms_"]
+        }
     return {
         "Is it learning?": {
             **{name: [f"^{name}/train$|^{name}/{eval_split}$"] for name in metrics},
-            "loss since the last log point": [f"^{RUNNING_LOSS}$|^loss/train$"],  # not empty in a short run
+            "loss since the last log point": [
+                f"^{RUNNING_LOSS}$|^loss/train$"
+            ],  # not empty in a short run
             "learning rate": ["^lr$"],
         },
         "Is the hardware busy?": {

@@ -12,9 +12,16 @@ _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 def quoted(value: object) -> str:
     """`value` as Hydra's command-line grammar takes it."""
     text = str(value)
-    if re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII) and text.lower() not in _OTHER_THAN_TEXT:
+    if (
+        re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII)
+        and text.lower() not in _OTHER_THAN_TEXT
+    ):
         return text
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return (
+        "'"
+        + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+        + "'"
+    )
 
 
 def literal(value: object) -> str:
@@ -32,13 +39,22 @@ def unquoted(text: str) -> str:
     """The value that `text` stands for in that grammar, where it is one text."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         quote = text[0]
-        return re.sub(rf"(\\+)({quote}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], text[1:-1])
-    return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)  # what Hydra escapes in each of several values
+        return re.sub(
+            rf"(\\+)({quote}|$)",
+            lambda found: found[1][: len(found[1]) // 2] + found[2],
+            text[1:-1],
+        )
+    return re.sub(
+        r"\\([\\()[\]{}:=, \t])", r"\1", text
+    )  # what Hydra escapes in each of several values
 
 
 def joined(words: Iterable[str]) -> str:
     """The words for a shell, as shlex has them; but what has quotes of its own is put between double ones."""
-    return " ".join(f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word) for word in words)
+    return " ".join(
+        f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
+        for word in words
+    )
 
 
 _IN_QUOTES = re.compile(r'["$`!\\]')

@@ -43,7 +43,9 @@ def chosen(given: str) -> Chosen:
         path = Path(folder)
         if path.exists() and (which not in WHICH or path.is_file()):
             mend = "give the file alone" if path.is_file() else "use @best or @last"
-            raise ConfigError(f"weights={given}: {path} is there, and @{which} names none of its checkpoints; {mend}")
+            raise ConfigError(
+                f"weights={given}: {path} is there, and @{which} names none of its checkpoints; {mend}"
+            )
     if path.is_file():
         run = path.parent.parent if RunPaths(path.parent.parent).result.exists() else None
         return Chosen(path, run, path.stem if run else None)
@@ -53,8 +55,14 @@ def chosen(given: str) -> Chosen:
     for name in (which,) if which else WHICH:
         if paths.checkpoint(name).is_file():
             return Chosen(paths.checkpoint(name), path, name)
-    what = f"has no {which or ''} checkpoint".replace("  ", " ") if path.is_dir() else "there is no such file or folder"
-    raise ConfigError(f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights")
+    what = (
+        f"has no {which or ''} checkpoint".replace("  ", " ")
+        if path.is_dir()
+        else "there is no such file or folder"
+    )
+    raise ConfigError(
+        f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights"
+    )
 
 
 def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
@@ -65,7 +73,9 @@ def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
         return "is a sweep, and no run of it has weights yet; name a run"
     best, name = ranked[0], dict(found)[ranked[0]]["objective"]["name"]
     again = f"'{key}=\"{best}{f'@{which}' if which else ''}\"'"
-    return f"is a sweep of {len(found)} runs with weights; name one, as in {again}, its best by {name}"
+    return (
+        f"is a sweep of {len(found)} runs with weights; name one, as in {again}, its best by {name}"
+    )
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -82,8 +92,15 @@ def begun_from(given: str, checksum: str | None) -> Begun:
         return begun
     record = result_of_any(RunPaths(run))
     if record.get("status") == RUNNING:
-        warn(f"weights={given}: the run of {run} is still under way; what is loaded is what it has come to now")
-    return {**begun, "identity": read_result(RunPaths(run)).get("identity"), "run": str(run.resolve()), "which": which}
+        warn(
+            f"weights={given}: the run of {run} is still under way; what is loaded is what it has come to now"
+        )
+    return {
+        **begun,
+        "identity": read_result(RunPaths(run)).get("identity"),
+        "run": str(run.resolve()),
+        "which": which,
+    }
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Which]:
@@ -95,7 +112,9 @@ def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Wh
     if not at or Path(given).exists() or not Path(folder).exists():
         return Path(given), cast("Which", which or "best")
     if named not in WHICH:
-        raise ConfigError(f"{given}: @{named} names no checkpoint that is loaded; use @best or @last")
+        raise ConfigError(
+            f"{given}: @{named} names no checkpoint that is loaded; use @best or @last"
+        )
     if which not in (None, named):
         raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
     return Path(folder), cast("Which", named)
@@ -123,7 +142,11 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
 def _no_run(folder: Path) -> str:
     if not folder.exists():
         return f"{folder}: there is no such folder; give that of a run that has begun to train"
-    below = [paths.folder for paths, record in results_below(folder) if "data" in record] if folder.is_dir() else []
+    below = (
+        [paths.folder for paths, record in results_below(folder) if "data" in record]
+        if folder.is_dir()
+        else []
+    )
     if below and below != [folder]:
         example = shlex.join([*provenance.program().split(), "report", str(folder)])
         return f"{folder}: holds {len(below)} runs; name one of them, as {below[0]} ({example} lists them)"

@@ -15,7 +15,13 @@ LOG = "log: "
 RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error; the log comes after."""
 LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after"),
+    *(
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Timed out waiting",
+        "Broken pipe",
+        "timed out after",
+    ),
     *("communicator was aborted", "remote process exit", "ncclRemoteError"),
 )
 """What a collective raises where another worker is gone, in the words of gloo, of torch's store, and of NCCL."""

@@ -14,7 +14,10 @@ LENGTH = {"epochs", "max_steps"}
 
 def keys_changed(name: str, changes: Changes) -> list[str]:
     """The settings that the parameter changes: its own first, though no point with it may have settings."""
-    return [name if "." in name or name in LENGTH else f"{name}.name", *sorted(changes.get(name, ()))]
+    return [
+        name if "." in name or name in LENGTH else f"{name}.name",
+        *sorted(changes.get(name, ())),
+    ]
 
 
 def changes_length(space: Space, changes: Changes) -> str | None:

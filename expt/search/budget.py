@@ -36,7 +36,10 @@ class Budget:
         has = "gpu" if on_gpus else "core"
         if self.device in ("", has):
             return None
-        meant, what = self.text.replace(f"{self.device}-", f"{has}-"), "GPUs" if on_gpus else "CPU cores"
+        meant, what = (
+            self.text.replace(f"{self.device}-", f"{has}-"),
+            "GPUs" if on_gpus else "CPU cores",
+        )
         return f"search.budget={self.text}: its runs are on {what}, whose time counts; write {meant}, or another number"
 
     def left_s(self, spent_s: float) -> float:
@@ -59,7 +62,9 @@ def budget_of(text: str | None, clock: Callable[[], float] = time.monotonic) -> 
 
 def in_words(seconds: float, *, of_devices: bool, gpus: bool) -> str:
     """As a budget is written."""
-    unit = next((unit for unit in ("d", "h", "min") if abs(seconds) >= SECONDS[unit] and unit != "d"), "s")
+    unit = next(
+        (unit for unit in ("d", "h", "min") if abs(seconds) >= SECONDS[unit] and unit != "d"), "s"
+    )
     kind = ("gpu-" if gpus else "core-") if of_devices else ""
     return f"{seconds / SECONDS[unit]:.1f}{kind}{unit}"
 

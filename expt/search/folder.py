@@ -59,14 +59,18 @@ def read(folder: Path, reader: Reader) -> Found:
             found.numbers.add(number)
         point, differences = point_of(reader, paths, record)
         if point and not differences:
-            points.append(_as_far_as_known(point, paths, record, found) if reader.with_rungs else point)
+            points.append(
+                _as_far_as_known(point, paths, record, found) if reader.with_rungs else point
+            )
             continue
         found.spent_elsewhere_s[paths.folder] = device_s(record)
         if point:
             found.differing[paths.folder.name] = list(differences)
         else:
             found.outside.append(paths.folder.name)
-    found.points = {point.folder: point for point in _numbered_once(in_order(points), found.numbers)}
+    found.points = {
+        point.folder: point for point in _numbered_once(in_order(points), found.numbers)
+    }
     return found
 
 
@@ -88,11 +92,17 @@ def point_of(reader: Reader, paths: RunPaths, record: Record) -> tuple[Point | N
 def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list[Point]:
     """The points of a sweep for a warm start, whose numbers count for nothing here, but for the search's `own`."""
     if not source.is_dir():
-        raise ConfigError(f"search.warm_start={source}: there is no such folder; give that of a sweep")
+        raise ConfigError(
+            f"search.warm_start={source}: there is no such folder; give that of a sweep"
+        )
     own = {folder.resolve() for folder in own if folder}
     found = [*results_of_sweep(source)]
     copies = copies_among(found)
-    runs = [(reader.point(paths, record), record) for paths, record in found if paths.folder not in copies]
+    runs = [
+        (reader.point(paths, record), record)
+        for paths, record in found
+        if paths.folder not in copies
+    ]
     points = [
         replace(point, number=None, is_of_others=bool(reader.differences(point.values, record)))
         for point, record in runs
@@ -133,7 +143,9 @@ def _as_far_as_known(point: Point, paths: RunPaths, record: Record, found: Found
         warn(f"{lost}; it is trained anew")
         found.damaged.add(paths.folder)
         return replace(point, status=INTERRUPTED, rung_values={})
-    if point.is_measured and not {*done[:-1]} <= point.rung_values.keys():  # a last one may have ended half-way
+    if (
+        point.is_measured and not {*done[:-1]} <= point.rung_values.keys()
+    ):  # a last one may have ended half-way
         warn(f"{lost}; it has completed, and counts as past all rungs")
         return replace(point, is_past_rungs=True)
     return point

@@ -98,7 +98,9 @@ def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> flo
         return max(values.values(), default=last)
     seconds = of_epochs(paths, tags.EPOCH_S, since_step=since)
     # Of a speed the mean by time: all samples by all seconds.
-    weights = {epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values}
+    weights = {
+        epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values
+    }
     total = sum(weights.values())
     return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
@@ -126,7 +128,9 @@ def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
     found = [limit for limit in limits_for(constraints) if not math.isnan(limit.bound)]
     if len(found) < len(constraints):
         wrong = next(text for text in constraints if text not in [limit.text for limit in found])
-        raise ConfigError(f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'")
+        raise ConfigError(
+            f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"
+        )
     for limit in found:
         check_tag(f"search.constraints={limit.text}", limit.tag, config)
     return found
@@ -139,13 +143,19 @@ def limits_for(constraints: Sequence[str]) -> list[Limit]:
         match = _LIMIT.fullmatch(text)
         with contextlib.suppress(ValueError):
             if match:
-                found.append(Limit(text, match[1], match[2][0] == "<", float(match[3]), "=" not in match[2]))
+                found.append(
+                    Limit(text, match[1], match[2][0] == "<", float(match[3]), "=" not in match[2])
+                )
     return found
 
 
 def check_tag(key: str, tag: str, config: RunConfig) -> None:
     """Raise ConfigError where no run like `config` will have the tag; code of a person's own may log any."""
-    if config.callbacks or isinstance(config.task, TargetTask) or isinstance(config.dataset, Target):
+    if (
+        config.callbacks
+        or isinstance(config.task, TargetTask)
+        or isinstance(config.dataset, Target)
+    ):
         return
     known = [tags.metric(name, split) for name in metrics_of(config.task) for split in SPLITS]
     known += [*tags.COMPARABLE, "running/loss"]

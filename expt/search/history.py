@@ -12,7 +12,16 @@ from typing import Any
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, INTERRUPTED, PAUSED, Record, result_of_any, whole_epochs
+from expt.runs.result import (
+    COMPLETED,
+    DAMAGED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    Record,
+    result_of_any,
+    whole_epochs,
+)
 from expt.runs.spending import device_s
 from expt.runs.view.query import settings_of
 from expt.search.goals import Goal, Limit, costs_of
@@ -103,17 +112,24 @@ class Reader:
         if found is None and "added" not in record:
             return None
         values = self.space.read_any(setting) if found is None else found
-        kind, began_at = record.get("error_kind", ""), record["forked_from"]["epoch"] if "forked_from" in record else 0
+        kind, began_at = (
+            record.get("error_kind", ""),
+            record["forked_from"]["epoch"] if "forked_from" in record else 0,
+        )
         return Point(
             values=values,
             status=INTERRUPTED if self.with_rungs and _is_under_way(record) else record["status"],
             number=record.get("search", {}).get("number"),
             objectives=tuple(goal.value(record, paths) for goal in self.goals),
             violations={
-                limit.text: limit.violation(record, paths, had_no_memory=kind == OutOfMemory.__name__)
+                limit.text: limit.violation(
+                    record, paths, had_no_memory=kind == OutOfMemory.__name__
+                )
                 for limit in self.limits
             },
-            rung_values=self._rungs(paths, began_at) if self.with_rungs or record["status"] == PAUSED else {},
+            rung_values=self._rungs(paths, began_at)
+            if self.with_rungs or record["status"] == PAUSED
+            else {},
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,
@@ -126,7 +142,11 @@ class Reader:
 
     def _rungs(self, paths: RunPaths, began_at: int) -> dict[int, float]:
         tag, points = self.goals[0].tag, MetricsReader(paths).read()
-        return {point.epoch: point.value for point in points if point.tag == tag and point.epoch > began_at}
+        return {
+            point.epoch: point.value
+            for point in points
+            if point.tag == tag and point.epoch > began_at
+        }
 
 
 def _is_under_way(record: Record) -> bool:
@@ -156,9 +176,17 @@ def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
 
     One that has paused counts by what it has come to.
     """
-    reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
+    reached = [
+        point
+        for point in points
+        if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)
+    ]
     measured = [point for point in reached if point.is_allowed]
-    return min(measured, key=lambda point: (costs_of(goals, point.objectives), _chosen(point)), default=None)
+    return min(
+        measured,
+        key=lambda point: (costs_of(goals, point.objectives), _chosen(point)),
+        default=None,
+    )
 
 
 def _settings(record: Record) -> Callable[[str], Any]:

@@ -70,7 +70,9 @@ class Pausing:
         if self._keeps:
             return
         leading = best(points, [self._goal])
-        hopeless = {*self._rungs.hopeless(self._trials(points), planned)} - {leading.number if leading else None}
+        hopeless = {*self._rungs.hopeless(self._trials(points), planned)} - {
+            leading.number if leading else None
+        }
         for point in points:
             if point.number in hopeless and point.folder is not None:
                 remove_checkpoints(RunPaths(point.folder))
@@ -89,11 +91,19 @@ class Pausing:
         ]
 
 
-def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], of_lengths: str | None, begins_at: int) -> None:
+def _check(
+    settings: Search,
+    config: RunConfig,
+    goals: Sequence[Goal],
+    of_lengths: str | None,
+    begins_at: int,
+) -> None:
     key = f"search.rungs={settings.rungs}"
     if len(goals) > 1:
         tags = ",".join(goal.tag for goal in goals)
-        raise ConfigError(f"{key}: compares runs by one objective, not by [{tags}]; name one, or use search.rungs=null")
+        raise ConfigError(
+            f"{key}: compares runs by one objective, not by [{tags}]; name one, or use search.rungs=null"
+        )
     if of_lengths is not None:
         mend = "give epochs one value, or use search.rungs=null"
         raise ConfigError(f"{key}: compares runs of as many epochs{of_lengths}; {mend}")
@@ -101,7 +111,9 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], of_length
     if goals[0].tag not in measured:
         instead = f"{goals[0].tag.partition('/')[0]}/{config.eval_split}"
         mend = f"objective={instead}" if instead in measured else f"one of {', '.join(measured)}"
-        raise ConfigError(f"{key}: objective={goals[0].tag} is not measured after each epoch; use {mend}")
+        raise ConfigError(
+            f"{key}: objective={goals[0].tag} is not measured after each epoch; use {mend}"
+        )
     if settings.min_epochs >= config.epochs - begins_at:
         of_parent = f", {begins_at} of them of the run that it is a fork of" if begins_at else ""
         raise ConfigError(

@@ -110,12 +110,19 @@ class Population:
         have = {member.number for member in members}
         highest = max(have.union(others), default=-1)
         if sum(member.replaces is None for member in members) < self.size:
-            first = itertools.islice((number for number in itertools.count() if number not in others), self.size)
-            return next((number for number in first if number not in have and number < highest), highest + 1)
+            first = itertools.islice(
+                (number for number in itertools.count() if number not in others), self.size
+            )
+            return next(
+                (number for number in first if number not in have and number < highest), highest + 1
+            )
         return highest + 1
 
     def choose(
-        self, members: Sequence[Member], others: Collection[int] = (), repeated: Collection[Member] = ()
+        self,
+        members: Sequence[Member],
+        others: Collection[int] = (),
+        repeated: Collection[Member] = (),
     ) -> Choice | None:
         """What is to be done next; None where that waits for members under way, or all have come to their end.
 
@@ -134,12 +141,19 @@ class Population:
         if not paused:
             return None
         epoch = min(member.epochs for member in paused)
-        here = sorted((member for member in paused if member.epochs == epoch), key=lambda member: member.number)
+        here = sorted(
+            (member for member in paused if member.epochs == epoch),
+            key=lambda member: member.number,
+        )
         best, worst = self._extremes(members, epoch)
-        failed = [member for member in current if member.status == FAILED and member.epochs <= epoch]
+        failed = [
+            member for member in current if member.status == FAILED and member.epochs <= epoch
+        ]
         # Not other forks that have come to nothing: they would fail for ever.
         given_up = [
-            one for one in failed if one.costs or one.replaces is None or one.is_orphan or _may_retry(one, members)
+            one
+            for one in failed
+            if one.costs or one.replaces is None or one.is_orphan or _may_retry(one, members)
         ]
         able = [member for member in best if member.can_be_forked and member.costs]
         parents = [member for member in able if member.status in (PAUSED, RUNNING)]
@@ -147,7 +161,9 @@ class Population:
             for parent in self._random(number).sample(parents, len(parents)):
                 begun = parent.epochs
                 if values := self._explored([*members, *repeated], parent, begun, number):
-                    return Replace(member.number, parent.number, begun, values, self.next_stop(begun))
+                    return Replace(
+                        member.number, parent.number, begun, values, self.next_stop(begun)
+                    )
         return GoOn(here[0].number, self.next_stop(epoch))
 
     def current(self, members: Iterable[Member]) -> list[Member]:
@@ -178,12 +194,17 @@ class Population:
             if cost is not None:
                 found.append((cost, holder))
         ranked = sorted(found, key=lambda pair: (pair[0], pair[1].number))
-        count = min(int(len(holders) * self.quantile), len(ranked) // 2)  # some may have come to nothing yet
+        count = min(
+            int(len(holders) * self.quantile), len(ranked) // 2
+        )  # some may have come to nothing yet
         if not count:
             return [], []
         bound = ranked[count - 1][0]
         best, worst = ranked[:count], [pair for pair in ranked[-count:] if pair[0] > bound]
-        by_number = [sorted((holder for _, holder in some), key=lambda one: one.number) for some in (best, worst)]
+        by_number = [
+            sorted((holder for _, holder in some), key=lambda one: one.number)
+            for some in (best, worst)
+        ]
         return by_number[0], by_number[1]
 
     def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
@@ -196,10 +217,16 @@ class Population:
                 return found
         return None
 
-    def _explored(self, members: Iterable[Member], parent: Member, epoch: int, number: int) -> Values | None:
+    def _explored(
+        self, members: Iterable[Member], parent: Member, epoch: int, number: int
+    ) -> Values | None:
         """Other values than the parent's, and than those of its other forks here; None where there seem to be none."""
         chance = self._random(number, "explore")
-        here = [member for member in members if (member.parent, member.began_at) == (parent.number, epoch)]
+        here = [
+            member
+            for member in members
+            if (member.parent, member.began_at) == (parent.number, epoch)
+        ]
         known = {as_key(member.values) for member in (parent, *here)}
         for _ in range(DRAWS):
             if as_key(found := self.explored(parent.values, chance)) not in known:
@@ -210,7 +237,11 @@ class Population:
         """Each of the values changed a little, or drawn anew, within the space."""
         found = list[Value]()
         for each in self.space.parameters:
-            anew, up, drawn = chance.random() < self.resample, chance.random() < 0.5, each.at(chance.random())
+            anew, up, drawn = (
+                chance.random() < self.resample,
+                chance.random() < 0.5,
+                each.at(chance.random()),
+            )
             value = values[each.name] if each.is_active(values) else drawn
             found.append(drawn if anew else _changed(each, value, up=up))
         return self.space.point(found)

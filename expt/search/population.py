@@ -91,7 +91,11 @@ class PopulationTraining:
     def gone(self, points: Sequence[Point]) -> list[int]:
         """The numbers of forks whose runs are gone, and that are not made again."""
         have = {point.number for point in points if point.number is not None}.union(self.taken)
-        return [number for number in range(self._population.size, max(have, default=-1)) if number not in have]
+        return [
+            number
+            for number in range(self._population.size, max(have, default=-1))
+            if number not in have
+        ]
 
     def wants_more(self, points: Sequence[Point]) -> bool:
         """Whether a new run is to begin now."""
@@ -114,18 +118,28 @@ class PopulationTraining:
 
     def repeat(self, number: int, values: Values, new: NewRun) -> None:
         """Choose these values no more: their run is that of others."""
-        again = Member(number=number, values=values, status=COMPLETED, parent=new.parent, began_at=new.began_at)
+        again = Member(
+            number=number, values=values, status=COMPLETED, parent=new.parent, began_at=new.began_at
+        )
         self._repeated.append(again)
 
     def _epoch_there(self, parent: Path, known: int) -> int:
         """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
         there = forkable.epochs_of(parent)
-        return known if known in there else max((each for each in there if each < self._epochs), default=known)
+        return (
+            known
+            if known in there
+            else max((each for each in there if each < self._epochs), default=known)
+        )
 
     def keep(self, points: Sequence[Point], new: NewRun) -> None:
         """Let the parent of a fork keep the checkpoint that it is forked from."""
         for parent in points:
-            if parent.number is not None and parent.number == new.parent and parent.folder is not None:
+            if (
+                parent.number is not None
+                and parent.number == new.parent
+                and parent.folder is not None
+            ):
                 forkable.keep(parent.folder, new.began_at)
 
     def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
@@ -153,7 +167,9 @@ class PopulationTraining:
         replaced = {point.replaces for point in points}
         found: dict[int, set[int | None]] = {}
         for point in points:
-            may_lead = point.status != COMPLETED and not point.is_bad and point.number not in replaced
+            may_lead = (
+                point.status != COMPLETED and not point.is_bad and point.number not in replaced
+            )
             if not (may_lead or (leading is not None and point.objectives == leading.objectives)):
                 continue
             member: Point | None = point
@@ -165,7 +181,9 @@ class PopulationTraining:
     def _choice(self, points: Sequence[Point]) -> Choice | None:
         folders = {point.number: point.folder for point in points}
         while True:
-            choice = self._population.choose(self._members(points), self._others(points), self._repeated)
+            choice = self._population.choose(
+                self._members(points), self._others(points), self._repeated
+            )
             if not isinstance(choice, Replace):
                 return choice
             key = choice.number, choice.parent, choice.epoch
@@ -184,7 +202,9 @@ class PopulationTraining:
         """Whether the member can be forked; one that can't is told of once, and chosen no more."""
         folder = folders.get(number)
         if number not in self._gone and (folder is None or not forkable.is_there(folder)):
-            warn(f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a parent")
+            warn(
+                f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a parent"
+            )
             self._gone.add(number)
         return number not in self._gone
 
@@ -214,7 +234,9 @@ def _remove(paths: RunPaths, checkpoints: Collection[Path], *, has_ended: bool) 
             checkpoint_file.remove_unnamed(paths.checkpoints)
 
 
-def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, changes: Changes) -> None:
+def _check(
+    settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, changes: Changes
+) -> None:
     kept_of = {
         name: next(filter(None, map(kept_by, keys_changed(name, changes))), None)
         for name in dict.fromkeys(each.name for each in space.parameters)
@@ -226,13 +248,21 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
         if kept
     ]
     if (of_lengths := changes_length(space, changes)) is not None:
-        problems.append(f"epochs: search=pbt compares runs of as many epochs{of_lengths}; give it one value")
+        problems.append(
+            f"epochs: search=pbt compares runs of as many epochs{of_lengths}; give it one value"
+        )
     if settings.rungs is not None:
-        problems.append(f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of them out")
+        problems.append(
+            f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of them out"
+        )
     if settings.warm_start:
-        problems.append("search.warm_start: search=pbt begins with points at random; leave it out, or use search=tpe")
+        problems.append(
+            "search.warm_start: search=pbt begins with points at random; leave it out, or use search=tpe"
+        )
     if len(goals) > 1:
-        problems.append(f"objective: search=pbt has one goal alone; use search=nsga2 or tpe for {len(goals)}")
+        problems.append(
+            f"objective: search=pbt has one goal alone; use search=nsga2 or tpe for {len(goals)}"
+        )
     measured = measured_each_epoch(config)
     if goals[0].tag not in measured:
         problems.append(

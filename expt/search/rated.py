@@ -29,7 +29,9 @@ def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
     A bad one, and one whose last rung's value is no number, counts as the worst of all that have been measured, also at
     a rung: with rungs only the best complete, and the worst of these is a good one.
     """
-    at_rungs = {id(point): cost for point in points if (cost := _cost_at_rung(point, goals)) is not None}
+    at_rungs = {
+        id(point): cost for point in points if (cost := _cost_at_rung(point, goals)) is not None
+    }
     measured = [costs_of(goals, point.objectives) for point in points if point.is_measured]
     measured += [[cost] for cost in at_rungs.values() if math.isfinite(cost)]
     worst = [max(costs) for costs in zip(*measured, strict=True)]

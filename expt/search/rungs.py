@@ -84,7 +84,9 @@ class Rungs(ABC):
 class Halving(Rungs):
     """At each rung of a bracket the best go on, one of so many."""
 
-    def __init__(self, brackets: Sequence[Sequence[int]], weights: Sequence[int], reduction: int) -> None:
+    def __init__(
+        self, brackets: Sequence[Sequence[int]], weights: Sequence[int], reduction: int
+    ) -> None:
         """Of so many runs of each bracket as `weights` say, evenly mixed."""
         self._brackets, self._reduction = brackets, reduction
         self._turns = list(_mixed(weights))
@@ -106,7 +108,11 @@ class Halving(Rungs):
             for rung in rungs:
                 ranked = _ranked(mine, rungs, rung)
                 best = ranked[: self._quota(len(ranked))]
-                found += [(-rung, cost, one.number) for cost, one in best if _waits(one, rungs, rung) and cost < WORST]
+                found += [
+                    (-rung, cost, one.number)
+                    for cost, one in best
+                    if _waits(one, rungs, rung) and cost < WORST
+                ]
         return min(found)[2] if found else None
 
     def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
@@ -115,7 +121,9 @@ class Halving(Rungs):
         for bracket, rungs in enumerate(self._brackets):
             mine = [trial for trial in trials if self.bracket(trial.number) == bracket]
             known = {trial.number for trial in mine}
-            to_come = sum(self.bracket(number) == bracket and number not in known for number in planned)
+            to_come = sum(
+                self.bracket(number) == bracket and number not in known for number in planned
+            )
             to_come += len(_astray(mine, rungs))
             for rung in rungs:
                 ranked = _ranked(mine, rungs, rung)
@@ -150,7 +158,11 @@ class Median(Rungs):
         """From the highest rung that has one, and there the best."""
         found = _astray(trials, self._rungs)
         waiting = self._waiting(trials)
-        found += [(-rung, cost, one.number) for one, rung, cost in waiting if self._may(trials, rung, cost)]
+        found += [
+            (-rung, cost, one.number)
+            for one, rung, cost in waiting
+            if self._may(trials, rung, cost)
+        ]
         return min(found)[2] if found else None
 
     def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
@@ -158,14 +170,20 @@ class Median(Rungs):
         waiting = {one.number: (rung, cost) for one, rung, cost in self._waiting(trials)}
         ended = {trial.number for trial in trials if trial.status in (COMPLETED, FAILED)}
         coming = {number for number in planned if number not in waiting and number not in ended}
-        coming |= {trial.number for trial in trials if trial.number not in waiting and trial.number not in ended}
+        coming |= {
+            trial.number
+            for trial in trials
+            if trial.number not in waiting and trial.number not in ended
+        }
         left = {number: each for number, each in waiting.items() if each[1] < WORST}
         grown = True
         while grown:  # who goes on may make the median worse, and so let another go on
             grown = False
             for number, (rung, cost) in sorted(left.items()):
                 # Now, as too few have completed, maybe; later the more likely, the more have that were worse.
-                if self._may(trials, rung, cost) or self._may(trials, rung, cost, worse=len(coming)):
+                if self._may(trials, rung, cost) or self._may(
+                    trials, rung, cost, worse=len(coming)
+                ):
                     coming.add(number)
                     del left[number]
                     grown = True
@@ -185,7 +203,9 @@ class Median(Rungs):
         return cost < WORST and (len(costs) < MEDIAN_OF or cost <= statistics.median(costs))
 
 
-def rungs_of(kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins_at: int = 0) -> Rungs:
+def rungs_of(
+    kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins_at: int = 0
+) -> Rungs:
     """The rungs of a search whose runs have so many epochs, and of which none pauses before `min_epochs`.
 
     Of forks, which have `begins_at` epochs of another run, those epochs do not count.
@@ -197,7 +217,10 @@ def rungs_of(kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins
         return Halving([rungs], [1], reduction)
     most = len(rungs)
     # As many runs begin in each as Hyperband has there: with s halvings to come, (most + 1) / (s + 1) * reduction^s.
-    weights = [math.ceil((most + 1) / (most - skip + 1) * reduction ** (most - skip)) for skip in range(most + 1)]
+    weights = [
+        math.ceil((most + 1) / (most - skip + 1) * reduction ** (most - skip))
+        for skip in range(most + 1)
+    ]
     return Halving([rungs[skip:] for skip in range(most + 1)], weights, reduction)
 
 
@@ -243,7 +266,9 @@ def _cost(trial: Trial, rungs: Sequence[int], rung: int) -> float | None:
 
 def _waits(trial: Trial, rungs: Sequence[int], rung: int) -> bool:
     """Whether it has paused at this rung, and at no later one."""
-    return trial.status == PAUSED and rung == max((each for each in rungs if each <= trial.epochs), default=None)
+    return trial.status == PAUSED and rung == max(
+        (each for each in rungs if each <= trial.epochs), default=None
+    )
 
 
 def _astray(trials: Sequence[Trial], rungs: Sequence[int]) -> list[tuple[int, float, int]]:

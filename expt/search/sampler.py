@@ -41,9 +41,14 @@ def refuse_missing(name: str) -> None:
     """Raise ConfigError where a package of the sampler is not installed."""
     from importlib.util import find_spec
 
-    for package in ["numpy", *PACKAGES.get(name, ["optuna", "scipy"] if name == "gp" else ["optuna"])]:
+    for package in [
+        "numpy",
+        *PACKAGES.get(name, ["optuna", "scipy"] if name == "gp" else ["optuna"]),
+    ]:
         if find_spec(package) is None:
-            raise ConfigError(f"search={name}: needs the package {package}; pip install 'expt[search]'")
+            raise ConfigError(
+                f"search={name}: needs the package {package}; pip install 'expt[search]'"
+            )
 
 
 def refuse_unfit(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> None:
@@ -54,9 +59,13 @@ def refuse_unfit(name: str, space: Space, goals: Sequence[Goal], *, limited: boo
         problems += [f"{key}: search=cmaes moves numbers alone; give an interval or a range, or use search=tpe"
                      for key in words]  # fmt: skip
     if name in ("cmaes",) and len(goals) > 1:
-        problems.append(f"objective: search={name} has one goal alone; use search=nsga2 or tpe for {len(goals)}")
+        problems.append(
+            f"objective: search={name} has one goal alone; use search=nsga2 or tpe for {len(goals)}"
+        )
     if name in ("cmaes",) and limited:
-        problems.append(f"search.constraints: search={name} does not heed them; use search=tpe, gp or nsga2")
+        problems.append(
+            f"search.constraints: search={name} does not heed them; use search=tpe, gp or nsga2"
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -106,7 +115,11 @@ def _is_random(number: int, settings: Search) -> bool:
 
     TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
     """
-    share = RANDOM_FRACTION.get(settings.name, 0.0) if settings.random_fraction is None else settings.random_fraction
+    share = (
+        RANDOM_FRACTION.get(settings.name, 0.0)
+        if settings.random_fraction is None
+        else settings.random_fraction
+    )
     return int((number + 1) * share) > int(number * share)
 
 
@@ -118,7 +131,12 @@ def _seed(*parts: int) -> int:
 
 
 def _ask_optuna(
-    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+    space: Space,
+    points: Sequence[Point],
+    number: int,
+    attempt: int,
+    settings: Search,
+    goals: Sequence[Goal],
 ) -> Values:
     import optuna
 
@@ -130,7 +148,8 @@ def _ask_optuna(
         num_bad = sum(each.is_bad for each in known)
         sampler = _sampler(settings, space, _seed(settings.seed, number, attempt), num_bad)
         study = optuna.create_study(
-            directions=["maximize" if goal.highest else "minimize" for goal in goals], sampler=sampler
+            directions=["maximize" if goal.highest else "minimize" for goal in goals],
+            sampler=sampler,
         )
         if settings.name != "random":
             study.add_trials(_trials(space, known, settings, goals, padded=padded))
@@ -164,12 +183,18 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
     return FloatDistribution(low, high, log=log, step=parameter.step)
 
 
-def _sampler(settings: Search, space: Space, seed: int, num_bad: int) -> optuna.samplers.BaseSampler:
+def _sampler(
+    settings: Search, space: Space, seed: int, num_bad: int
+) -> optuna.samplers.BaseSampler:
     from optuna import samplers
 
     if settings.name == "tpe":
-        startup = max(1, STARTUP - num_bad)  # the bad ones are known too, and Optuna counts none that runs
-        return samplers.TPESampler(seed=seed, group=space.is_conditional, n_startup_trials=startup, constant_liar=True)
+        startup = max(
+            1, STARTUP - num_bad
+        )  # the bad ones are known too, and Optuna counts none that runs
+        return samplers.TPESampler(
+            seed=seed, group=space.is_conditional, n_startup_trials=startup, constant_liar=True
+        )
     if settings.name == "gp":
         return samplers.GPSampler(seed=seed)
     if settings.name == "nsga2":
@@ -184,12 +209,16 @@ def _trials(
     import optuna
     from optuna.trial import TrialState
 
-    named = dict(zip(space.labels, space.parameters, strict=True))  # one distribution for each name, as Optuna wants
+    named = dict(
+        zip(space.labels, space.parameters, strict=True)
+    )  # one distribution for each name, as Optuna wants
     distributions = {label: _distribution(parameter) for label, parameter in named.items()}
     middle = {label: parameter.at(0.5) for label, parameter in named.items()}
     completed = 0
     for point, costs, is_of_rung, is_bad in known:
-        values = {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
+        values = (
+            {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
+        )
         state, result, seen = TrialState.RUNNING, None, {}
         if is_bad and settings.name == "tpe":
             costs = None  # TPE never takes a trial that runs for a good one, and the worst of few it may
@@ -220,7 +249,12 @@ _GENERATION = "NSGAIISampler:generation"
 
 
 def _sobol(
-    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+    space: Space,
+    points: Sequence[Point],
+    number: int,
+    attempt: int,
+    settings: Search,
+    goals: Sequence[Goal],
 ) -> Values:
     """The point of that number in a scrambled Sobol sequence, whatever has come of the others."""
     from scipy.stats import qmc
@@ -231,11 +265,18 @@ def _sobol(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one point is no power of two; it is one of a sequence
         shares = engine.random(1)[0]
-    return space.point([p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)])
+    return space.point(
+        [p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)]
+    )
 
 
 def _cmaes(
-    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+    space: Space,
+    points: Sequence[Point],
+    number: int,
+    attempt: int,
+    settings: Search,
+    goals: Sequence[Goal],
 ) -> Values:
     """Of the generation that comes after those that are complete: all of them are told again, in order.
 
@@ -266,7 +307,8 @@ def _cmaes(
     for start in range(0, len(own) - optimizer.population_size + 1, optimizer.population_size):
         optimizer.tell(own[start : start + optimizer.population_size])
     return {
-        p.name: p.at(min(float(share), 1 - 1e-9)) for p, share in zip(space.parameters, optimizer.ask(), strict=True)
+        p.name: p.at(min(float(share), 1 - 1e-9))
+        for p, share in zip(space.parameters, optimizer.ask(), strict=True)
     }
 
 

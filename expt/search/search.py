@@ -77,14 +77,22 @@ class Searching:
         """Points that were begun and have come to no end: the command was killed, maybe, or had rungs."""
         ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
         replaced = {point.replaces for point in self.own}
-        own = [point for point in self.own if point.number is not None and point.number not in replaced]
+        own = [
+            point for point in self.own if point.number is not None and point.number not in replaced
+        ]
         return [point for point in own if point.status not in ended and not point.is_bad]
 
     @property
     def stopped(self) -> list[RunPaths]:
         """The runs that were begun and would go on in another command, those that were added too."""
-        added = [point for point in self.own if point.added is not None and point.status == INTERRUPTED]
-        return [RunPaths(point.folder) for point in (*self.unfinished, *added) if point.folder and _has_begun(point)]
+        added = [
+            point for point in self.own if point.added is not None and point.status == INTERRUPTED
+        ]
+        return [
+            RunPaths(point.folder)
+            for point in (*self.unfinished, *added)
+            if point.folder and _has_begun(point)
+        ]
 
     @property
     def num_begun(self) -> int:
@@ -101,12 +109,18 @@ class Searching:
     @property
     def spent_s(self) -> float:
         """What the devices of its runs have been busy for."""
-        return sum(self.found.spent_elsewhere_s.values()) + sum(point.device_s for point in self._points.values())
+        return sum(self.found.spent_elsewhere_s.values()) + sum(
+            point.device_s for point in self._points.values()
+        )
 
     @property
     def best(self) -> Point | None:
         """The best so far in this folder."""
-        going_on = [replace(each, status=PAUSED) for each in self.own if each.status == RUNNING and each.objectives]
+        going_on = [
+            replace(each, status=PAUSED)
+            for each in self.own
+            if each.status == RUNNING and each.objectives
+        ]
         return best([*self.own, *going_on], self.goals)
 
     def is_new_best(self, paths: RunPaths) -> bool:
@@ -115,7 +129,10 @@ class Searching:
         before, self._leader = self._leader, self.best
         if self._leader is None or self._leader.folder != paths.folder:
             return False
-        return before is None or (before.folder, before.objectives) != (paths.folder, self._leader.objectives)
+        return before is None or (before.folder, before.objectives) != (
+            paths.folder,
+            self._leader.objectives,
+        )
 
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
@@ -148,7 +165,11 @@ class Searching:
 
     def _free_numbers(self, count: int) -> list[int]:
         """The lowest that no run of the folder has, and no point had in this command."""
-        return list(itertools.islice((number for number in itertools.count() if number not in self._taken), count))
+        return list(
+            itertools.islice(
+                (number for number in itertools.count() if number not in self._taken), count
+            )
+        )
 
     def new(self, number: int) -> NewRun:
         """What is asked for beside the values of the point that `next` has given that number."""
@@ -159,7 +180,11 @@ class Searching:
         while found := self.pausing.next(self.own) if self.pausing else None:
             record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
             if folder is None or record:
-                if folder and record.get("resumable") is False and not self._can_begin_again(folder, record):
+                if (
+                    folder
+                    and record.get("resumable") is False
+                    and not self._can_begin_again(folder, record)
+                ):
                     continue
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
@@ -169,7 +194,9 @@ class Searching:
     def _can_begin_again(self, folder: Path, record: Record) -> bool:
         """Say so of a paused run whose checkpoints were removed; one that cannot goes on no more in this command."""
         if forkable.has_beginning(record, RunPaths(folder)):
-            warn(f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed")
+            warn(
+                f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed"
+            )
             return True
         began = f"the one that it is a fork of ({record['forked_from']['given']})"
         left = f"{began} is gone too; this cannot be mended, and it is left as it is"
@@ -250,7 +277,11 @@ class Searching:
             return before
         self.found.spent_elsewhere_s.pop(paths.folder, None)
         if before is not None and before.number is not None:
-            point = replace(point, number=before.number, is_past_rungs=before.is_past_rungs and point.is_measured)
+            point = replace(
+                point,
+                number=before.number,
+                is_past_rungs=before.is_past_rungs and point.is_measured,
+            )
         self._points[paths.folder] = point
         return point
 

@@ -71,9 +71,13 @@ class Source(Iterator[Job | None]):
         self._under_way: list[Job] = []
         self._of_others: list[Job] = []  # those under way
         self._seen = set[Job]()
-        self._promoted_from: dict[Path, tuple[str, str]] = {}  # in which state: who comes back as it was would for ever
+        self._promoted_from: dict[
+            Path, tuple[str, str]
+        ] = {}  # in which state: who comes back as it was would for ever
         self._jobs: dict[Path, Job] = {}  # by their folders
-        self._counted: dict[Job, float] = {}  # of those that wait once more, up to which start their cost is known
+        self._counted: dict[
+            Job, float
+        ] = {}  # of those that wait once more, up to which start their cost is known
         self.is_over = False
         """Whether there is no further job, now or later."""
         self.is_exhausted = False
@@ -155,7 +159,9 @@ class Source(Iterator[Job | None]):
         if self._promoted_from.get(point.folder) == state:
             if job and job.error:  # a full disk, maybe, on which its record could not say so either
                 why = in_one_line(str(job.error), with_log=False)
-                raise RunFailed(f"{point.folder}: could not go on: {why}; once that is mended, type the same command")
+                raise RunFailed(
+                    f"{point.folder}: could not go on: {why}; once that is mended, type the same command"
+                )
             raise RunFailed(
                 f"{point.folder}: was to go on, and has come back {state[0]} after {state[1]}, as it was; "
                 "remove the folder, and the same command makes the point again"
@@ -171,11 +177,18 @@ class Source(Iterator[Job | None]):
         new = [job for job in self._all_jobs() if job not in self._seen]
         self._seen.update(new)
         self._of_others += new
-        ended = [job for job in (*self._under_way, *self._of_others) if job.status not in (QUEUED, RUNNING)]
+        ended = [
+            job
+            for job in (*self._under_way, *self._of_others)
+            if job.status not in (QUEUED, RUNNING)
+        ]
         for job in ended:
             (self._under_way if job in self._under_way else self._of_others).remove(job)
             self._searching.look(job.paths)
-        for job in (*self._under_way, *self._of_others):  # a person has paused it, or it is tried again
+        for job in (
+            *self._under_way,
+            *self._of_others,
+        ):  # a person has paused it, or it is tried again
             if job.status == QUEUED and job.started_at > self._counted.get(job, 0.0):
                 self._counted[job] = job.started_at
                 self._searching.count_spent(job.paths)

@@ -63,7 +63,11 @@ class Parameter:
         if not self.low <= found <= self.high:
             return None
         if self.kind == "int":
-            return int(found) if float(found).is_integer() and (found - self.low) % (self.step or 1) == 0 else None
+            return (
+                int(found)
+                if float(found).is_integer() and (found - self.low) % (self.step or 1) == 0
+                else None
+            )
         return float(found)
 
     def rounded(self, value: Value) -> Value:
@@ -92,7 +96,11 @@ class Parameter:
         if count > ENUMERABLE:
             return None
         found = [self.low + index * (self.step or 1) for index in range(count)]
-        return [int(value) for value in found] if self.kind == "int" else [self.rounded(value) for value in found]
+        return (
+            [int(value) for value in found]
+            if self.kind == "int"
+            else [self.rounded(value) for value in found]
+        )
 
     def at(self, share: float) -> Value:
         """The value that lies at `share` of the way, in [0, 1)."""
@@ -105,9 +113,13 @@ class Parameter:
                 value = self.low + int(share * count) * step
                 return int(value) if self.kind == "int" else self.rounded(value)
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
-            return min(int(self.high), max(int(self.low), round(math.exp(low + share * (high - low)))))
+            return min(
+                int(self.high), max(int(self.low), round(math.exp(low + share * (high - low))))
+            )
         if self.log:
-            return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
+            return self.rounded(
+                math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+            )
         return self.rounded(self.low + share * (self.high - self.low))
 
     @property
@@ -153,7 +165,9 @@ class Space:
         So is what some points alone have.
         """
         most = max((len(parameter.choices) for parameter in self.parameters), default=0)
-        found = [self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))]
+        found = [
+            self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))
+        ]
         found = list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
         for each in self.parameters:
             for way in ways(each, self.parameters)[:1]:
@@ -173,7 +187,9 @@ class Space:
 
     def beside(self, point: Values, name: str, value: Value) -> Values:
         """The point with that value of the parameter `name`, and what it has then beside in the middle."""
-        return self.point(value if p.name == name else point.get(p.name, p.at(0.5)) for p in self.parameters)
+        return self.point(
+            value if p.name == name else point.get(p.name, p.at(0.5)) for p in self.parameters
+        )
 
     def point(self, values: Iterable[Value]) -> Values:
         """The point of a value for each parameter, without those that it does not have."""
@@ -188,7 +204,9 @@ class Space:
         """A name for each parameter that no other has: its own, where it is alone with it, else with its condition."""
         names = [parameter.name for parameter in self.parameters]
         return [
-            each.name if names.count(each.name) == 1 or each.when is None else f"{each.name} if {'='.join(each.when)}"
+            each.name
+            if names.count(each.name) == 1 or each.when is None
+            else f"{each.name} if {'='.join(each.when)}"
             for each in self.parameters
         ]
 
@@ -245,13 +263,21 @@ def ways(parameter: Parameter, space: Sequence[Parameter]) -> list[Way]:
 
 def _missing(parameter: Parameter, points: Sequence[Values]) -> list[Value]:
     """Which of its ends no point has."""
-    have = [point[parameter.name] for point in points if parameter.name in point and parameter.is_active(point)]
+    have = [
+        point[parameter.name]
+        for point in points
+        if parameter.name in point and parameter.is_active(point)
+    ]
     return [end for end in parameter.ends if end not in have]
 
 
 def _with(point: Values, parameter: Parameter, every: Sequence[Value]) -> list[Values]:
     """A point with each of the values; itself where it does not have the parameter."""
-    return [{**point, parameter.name: value} for value in every] if parameter.is_active(point) else [point]
+    return (
+        [{**point, parameter.name: value} for value in every]
+        if parameter.is_active(point)
+        else [point]
+    )
 
 
 def as_key(values: Mapping[str, Value]) -> Hashable:
@@ -262,9 +288,13 @@ def as_key(values: Mapping[str, Value]) -> Hashable:
 def _agrees(found: Any, meant: Any) -> bool:
     """Whether a value is what is meant; of a mapping, which leaves the other keys as they are, what that names."""
     if isinstance(meant, dict):
-        return isinstance(found, dict) and all(key in found and _agrees(found[key], meant[key]) for key in meant)
+        return isinstance(found, dict) and all(
+            key in found and _agrees(found[key], meant[key]) for key in meant
+        )
     if isinstance(meant, list):
-        return isinstance(found, list) and len(found) == len(meant) and all(map(_agrees, found, meant))
+        return (
+            isinstance(found, list) and len(found) == len(meant) and all(map(_agrees, found, meant))
+        )
     return isinstance(found, bool) == isinstance(meant, bool) and bool(found == meant)
 
 

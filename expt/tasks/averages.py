@@ -63,10 +63,14 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
             "weight_is_samples says that they are the samples; leave that out"
         )
     known = {**means, **_derived(task, means)}
-    return Averages({name: known[name] for name in (LOSS, *task.metrics)}, int(samples), bool(weight))
+    return Averages(
+        {name: known[name] for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
+    )
 
 
-def _refuse_weight(task: Task, name: str, sums: Sequence[float], weight: float, *, learns: bool) -> None:
+def _refuse_weight(
+    task: Task, name: str, sums: Sequence[float], weight: float, *, learns: bool
+) -> None:
     """Raise ConfigError for weights that are negative, or not finite where the sums are: else these are told of."""
     method, whose = loss_method(task, learns=learns), "its weights"
     if name != LOSS:
@@ -94,5 +98,7 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
             f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive gives; add it there"
         )
     if wrong := [name for name in task.metrics if not isinstance(given[name], Real)]:
-        raise ConfigError(f"{name_of}: {wrong[0]} is {given[wrong[0]]!r}; give a real number, as by float()")
+        raise ConfigError(
+            f"{name_of}: {wrong[0]} is {given[wrong[0]]!r}; give a real number, as by float()"
+        )
     return given

@@ -36,7 +36,9 @@ def build(
 
     Raises ConfigError for a class of a person's own that is no Task or does not take its arguments."""
     if isinstance(config, tasks.Classification):
-        return Classification(label_smoothing, _class_weights(config.class_weights, class_counts, class_names))
+        return Classification(
+            label_smoothing, _class_weights(config.class_weights, class_counts, class_names)
+        )
     if isinstance(config, tasks.TargetTask):
         own: Task = user_class.build(config.target, Task, **config.kwargs)  # type: ignore[type-abstract]
         own.metrics = config.own_metrics
@@ -45,11 +47,15 @@ def build(
         return Regression(config.loss, target_origin)
     if isinstance(config, tasks.Segmentation):
         return Segmentation(shapes["num_classes"], config.ignore_index)
-    names = (field.name for field in dataclasses.fields(config) if field.name not in ("name", "metrics"))
+    names = (
+        field.name for field in dataclasses.fields(config) if field.name not in ("name", "metrics")
+    )
     return _CLASSES[type(config)](**{name: getattr(config, name) for name in names})
 
 
-def _class_weights(wanted: Any, counts: Sequence[int], names: Sequence[str]) -> Sequence[float] | None:
+def _class_weights(
+    wanted: Any, counts: Sequence[int], names: Sequence[str]
+) -> Sequence[float] | None:
     """Those that are given; of `balanced` N / (K * n), of N samples in K classes n of which have the class."""
     if wanted is None:
         return None

@@ -27,20 +27,28 @@ class Classification(Task):
     metrics = {"accuracy": "max"}
     measures_jointly = True
 
-    def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+    ) -> None:
         self.label_smoothing = label_smoothing
-        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.class_weights = (
+            None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        )
         self.weight_is_samples = class_weights is None
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """In float32."""
-        return functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"), outputs.shape[0]
+        return functional.cross_entropy(
+            outputs.float(), batch.targets, reduction="sum"
+        ), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """With label smoothing and class weights."""
         logits, labels = outputs.float(), batch.targets
         weights = self._weights_on(logits.device)
-        total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
+        total = functional.cross_entropy(
+            logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing
+        )
         if weights is None:
             return total, outputs.shape[0]
         return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()

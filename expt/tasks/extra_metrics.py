@@ -71,16 +71,24 @@ class ExtraMetrics:
         """
         if not self._metrics:
             return {}
-        mine = {name: _states(metric) for name, metric in self._metrics.items()} if self._batches else None
+        mine = (
+            {name: _states(metric) for name, metric in self._metrics.items()}
+            if self._batches
+            else None
+        )
         # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part in it, and it pads.
         seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs is not None]
         values: dict[str, float] | None = None
         if mine is not None:  # torchmetrics warns of a metric that has seen nothing
-            values = {name: self._value(name, [theirs[name] for theirs in seen]) for name in self._metrics}
+            values = {
+                name: self._value(name, [theirs[name] for theirs in seen]) for name in self._metrics
+            }
         for metric in self._metrics.values():
             metric.reset()
         self._batches = 0
-        found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)  # alike on all
+        found: dict[str, float] = next(
+            theirs for theirs in gather(values) if theirs is not None
+        )  # alike on all
         return found
 
     def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
@@ -97,7 +105,9 @@ class ExtraMetrics:
     def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
         """Have `part` compute as if it had seen all workers' batches, one worker's after another's."""
         for name, own in part.metric_state.items():
-            states = mapped(lambda tensor: tensor.to(part.device), [theirs[name] for theirs in everyones])
+            states = mapped(
+                lambda tensor: tensor.to(part.device), [theirs[name] for theirs in everyones]
+            )
             if isinstance(own, Tensor):
                 self._everyones[id(own)] = states  # to be reduced by torchmetrics
             else:
@@ -112,19 +122,25 @@ def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetric
         from torchmetrics import Metric
     except ImportError as error:
         names = ", ".join(f"task.metrics.{name}" for name in configured)
-        raise ConfigError(f"{names}: needs torchmetrics; pip install 'expt[torchmetrics]'") from error
+        raise ConfigError(
+            f"{names}: needs torchmetrics; pip install 'expt[torchmetrics]'"
+        ) from error
     metrics: dict[str, Metric] = {}
     for name, config in configured.items():
         with _explained(name):
             metrics[name] = user_class.build(config.target, Metric, **config.kwargs).to(device)  # type: ignore[type-abstract]
             if not metrics[name].sync_on_compute:
-                raise ConfigError("sync_on_compute=false: would leave other workers' samples out; leave it out")
+                raise ConfigError(
+                    "sync_on_compute=false: would leave other workers' samples out; leave it out"
+                )
     return ExtraMetrics(metrics)
 
 
 def _parts(metric: Metric) -> list[Metric]:
     """The metric, and those that it is made of."""
-    return [cast("Metric", module) for module in metric.modules() if hasattr(module, "metric_state")]
+    return [
+        cast("Metric", module) for module in metric.modules() if hasattr(module, "metric_state")
+    ]
 
 
 def _states(metric: Metric) -> list[dict[str, Any]]:
@@ -135,9 +151,13 @@ def _states(metric: Metric) -> list[dict[str, Any]]:
 def _refuse_several(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ConfigError(f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro")
+        raise ConfigError(
+            f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro"
+        )
     if value.is_complex():
-        raise ConfigError(f"task.metrics.{name}: gives a complex number; use one that gives a real one")
+        raise ConfigError(
+            f"task.metrics.{name}: gives a complex number; use one that gives a real one"
+        )
 
 
 @contextlib.contextmanager
@@ -150,4 +170,6 @@ def _explained(name: str) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
         raise ConfigError(f"task.metrics.{name}: {secrets.said(error)}") from error
     except ConfigError as error:
-        raise ConfigError([f"task.metrics.{name}: {problem}" for problem in error.problems]) from error
+        raise ConfigError(
+            [f"task.metrics.{name}: {problem}" for problem in error.problems]
+        ) from error

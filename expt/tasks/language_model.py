@@ -28,7 +28,9 @@ class LanguageModel(Task):
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """In float32, nats."""
         logits, targets = _flat(outputs, batch.targets)
-        total = functional.cross_entropy(logits.float(), targets, ignore_index=NO_TARGET, reduction="sum")
+        total = functional.cross_entropy(
+            logits.float(), targets, ignore_index=NO_TARGET, reduction="sum"
+        )
         return total, (targets != NO_TARGET).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
@@ -39,13 +41,22 @@ class LanguageModel(Task):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Of the loss; a perplexity beyond what a float holds is infinite."""
         loss = means["loss"]
-        return {"perplexity": math.inf if loss > 709 else math.exp(loss), "bits_per_token": loss / math.log(2)}
+        return {
+            "perplexity": math.inf if loss > 709 else math.exp(loss),
+            "bits_per_token": loss / math.log(2),
+        }
 
 
 def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
     """Logits [B * T, V] and targets [B * T]. Raises DataError where they are not of the same tokens."""
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.shape[:-1] != targets.shape:
-        gives, wanted = (list(each.shape) if isinstance(each, Tensor) else None for each in (logits, targets))
+    if (
+        not isinstance(logits, Tensor)
+        or not isinstance(targets, Tensor)
+        or logits.shape[:-1] != targets.shape
+    ):
+        gives, wanted = (
+            list(each.shape) if isinstance(each, Tensor) else None for each in (logits, targets)
+        )
         raise DataError(
             f"the model gives {gives} for targets {wanted}; let it give logits [samples, tokens, vocabulary], and a "
             "sample have a target for each token"

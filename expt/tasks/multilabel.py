@@ -60,6 +60,8 @@ class Multilabel(Task):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """F1; 0 where there is neither a label nor a prediction of one. Raises DataError for what is no label."""
         if means["other"]:
-            raise DataError("some targets are neither 0 nor 1; task=multilabel takes no others, task=regression does")
+            raise DataError(
+                "some targets are neither 0 nor 1; task=multilabel takes no others, task=regression does"
+            )
         of_either = means["predicted"] + means["given"]
         return {"f1": 2 * means["hits"] / of_either if of_either else 0.0}

@@ -43,7 +43,9 @@ class Regression(Task):
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """The mean over a sample's values, summed over the samples."""
         predicted, targets = aligned(outputs, batch.targets)
-        return self._loss(predicted, targets, reduction="sum") / (targets[:1].numel() or 1), len(targets)
+        return self._loss(predicted, targets, reduction="sum") / (targets[:1].numel() or 1), len(
+            targets
+        )
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Absolute and squared errors, and the moments of the targets from `origin`, in float64."""
@@ -71,7 +73,11 @@ class Regression(Task):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """RMSE and R^2, which is nan where all targets are equal."""
         variance = means["squared_target"] - means["target"] ** 2
-        r2 = 1 - means["squared_error"] / variance if variance > ROUNDING * means["squared_target"] else math.nan
+        r2 = (
+            1 - means["squared_error"] / variance
+            if variance > ROUNDING * means["squared_target"]
+            else math.nan
+        )
         return {"rmse": math.sqrt(means["squared_error"]), "r2": r2}
 
 
@@ -79,8 +85,14 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float32 and of the targets' shape. Raises DataError where that is another: it would be broadcast."""
     for what, given in (("the model gives", outputs), ("a batch's targets are", targets)):
         if not isinstance(given, Tensor):
-            raise DataError(f"{what} a {type(given).__name__}, where one tensor is needed: [samples, ...]")
-    if outputs.shape != targets.shape and outputs.numel() == targets.numel() and len(outputs) == len(targets):
+            raise DataError(
+                f"{what} a {type(given).__name__}, where one tensor is needed: [samples, ...]"
+            )
+    if (
+        outputs.shape != targets.shape
+        and outputs.numel() == targets.numel()
+        and len(outputs) == len(targets)
+    ):
         outputs = outputs.view(targets.shape)  # [B, 1] and [B]
     if outputs.shape != targets.shape:
         gives, wanted = list(outputs.shape[1:]), list(targets.shape[1:])

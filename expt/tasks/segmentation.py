@@ -38,7 +38,9 @@ class Segmentation(Task):
         # Pixels as rows: of a picture's own loss torch has no deterministic kernel on a GPU.
         logits = outputs.float().movedim(1, -1).reshape(-1, self._num_classes)
         classes = batch.targets.reshape(-1).long()
-        total = functional.cross_entropy(logits, classes, ignore_index=self._ignored, reduction="sum")
+        total = functional.cross_entropy(
+            logits, classes, ignore_index=self._ignored, reduction="sum"
+        )
         return total, (classes != self._ignored).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
@@ -47,20 +49,28 @@ class Segmentation(Task):
         counted = masks != self._ignored
         hits = self._pixels(masks, counted & (predicted == masks))
         unions = self._pixels(masks, counted) + self._pixels(predicted, counted) - hits
-        return {"accuracy": (hits.sum(), counted.sum()), "intersections": (hits, 1), "unions": (unions, 1)}
+        return {
+            "accuracy": (hits.sum(), counted.sum()),
+            "intersections": (hits, 1),
+            "unions": (unions, 1),
+        }
 
     def _pixels(self, classes: Tensor, counted: Tensor) -> Tensor:
         """How many of the `counted` pixels are of each class, int64 [num_classes]."""
         flat = torch.where(counted, classes, self._num_classes).reshape(-1)
         if flat.device.type == "cpu":
             return torch.bincount(flat, minlength=self._num_classes + 1)[:-1]
-        counts = torch.zeros(self._num_classes + 1, dtype=torch.int64, device=flat.device)  # bincount waits for a GPU
+        counts = torch.zeros(
+            self._num_classes + 1, dtype=torch.int64, device=flat.device
+        )  # bincount waits for a GPU
         return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1]
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Means over the classes that occur; nan where none does."""
         occurring = [
-            (hits, union) for hits, union in zip(means["intersections"], means["unions"], strict=True) if union
+            (hits, union)
+            for hits, union in zip(means["intersections"], means["unions"], strict=True)
+            if union
         ]
         return {
             "mean_iou": _mean([hits / union for hits, union in occurring]),
@@ -84,7 +94,11 @@ class Segmentation(Task):
                 "int64 [height, width]"
             )
         if not isinstance(outputs, Tensor) or list(outputs.shape) != wanted:
-            gives = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            gives = (
+                list(outputs.shape)
+                if isinstance(outputs, Tensor)
+                else f"a {type(outputs).__name__}"
+            )
             raise ConfigError(
                 f"task=segmentation: the model gives {gives} where {wanted} is needed: samples, classes, height, "
                 "width; use model=unet, or one of your own that keeps the images' size"

@@ -117,9 +117,17 @@ class Sums:
         terms = self._terms(self._kept)
         self._add(slice(0, 1), [each.samples for each in self._kept])
         for name, columns in self._columns.items():
-            several = [each.loss for each in self._kept] if name == LOSS else [each[name] for each in terms]
+            several = (
+                [each.loss for each in self._kept]
+                if name == LOSS
+                else [each[name] for each in terms]
+            )
             self._add(columns, [total for total, _ in several])
-            self._add(slice(columns.stop, columns.stop + 1), [weight for _, weight in several], are_weights=True)
+            self._add(
+                slice(columns.stop, columns.stop + 1),
+                [weight for _, weight in several],
+                are_weights=True,
+            )
         self._forget()
 
     def _terms(self, kept: Sequence[_Kept]) -> Sequence[Mapping[str, Sum]]:
@@ -134,12 +142,23 @@ class Sums:
 
     def _measured(self, kept: Sequence[_Kept]) -> Mapping[str, Sum]:
         targets = torch.cat([each.targets for each in kept])
-        return terms_of(self._task, torch.cat([each.outputs for each in kept]), Batch(None, targets, len(targets)))
+        return terms_of(
+            self._task,
+            torch.cat([each.outputs for each in kept]),
+            Batch(None, targets, len(targets)),
+        )
 
-    def _add(self, columns: slice, several: Sequence[Tensor | float], *, are_weights: bool = False) -> None:
+    def _add(
+        self, columns: slice, several: Sequence[Tensor | float], *, are_weights: bool = False
+    ) -> None:
         """Counts together; what is rounded one by one, by a few kernels: the order is in a sum's last digits."""
-        values, numbers = self._values[columns], [each for each in several if not isinstance(each, Tensor)]
-        counts = {*map(type, several)} == {int} or all(map(_is_count, several))  # a small model feels a closer look
+        values, numbers = (
+            self._values[columns],
+            [each for each in several if not isinstance(each, Tensor)],
+        )
+        counts = {*map(type, several)} == {int} or all(
+            map(_is_count, several)
+        )  # a small model feels a closer look
         if counts and len(numbers) == len(several):
             values += math.fsum(numbers)
             return
@@ -173,7 +192,9 @@ class Sums:
         """
         found = self.averages_if_any(values)
         if found is None:
-            raise Diverged("no sample was counted: in every step the loss, or a gradient, was nan or infinite")
+            raise Diverged(
+                "no sample was counted: in every step the loss, or a gradient, was nan or infinite"
+            )
         return found
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
@@ -205,7 +226,11 @@ class Sums:
     def state_dict(self) -> dict[str, list[float]]:
         """What was counted so far, of it what is finite to log points, and what was logged. Waits for the device."""
         sums = self.values  # counts what was kept
-        return {"sums": sums.tolist(), "finite": self._values.tolist(), "logged": self._logged.tolist()}
+        return {
+            "sums": sums.tolist(),
+            "finite": self._values.tolist(),
+            "logged": self._logged.tolist(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continue from what `state_dict` found; an older version's has no `finite`."""
@@ -224,7 +249,9 @@ def loss_is_finite(saved: Sequence[float]) -> bool:
 
 def _is_count(number: Tensor | float) -> bool:
     """Whether sums of such are exact, in any order."""
-    return not number.is_floating_point() if isinstance(number, Tensor) else float(number).is_integer()
+    return (
+        not number.is_floating_point() if isinstance(number, Tensor) else float(number).is_integer()
+    )
 
 
 def _row(saved: Sequence[float], size: int) -> Tensor:
@@ -246,7 +273,9 @@ def _if_counted(part: _Kept, left_out: Tensor | None) -> _Kept:
         counts = counts & ~left_out
 
     def kept(value: Tensor | float) -> Tensor:
-        return torch.where(counts, torch.as_tensor(value, dtype=torch.float64, device=counts.device), 0.0)
+        return torch.where(
+            counts, torch.as_tensor(value, dtype=torch.float64, device=counts.device), 0.0
+        )
 
     def both(term: Sum) -> Sum:
         return kept(term[0]), kept(term[1])

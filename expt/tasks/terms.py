@@ -21,31 +21,43 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
     """What `task.measure` gives. Raises ConfigError where these are not the real sums and weights that it says."""
     terms, expected, name_of = task.measure(outputs, batch), task.sums, type(task).__name__
     if not isinstance(terms, Mapping):
-        raise ConfigError(f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)")
+        raise ConfigError(
+            f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
+        )
     if terms.keys() != expected.keys():
         named = ", ".join(expected) or "none"
         mend = "let them be the same"
         if type(task).derive is not Task.derive:
             sums = ", ".join(f"{name!r}: 1" for name in terms)
-            mend += (
-                f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the number of values of each"
-            )
+            mend += f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the number of values of each"
         raise ConfigError(
             f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; {mend}"
         )
     for name, term in terms.items():
         if not isinstance(term, tuple | list) or len(term) != 2:
-            raise ConfigError(f"{name_of}.measure: {name} is a {type(term).__name__}; give its sum and its weight")
+            raise ConfigError(
+                f"{name_of}.measure: {name} is a {type(term).__name__}; give its sum and its weight"
+            )
         total, weight = term
         if not isinstance(total, Tensor) or total.numel() != expected[name]:
-            what = f"has the shape {list(total.shape)}" if isinstance(total, Tensor) else f"is {total!r}"
+            what = (
+                f"has the shape {list(total.shape)}"
+                if isinstance(total, Tensor)
+                else f"is {total!r}"
+            )
             raise ConfigError(f"{name_of}.measure: {name} {what}; give its sum, a tensor []")
         if total.is_complex():
-            raise ConfigError(f"{name_of}.measure: {name} is a complex number; give a real one, as by .abs()")
+            raise ConfigError(
+                f"{name_of}.measure: {name} is a complex number; give a real one, as by .abs()"
+            )
         if isinstance(weight, Tensor) and weight.numel() != 1:
-            raise ConfigError(f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it")
+            raise ConfigError(
+                f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it"
+            )
         if wrong := no_weight(weight):
-            raise ConfigError(f"{name_of}.measure: the weight of {name} is {wrong}, as len(outputs)")
+            raise ConfigError(
+                f"{name_of}.measure: the weight of {name} is {wrong}, as len(outputs)"
+            )
     return terms
 
 
@@ -55,7 +67,12 @@ def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
         total, weight = loss
         # Nearly every task's: a small model feels each question, and these take a third of what `_check_closely` does.
         plain = type(weight) is int and weight >= 0 and type(total) is Tensor
-        if plain and total.dtype in _REAL and not total.dim() and (total.requires_grad or not learns):
+        if (
+            plain
+            and total.dtype in _REAL
+            and not total.dim()
+            and (total.requires_grad or not learns)
+        ):
             return
     _check_closely(loss, task, learns=learns)
 
@@ -63,17 +80,23 @@ def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
 def _check_closely(loss: object, task: Task, *, learns: bool) -> None:
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss
-        alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        alone = (
+            weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        )
         if isinstance(total, Tensor) and not total.dim() and alone:
             if wrong := _no_loss(total, weight, learns=learns):
                 raise ConfigError(loss_method(task, learns=learns) + wrong)
             return
-        given, by = (list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight))
+        given, by = (
+            list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight)
+        )
         shown = f"{given} and the weight {by}"
     else:
         shown = f"a {type(loss).__name__}"
     method = loss_method(task, learns=learns)
-    raise ConfigError(f"{method} gives {shown}; return the summed loss, a tensor [], and its weight")
+    raise ConfigError(
+        f"{method} gives {shown}; return the summed loss, a tensor [], and its weight"
+    )
 
 
 def _no_loss(total: Tensor, weight: Tensor | float, *, learns: bool) -> str:
@@ -102,12 +125,18 @@ def loss_method(task: Task, *, learns: bool = True) -> str:
     if isinstance(task, PhasedTask):
         method = "phase" if learns or kind.loss is PhasedTask.loss else "loss"
     else:
-        method = "training_loss" if learns and kind.training_loss is not Task.training_loss else "loss"
+        method = (
+            "training_loss" if learns and kind.training_loss is not Task.training_loss else "loss"
+        )
     return f"{kind.__name__}.{method}"
 
 
 def measure_method(task: Task) -> str:
     """The method that gives the metrics, as an error names it."""
     kind = type(task)
-    method = "phase" if isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure else "measure"
+    method = (
+        "phase"
+        if isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure
+        else "measure"
+    )
     return f"{kind.__name__}.{method}"

@@ -41,12 +41,21 @@ class Dashboard(Observer):
         norms: bool,
         histograms: bool,
     ) -> None:
-        self._events, self._learner, self._position, self._example = events, learner, position, example
+        self._events, self._learner, self._position, self._example = (
+            events,
+            learner,
+            position,
+            example,
+        )
         self._pictures, self._images = pictures, images
         self._layers: LayerValues | None = None
         if (events or learner.shards > 1) and (norms or histograms):
             self._layers = LayerValues(learner, norms=norms, histograms=histograms)
-        self._graph, self._graph_due, self._table_due = graph, graph is not False and learner.shards == 1, True
+        self._graph, self._graph_due, self._table_due = (
+            graph,
+            graph is not False and learner.shards == 1,
+            True,
+        )
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
         self._reviews = False
@@ -94,7 +103,9 @@ class Dashboard(Observer):
                 table = parameter_table(self._learner.module)
                 self._events.text(tags.PARAMETERS, table, self._position.step)
                 self._table_due = False
-        if self._graph_due and (self._graph is True or self._can_spare(2 * FIRST_S + self._pictures_s)):
+        if self._graph_due and (
+            self._graph is True or self._can_spare(2 * FIRST_S + self._pictures_s)
+        ):
             with self._timed():
                 self._show_graph(self._events)
         self._events.flush()
@@ -139,7 +150,11 @@ class Dashboard(Observer):
         self._graph_due = False
 
     def _trace(
-        self, events: Writer, module: torch.nn.Module, modes: Mapping[torch.nn.Module, bool], device: torch.device
+        self,
+        events: Writer,
+        module: torch.nn.Module,
+        modes: Mapping[torch.nn.Module, bool],
+        device: torch.device,
     ) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             try:

@@ -21,7 +21,10 @@ def read_events(files: Sequence[Path]) -> Iterator[Event]:
         content, place = path.read_bytes(), 0
         while place < len(content):
             length = int.from_bytes(content[place : place + 8], "little")
-            begin, place = place + 12, place + 16 + length  # the length, the data, and a checksum of four bytes each
+            begin, place = (
+                place + 12,
+                place + 16 + length,
+            )  # the length, the data, and a checksum of four bytes each
             if place <= len(content):
                 yield Event.FromString(content[begin : begin + length])
 
@@ -48,7 +51,9 @@ def _settings(start: Summary) -> dict[str, str]:
     return {key: str(value) for key, value in settings.items() if key != "resume"}
 
 
-def before_the_end(files: Sequence[Path], step: int, measured: Collection[str], *, end_pictures: bool) -> list[Event]:
+def before_the_end(
+    files: Sequence[Path], step: int, measured: Collection[str], *, end_pictures: bool
+) -> list[Event]:
     """What a run had drawn when it came to `step`, without its settings and what it drew because it then ended.
 
     `measured` are the tags of the curves that have a point of that step. What comes after the first other one is of
@@ -56,12 +61,16 @@ def before_the_end(files: Sequence[Path], step: int, measured: Collection[str], 
     """
     found, ended = list["Event"](), False
     for event in read_events(files):
-        if event.HasField("session_log"):  # it hid what an attempt that was killed had drawn after its last checkpoint
+        if event.HasField(
+            "session_log"
+        ):  # it hid what an attempt that was killed had drawn after its last checkpoint
             found = [each for each in found if each.step < event.step]
         drawn = {value.tag for value in event.summary.value}
         if event.HasField("file_version") or event.step > step or any(map(_is_of_the_run, drawn)):
             continue
-        ended |= event.step == step and any(tag not in measured and _is_curve(event, tag) for tag in drawn)
+        ended |= event.step == step and any(
+            tag not in measured and _is_curve(event, tag) for tag in drawn
+        )
         if event.step < step or not ended:
             found.append(event)
     return [each for each in found if not (end_pictures and each.step == step and _is_review(each))]
@@ -74,7 +83,11 @@ def curves_until(files: Sequence[Path], step: int) -> list[Event]:
         if event.HasField("session_log"):  # as above
             found = [each for each in found if each.step < event.step]
         values = event.summary.value
-        if values and event.step <= step and all(value.WhichOneof("value") == "simple_value" for value in values):
+        if (
+            values
+            and event.step <= step
+            and all(value.WhichOneof("value") == "simple_value" for value in values)
+        ):
             found.append(event)
     return found
 
@@ -86,8 +99,14 @@ def _is_of_the_run(tag: str) -> bool:
 def _is_curve(event: Event, tag: str) -> bool:
     """Of what metrics.jsonl holds: the norms of layers are in the event files alone."""
     kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
-    return kinds[tag] == "simple_value" and tag.partition("/")[0] not in (tags.GRADIENT_NORM, tags.WEIGHT_NORM)
+    return kinds[tag] == "simple_value" and tag.partition("/")[0] not in (
+        tags.GRADIENT_NORM,
+        tags.WEIGHT_NORM,
+    )
 
 
 def _is_review(event: Event) -> bool:
-    return any(value.tag.startswith((tags.confusion(""), tags.mistakes(""))) for value in event.summary.value)
+    return any(
+        value.tag.startswith((tags.confusion(""), tags.mistakes("")))
+        for value in event.summary.value
+    )

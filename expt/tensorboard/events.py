@@ -44,11 +44,15 @@ def writer(
             return events
         if elsewhere or (earlier and tells_otherwise(earlier, hparams.begin(hyperparameters))):
             files = earlier or elsewhere
-            events = _anew(paths, files, hyperparameters, charts, resumed_at, end_pictures=end_pictures)
+            events = _anew(
+                paths, files, hyperparameters, charts, resumed_at, end_pictures=end_pictures
+            )
             for path in earlier:
                 path.unlink()
             return events
-    events = Writer(paths.folder, hyperparameters, charts, continued_at=resumed_at if earlier else None)
+    events = Writer(
+        paths.folder, hyperparameters, charts, continued_at=resumed_at if earlier else None
+    )
     if resumed_at is not None and not earlier:
         for point in MetricsReader(paths).read():
             events.write(point.step, {point.tag: point.value})
@@ -116,7 +120,9 @@ class Writer:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
         # SummaryWriter.add_image would compress it a second time, and more slowly.
-        image = Summary.Image(height=picture.height, width=picture.width, encoded_image_string=picture.png)
+        image = Summary.Image(
+            height=picture.height, width=picture.width, encoded_image_string=picture.png
+        )
         summary = Summary(value=[Summary.Value(tag=tag, image=image)])
         _file(self._open()).add_summary(summary, step)
 
@@ -131,7 +137,9 @@ class Writer:
     def graph(self, module: torch.nn.Module, images: torch.Tensor) -> None:
         """Add the model's graph, from tracing it on `images`. Raises whatever the model raises when traced."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that tracing is deprecated; TensorBoard reads nothing newer
+            warnings.simplefilter(
+                "ignore"
+            )  # that tracing is deprecated; TensorBoard reads nothing newer
             self._open().add_graph(module, images)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -160,7 +168,9 @@ class Writer:
 
             if self._continued_at is None or self._continued_at < 0:
                 # A TensorBoard that has read the files before forgets them.
-                self._writer = SummaryWriter(str(self._folder), purge_step=None if self._continued_at is None else 0)
+                self._writer = SummaryWriter(
+                    str(self._folder), purge_step=None if self._continued_at is None else 0
+                )
                 self._begin(self._writer)
             else:
                 self._there = _tags_at(self._continued_at, RunPaths(self._folder).event_files())
@@ -205,4 +215,9 @@ def _let_the_second_pass(folder: Path) -> None:
 
 def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
     """The tags that have something of this step in the files."""
-    return {value.tag for event in read_events(files) for value in event.summary.value if event.step == step}
+    return {
+        value.tag
+        for event in read_events(files)
+        for value in event.summary.value
+        if event.step == step
+    }

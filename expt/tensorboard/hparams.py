@@ -46,7 +46,11 @@ def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
     for group in ("model", "dataset", "optimizer", "scheduler"):
         if shown.get(group) == "_target_":
             shown[group] = shown.pop(f"{group}.target")
-        owner = str(shown[group]).rpartition(".")[2] if group in ("model", "dataset") and group in shown else group
+        owner = (
+            str(shown[group]).rpartition(".")[2]
+            if group in ("model", "dataset") and group in shown
+            else group
+        )
         for key in [key for key in shown if key.startswith(f"{group}.")]:
             name = key.removeprefix(f"{group}.").removeprefix("kwargs.")
             shown[f"{owner}.{name}"] = shown.pop(key)
@@ -59,7 +63,10 @@ def end(status: Literal["success", "failure"], time_s: float) -> Summary:
     from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo  # type: ignore[attr-defined]
 
     code = api_pb2.Status.Value(f"STATUS_{status.upper()}")  # type: ignore[attr-defined]
-    return _summary(metadata.SESSION_END_INFO_TAG, session_end_info=SessionEndInfo(status=code, end_time_secs=time_s))
+    return _summary(
+        metadata.SESSION_END_INFO_TAG,
+        session_end_info=SessionEndInfo(status=code, end_time_secs=time_s),
+    )
 
 
 def _summary(tag: str, **content: Any) -> Summary:
@@ -69,7 +76,9 @@ def _summary(tag: str, **content: Any) -> Summary:
 
     data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
     # The empty tensor is what TensorBoard's own writer adds.
-    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+    value = Summary.Value(
+        tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
+    )
     return Summary(value=[value])
 
 

@@ -32,7 +32,9 @@ class LayerValues:
             return
         scale = self._learner.precision.scale
         if self._norms:
-            gradients = [[p.grad for _, p in own if p.grad is not None] for own in self._layers.values()]
+            gradients = [
+                [p.grad for _, p in own if p.grad is not None] for own in self._layers.values()
+            ]
             self._gradient_norms = norms(gradients) / scale
         if self._histograms:
             self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
@@ -55,11 +57,16 @@ class LayerValues:
         learner = self._learner
         if learner.shards == 1:
             return norms
-        return sharding.sum_over_shards(norms.double() ** 2, learner.shards, learner.world_size).sqrt()
+        return sharding.sum_over_shards(
+            norms.double() ** 2, learner.shards, learner.world_size
+        ).sqrt()
 
     def _show_histograms(self, events: Writer | None, step: int) -> None:
         for name, parameter in itertools.chain.from_iterable(self._layers.values()):
-            for kind, part in (("weights", parameter.detach()), ("gradients", self._gradients.get(name))):
+            for kind, part in (
+                ("weights", parameter.detach()),
+                ("gradients", self._gradients.get(name)),
+            ):
                 values = None if part is None else sharding.whole(part)
                 if events and values is not None and bool(values.isfinite().all()):
                     events.histogram(f"{kind}/{name}", values, step)

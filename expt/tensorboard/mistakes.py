@@ -47,7 +47,10 @@ class Review:
         losses = chances.gather(1, labels[:, None])[:, 0].neg()
         losses = losses.masked_fill(predicted == labels, -1.0)
         worst = losses.topk(min(self._keep, len(losses))).indices
-        picked = (part.index_select(0, worst) for part in (losses, labels, predicted, highest.exp(), batch.inputs))
+        picked = (
+            part.index_select(0, worst)
+            for part in (losses, labels, predicted, highest.exp(), batch.inputs)
+        )
         self._parts.append(Mistakes(*picked))
 
     def mistakes(self) -> Mistakes | None:

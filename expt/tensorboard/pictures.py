@@ -77,19 +77,36 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     margin = max(18, longest + 8) if classes <= _NAMED else 2
     cell = _cell(classes, margin)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    shades = (np.sqrt(shares) * 255).astype(np.uint8)  # the root: what is confused now and then is to be seen
+    shades = (np.sqrt(shares) * 255).astype(
+        np.uint8
+    )  # the root: what is confused now and then is to be seen
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
     width = max(WIDTH, margin + classes * cell + 2)
     canvas = Image.new("L", (width, margin + classes * cell + 2 + _LINE), 0)
     draw = ImageDraw.Draw(canvas)
-    matrix = Image.fromarray(shades).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
+    matrix = Image.fromarray(shades).resize(
+        (classes * cell, classes * cell), Image.Resampling.NEAREST
+    )
     canvas.paste(matrix, (margin, margin))
-    draw.rectangle((margin - 1, margin - 1, margin + classes * cell, margin + classes * cell), outline=60)
-    draw.text((4, margin + classes * cell + 1), "rows: true, columns: predicted", font=_font(11), fill=255)
+    draw.rectangle(
+        (margin - 1, margin - 1, margin + classes * cell, margin + classes * cell), outline=60
+    )
+    draw.text(
+        (4, margin + classes * cell + 1), "rows: true, columns: predicted", font=_font(11), fill=255
+    )
     if classes <= _NAMED:
         _write_names(canvas, names, cell=cell, margin=margin, size=size, turned=longest > cell - 4)
     if classes <= _NUMBERED:
-        font = _font(next((size for size in (12, 11, 10, 9) if _font(size).getlength(str(counts.max())) < cell), 8))
+        font = _font(
+            next(
+                (
+                    size
+                    for size in (12, 11, 10, 9)
+                    if _font(size).getlength(str(counts.max())) < cell
+                ),
+                8,
+            )
+        )
         for row, column in zip(*np.nonzero(counts), strict=True):
             middle = margin + column * cell + cell // 2, margin + row * cell + cell // 2
             fill = 0 if shades[row, column] > 110 else 255
@@ -99,7 +116,9 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     return _encoded(canvas)
 
 
-def _write_names(canvas: Image, names: Sequence[str], *, cell: int, margin: int, size: int, turned: bool) -> None:
+def _write_names(
+    canvas: Image, names: Sequence[str], *, cell: int, margin: int, size: int, turned: bool
+) -> None:
     from PIL import Image, ImageDraw
 
     draw, height = ImageDraw.Draw(canvas), size + 5
@@ -112,7 +131,9 @@ def _write_names(canvas: Image, names: Sequence[str], *, cell: int, margin: int,
         label = Image.new("L", (margin - 2, height), 0)
         ImageDraw.Draw(label).text((4, height // 2), text, font=_font(size), fill=255, anchor="lm")
         upwards = label.transpose(Image.Transpose.ROTATE_90)
-        canvas.paste(upwards, (middle - height // 2, 0), mask=upwards)  # the mask: neighbours may overlap
+        canvas.paste(
+            upwards, (middle - height // 2, 0), mask=upwards
+        )  # the mask: neighbours may overlap
 
 
 def _cell(classes: int, margin: int) -> int:

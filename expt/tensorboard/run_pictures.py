@@ -22,7 +22,9 @@ TRAIN_IMAGES, MISTAKES = 16, 16
 class RunPictures:
     """One worker's part of them; `mean` and `std` of each channel are what images were normalised by."""
 
-    def __init__(self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
         self._names = class_names
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
         self._first: Batch | None = None
@@ -50,7 +52,9 @@ class RunPictures:
             self._draw_first(self._first, events)
             self._first = None
         if len(total) <= pictures.MOST_CLASSES:
-            events.picture(tags.confusion(split), pictures.confusion_matrix(total.numpy(), self._names), step)
+            events.picture(
+                tags.confusion(split), pictures.confusion_matrix(total.numpy(), self._names), step
+            )
         worst = worst_of([mistakes for _, mistakes in gathered if mistakes is not None], MISTAKES)
         if worst is not None and len(worst.labels):
             self._draw_mistakes(worst, tags.mistakes(split), events, step)
@@ -63,8 +67,16 @@ class RunPictures:
             events.picture(tags.TRAIN_IMAGES, pictures.image_grid(images, captions), 1)
 
     def _draw_mistakes(self, worst: Mistakes, tag: str, events: Writer, step: int) -> None:
-        numbers = zip(worst.predicted.tolist(), worst.probabilities.tolist(), worst.labels.tolist(), strict=True)
-        captions = [f"{self._names[wrong]} {sure:.0%}\nis {self._names[right]}" for wrong, sure, right in numbers]
+        numbers = zip(
+            worst.predicted.tolist(),
+            worst.probabilities.tolist(),
+            worst.labels.tolist(),
+            strict=True,
+        )
+        captions = [
+            f"{self._names[wrong]} {sure:.0%}\nis {self._names[right]}"
+            for wrong, sure, right in numbers
+        ]
         events.picture(tag, pictures.image_grid(self._visible(worst.images), captions), step)
 
     def _visible(self, images: Tensor) -> pictures.Bytes:

@@ -39,7 +39,9 @@ class Command:
         words = sys.stdin.read()
         patience_s = float(words) if words.strip() else END_S
         self.has_ended.set()
-        time.sleep(patience_s)  # the other thread ends this process, or waits for a server that does not answer
+        time.sleep(
+            patience_s
+        )  # the other thread ends this process, or waits for a server that does not answer
         with contextlib.suppress(OSError):
             os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
         os._exit(1)
@@ -58,7 +60,9 @@ def main(name: str, folder: Path) -> None:
         else:
             failures = min(failures + 1, 10)
             if failures == 1:
-                warn(f"{name}: {_why(sender)}; nothing is lost: runs train on, and it is tried again")
+                warn(
+                    f"{name}: {_why(sender)}; nothing is lost: runs train on, and it is tried again"
+                )
     settled(runs_in(folder), 3.0)
     sent = sender.send(runs_in(folder), last=True)
     if sent:

@@ -56,7 +56,9 @@ class MLflowTracker:
     def open(self, run: Snapshot, cursor: Cursor) -> MLflowCopy:
         """Find the run by its key, or make it. Raises Refused for one that a person has deleted there."""
         parent = {"mlflow.parentRunId": self._sweep(run)} if run.sweep else {}
-        found = self._found_or_made(cursor, run, run.name, {**parent, "mlflow.user": run.tags.get("user", "")})
+        found = self._found_or_made(
+            cursor, run, run.name, {**parent, "mlflow.user": run.tags.get("user", "")}
+        )
         return MLflowCopy(self._client, found, cursor, self._settings, self.where)
 
     def address(self) -> str | None:
@@ -85,9 +87,13 @@ class MLflowTracker:
         if folder not in self._sweeps:
             cursor = Cursor(folder, "mlflow")
             try:
-                found = self._found_or_made(cursor, run, folder.name, {"mlflow.user": run.tags.get("user", "")})
+                found = self._found_or_made(
+                    cursor, run, folder.name, {"mlflow.user": run.tags.get("user", "")}
+                )
                 shared = ("expt.command", "expt.version", "git.commit")
-                tags = {key: value for key, value in run.tags.items() if key in shared} | {"expt.folder": str(folder)}
+                tags = {key: value for key, value in run.tags.items() if key in shared} | {
+                    "expt.folder": str(folder)
+                }
                 for key, value in tags.items():
                     self._client.set_tag(found.info.run_id, key, value[:MAX_TEXT])
                 self._client.update_run(found.info.run_id, status="RUNNING")
@@ -97,11 +103,16 @@ class MLflowTracker:
             self._sweeps[folder] = cursor, found.info.run_id
         return self._sweeps[folder][1]
 
-    def _found_or_made(self, cursor: Cursor, run: Snapshot, name: str, tags: Mapping[str, str]) -> Any:
+    def _found_or_made(
+        self, cursor: Cursor, run: Snapshot, name: str, tags: Mapping[str, str]
+    ) -> Any:
         if self._experiment is None:
             self._experiment = self._experiment_id()
         found = self._client.search_runs(
-            [self._experiment], f"tags.`{KEY}` = '{cursor.key}'", run_view_type=_of_all(), max_results=1
+            [self._experiment],
+            f"tags.`{KEY}` = '{cursor.key}'",
+            run_view_type=_of_all(),
+            max_results=1,
         )
         if found and found[0].info.lifecycle_stage == "deleted":
             raise Refused(f"{name}: was deleted there")
@@ -109,7 +120,9 @@ class MLflowTracker:
             return found[0]
         started = None if run.started_at is None else int(run.started_at * 1000)
         every = {KEY: cursor.key, **tags, **(self._settings.tags or {})}
-        made = self._client.create_run(self._experiment, start_time=started, tags=every, run_name=name)
+        made = self._client.create_run(
+            self._experiment, start_time=started, tags=every, run_name=name
+        )
         cursor.state |= {"at": self.where, "run": made.info.run_id}
         cursor.save()
         return made
@@ -135,7 +148,9 @@ class MLflowTracker:
 class MLflowCopy:
     """A run there."""
 
-    def __init__(self, client: Any, found: Any, cursor: Cursor, settings: MLflow, where: str) -> None:
+    def __init__(
+        self, client: Any, found: Any, cursor: Cursor, settings: MLflow, where: str
+    ) -> None:
         self._client, self._cursor, self._settings, self._where = client, cursor, settings, where
         self._id: str = found.info.run_id
         self._params: dict[str, str] = dict(found.data.params)
@@ -153,7 +168,11 @@ class MLflowCopy:
         if run.has_ended and self._tags.get(SENT) == self._digest(run):
             return
         params = {self.name_of(key): str(value)[:MAX_TEXT] for key, value in run.settings.items()}
-        tags = {f"now.{key}": value for key, value in params.items() if self._params.get(key, value) != value}
+        tags = {
+            f"now.{key}": value
+            for key, value in params.items()
+            if self._params.get(key, value) != value
+        }
         tags |= {key: value[:MAX_TEXT] for key, value in run.tags.items()}
         if "git.commit" in tags:
             tags["mlflow.source.git.commit"] = tags["git.commit"]
@@ -174,7 +193,10 @@ class MLflowCopy:
         from mlflow.entities import Metric
 
         for batch in _batches(points, MAX_METRICS):
-            metrics = [Metric(point.tag, point.value, int(times(point.step) * 1000), point.step) for point in batch]
+            metrics = [
+                Metric(point.tag, point.value, int(times(point.step) * 1000), point.step)
+                for point in batch
+            ]
             self._client.log_batch(self._id, metrics=metrics)
             marked(batch, self.marks)
 
@@ -185,7 +207,10 @@ class MLflowCopy:
             return False
         step = run.last_step
         summary = [Point(step, 0, self.name_of(tag), value) for tag, value in run.summary.items()]
-        self.add([point for point in summary if point.step > self.marks.get(point.tag, -1)], lambda _: run.ended_at)
+        self.add(
+            [point for point in summary if point.step > self.marks.get(point.tag, -1)],
+            lambda _: run.ended_at,
+        )
         complete = self._send_files(run)
         status = _STATUS.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status=status, end_time=int(run.ended_at * 1000))
@@ -205,9 +230,13 @@ class MLflowCopy:
         for path in run.files(checkpoints=self._settings.checkpoints):
             inside = path.parent.relative_to(run.paths.folder)
             try:
-                self._client.log_artifact(self._id, str(path), None if inside == Path() else str(inside).lstrip("."))
+                self._client.log_artifact(
+                    self._id, str(path), None if inside == Path() else str(inside).lstrip(".")
+                )
             except Exception as error:  # a store of files is another service than that of numbers
-                warn(f"mlflow: files of runs could not be stored among its artifacts ({in_a_line(error)})")
+                warn(
+                    f"mlflow: files of runs could not be stored among its artifacts ({in_a_line(error)})"
+                )
                 return False
         return True
 

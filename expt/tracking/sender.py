@@ -68,7 +68,9 @@ class RunSender:
         if run.has_ended:  # all of it once more: `unsent` knows what is new
             self._reader, self._pending = MetricsReader(self.paths), []
         self._pending += self._reader.read()
-        points = [point._replace(tag=copy.name_of(point.tag)) for point in with_epochs(self._pending)]
+        points = [
+            point._replace(tag=copy.name_of(point.tag)) for point in with_epochs(self._pending)
+        ]
         new = unsent(points, copy.marks)
         if new:
             copy.add(new, self._times)
@@ -107,7 +109,9 @@ class RunSender:
 class Sender:
     """Sends runs to the dashboard `name`; each by what it has recorded, and by `settings` before that."""
 
-    def __init__(self, name: str, *, live: bool, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(
+        self, name: str, *, live: bool, settings: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._name, self._live, self._settings = name, live, settings
         self._trackers: dict[str, Tracker] = {}
         self._runs: dict[Path, RunSender] = {}
@@ -122,7 +126,9 @@ class Sender:
         for paths in folders:
             run = self._runs.get(paths.folder)
             if run is None:
-                run = self._runs[paths.folder] = RunSender(paths, self._name, self._tracker_of, live=self._live)
+                run = self._runs[paths.folder] = RunSender(
+                    paths, self._name, self._tracker_of, live=self._live
+                )
             try:
                 self.num_sent += run.send(last=last)
             except Taken:
@@ -177,7 +183,11 @@ def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow |
     """How the run's configuration says that it is to be sent. Raises ConfigError for a variable that is not set."""
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded, {}), **chosen}
-    return MLflow(**found) if name == "mlflow" else Wandb(**{**found, "tags": tuple(found.get("tags") or ())})
+    return (
+        MLflow(**found)
+        if name == "mlflow"
+        else Wandb(**{**found, "tags": tuple(found.get("tags") or ())})
+    )
 
 
 def _tracker(settings: MLflow | Wandb) -> Tracker:
@@ -195,7 +205,9 @@ def runs_in(folder: Path) -> list[RunPaths]:
     if RunPaths(folder).result.is_file() or not is_sweep(folder):
         return [RunPaths(folder)]
     with contextlib.suppress(FileNotFoundError):
-        return [RunPaths(path) for path in sorted(folder.iterdir()) if RunPaths(path).result.is_file()]
+        return [
+            RunPaths(path) for path in sorted(folder.iterdir()) if RunPaths(path).result.is_file()
+        ]
     return []
 
 

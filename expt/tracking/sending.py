@@ -103,7 +103,10 @@ class _Process:
         for line in self._said:
             if line.startswith(AT):
                 say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
-        why = next((line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)), "its process has died")
+        why = next(
+            (line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)),
+            "its process has died",
+        )
         if self._process.returncode or any(line.startswith(LEFT) for line in self._said):
             again = shlex.join([*program().split(), "send", shown_path(self._folder)])
             warn(f"{self._name}: not all could be sent ({why}); the rest, once: {again}")

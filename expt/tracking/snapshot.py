@@ -104,7 +104,9 @@ class Snapshot(NamedTuple):
             "expt.search.replaces": search.get("replaces"),
             "expt.search.parent": search.get("parent"),
             "expt.until_epoch": until,
-            "expt.epochs_done": len(record["epoch_s"]) + forked.get("epoch", 0) if "epoch_s" in record else None,
+            "expt.epochs_done": len(record["epoch_s"]) + forked.get("epoch", 0)
+            if "epoch_s" in record
+            else None,
         }
 
     @property
@@ -116,7 +118,11 @@ class Snapshot(NamedTuple):
             "best/epoch": best["epoch"] if best else None,
             **{key: record.get(key) for key in ("samples_per_s", "first_step_s", "eval_s")},
         }
-        return {key: float(value) for key, value in found.items() if value is not None and math.isfinite(value)}
+        return {
+            key: float(value)
+            for key, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
 
     @property
     def last_step(self) -> int:
@@ -132,7 +138,10 @@ class Snapshot(NamedTuple):
 
     def digest(self, *, checkpoints: bool) -> str:
         """Another one where there is something else to send."""
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files(checkpoints=False)]
+        stats = [
+            (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+            for path in self.files(checkpoints=False)
+        ]
         text = json.dumps([self.status, checkpoints, stats])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -178,7 +187,10 @@ def marked(points: Iterable[Point], marks: Marks) -> None:
 def sweep_status(statuses: Iterable[str]) -> str:
     """What is said of a sweep whose runs have these: the worst of them, or that one is under way."""
     found = set(statuses)
-    return next((status for status in (RUNNING, "failed", LOST, "interrupted") if status in found), "completed")
+    return next(
+        (status for status in (RUNNING, "failed", LOST, "interrupted") if status in found),
+        "completed",
+    )
 
 
 def runs_of(folder: Path) -> list[Snapshot]:

@@ -79,7 +79,9 @@ class WandbTracker:
 
     def address(self) -> str | None:
         """The last run's page; where its files are, if they were kept offline."""
-        return self._url or (f"kept offline in {self._kept_offline}" if self._kept_offline else None)
+        return self._url or (
+            f"kept offline in {self._kept_offline}" if self._kept_offline else None
+        )
 
     def end_sweeps(self) -> None:
         """A group has no status."""
@@ -110,8 +112,18 @@ class WandbTracker:
         for name in [name for name, is_sent in cursor.state["parts"].items() if not is_sent]:
             folder = cursor.folder / "wandb" / name
             if folder.is_dir():
-                words = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(folder)]
-                done = subprocess.run(words, capture_output=True, text=True, timeout=SYNC_S, check=False)
+                words = [
+                    sys.executable,
+                    "-m",
+                    "wandb",
+                    "sync",
+                    "--include-online",
+                    "--include-synced",
+                    str(folder),
+                ]
+                done = subprocess.run(
+                    words, capture_output=True, text=True, timeout=SYNC_S, check=False
+                )
                 if done.returncode:
                     said = (done.stderr or done.stdout).strip().splitlines()
                     raise OSError(f"wandb sync {folder}: {said[-1] if said else done.returncode}")
@@ -122,7 +134,9 @@ class WandbTracker:
 class WandbCopy:
     """A run there; without `begun` one that has all."""
 
-    def __init__(self, begun: Any, cursor: Cursor, settings: Wandb, *, online: bool = False) -> None:
+    def __init__(
+        self, begun: Any, cursor: Cursor, settings: Wandb, *, online: bool = False
+    ) -> None:
         self._run, self._cursor, self._settings, self._online = begun, cursor, settings, online
         self.marks: Marks = dict(cursor.state["marks"])
 
@@ -146,7 +160,9 @@ class WandbCopy:
         for step, at_step in itertools.groupby(points, key=lambda point: point.step):
             together = list(at_step)
             values = {point.tag: point.value for point in together if point.tag != EPOCH}
-            self._run.log({STEP: step, EPOCH: together[0].epoch, **values, "_timestamp": times(step)})
+            self._run.log(
+                {STEP: step, EPOCH: together[0].epoch, **values, "_timestamp": times(step)}
+            )
             marked(together, self.marks)
         self._cursor.state["marks"] = dict(self.marks)
         self._cursor.save()
@@ -155,7 +171,9 @@ class WandbCopy:
         """Status, summary and files. Raises TimeoutError where not all could be uploaded; it is still on the disk."""
         if self._run is None:
             return False
-        self._run.summary.update({**run.summary, "status": run.status, "error": run.record.get("error")})
+        self._run.summary.update(
+            {**run.summary, "status": run.status, "error": run.record.get("error")}
+        )
         for path in run.files(checkpoints=False):
             self._run.save(str(path), base_path=str(run.paths.folder), policy="now")
         if self._settings.checkpoints:

@@ -22,7 +22,9 @@ from expt.models.blocks import CONTAINERS, blocks
 KEY = "activation_checkpointing"
 
 
-def checkpoint_activations(module: nn.Module, wanted: Sequence[str] | Literal["auto"], *, compiled: bool) -> list[str]:
+def checkpoint_activations(
+    module: nn.Module, wanted: Sequence[str] | Literal["auto"], *, compiled: bool
+) -> list[str]:
     """Have the chosen modules inside `module` keep their inputs alone; returns their names.
 
     They are the blocks (`auto`), or those whose whole name one of the regular expressions matches; of modules inside
@@ -52,17 +54,27 @@ def _blocks(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    named = {name: part for name, part in module.named_modules() if name and not isinstance(part, CONTAINERS)}
+    named = {
+        name: part
+        for name, part in module.named_modules()
+        if name and not isinstance(part, CONTAINERS)
+    }
     lists = [name for name, part in module.named_modules() if name and isinstance(part, CONTAINERS)]
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in named):
             if found := next((name for name in lists if re.fullmatch(pattern, name)), None):
                 each = f"{re.escape(found)}\\.\\d+"
-                raise ConfigError(f"{KEY}={pattern}: is a list of modules; name these, as in {KEY}=['{each}']")
+                raise ConfigError(
+                    f"{KEY}={pattern}: is a list of modules; name these, as in {KEY}=['{each}']"
+                )
             some = f" There are {len(named)}, such as {', '.join(list(named)[:4])}."
             hint = did_you_mean(pattern.strip("^$.*"), list(named)) or some
             raise ConfigError(f"{KEY}={pattern}: is no module's whole name.{hint}")
-    return {name: part for name, part in named.items() if any(re.fullmatch(each, name) for each in patterns)}
+    return {
+        name: part
+        for name, part in named.items()
+        if any(re.fullmatch(each, name) for each in patterns)
+    }
 
 
 def _outermost(chosen: dict[str, nn.Module]) -> dict[str, nn.Module]:
@@ -87,7 +99,9 @@ def _buffers(module: nn.Module) -> list[Tensor]:
     return list(module.buffers())
 
 
-def _contexts(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    buffers: list[Tensor],
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Those of the forward pass and of its repetition, which begins with the same buffers and leaves none changed."""
     return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
 

@@ -33,7 +33,11 @@ def hand_on(module: nn.Module, attributes: Attributes) -> None:
 def _give(module: nn.Module, attributes: Attributes) -> None:
     for name, parameter in module.named_parameters():
         for key, value in attributes.get(name, {}).items():
-            if is_sharded(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
+            if (
+                is_sharded(parameter)
+                and isinstance(value, Tensor)
+                and value.shape == parameter.shape
+            ):
                 vars(parameter)[key] = spread_as(parameter)(value)
             else:
                 vars(parameter)[key] = value

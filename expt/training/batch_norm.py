@@ -59,12 +59,18 @@ def refuse_own_classes(module: nn.Module) -> None:
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
     """What makes the running statistics inside `module` the mean of all workers'; to be called after each step."""
-    buffers = [buffer for layer in _batch_norms(module) for buffer in (layer.running_mean, layer.running_var)]
+    buffers = [
+        buffer
+        for layer in _batch_norms(module)
+        for buffer in (layer.running_mean, layer.running_var)
+    ]
     tracked: list[Tensor] = [buffer for buffer in buffers if buffer is not None]
 
     def average() -> None:
         means = gather(torch.cat(tracked)).mean(0)
-        for buffer, mean in zip(tracked, means.split([len(buffer) for buffer in tracked]), strict=True):
+        for buffer, mean in zip(
+            tracked, means.split([len(buffer) for buffer in tracked]), strict=True
+        ):
             buffer.copy_(mean)
 
     return average if tracked else lambda: None
@@ -80,11 +86,15 @@ class GroupedBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return _evaluated(self, input)
         parts = input.tensor_split(-(-len(input) // self.group_size))
-        like = torch.empty(0, device=input.device) if self.running_mean is None else self.running_mean
+        like = (
+            torch.empty(0, device=input.device) if self.running_mean is None else self.running_mean
+        )
         means, variances = like.new_zeros(2, len(parts), self.num_features)
         outputs = [
             # A momentum of 1 leaves the group's own statistics there.
-            functional.batch_norm(part, means[index], variances[index], self.weight, self.bias, True, 1.0, self.eps)
+            functional.batch_norm(
+                part, means[index], variances[index], self.weight, self.bias, True, 1.0, self.eps
+            )
             for index, part in enumerate(parts)
         ]
         _remember(self, means.mean(0), variances.mean(0))
@@ -101,7 +111,9 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return _evaluated(self, input)
         output: Tensor
-        output, mean, variance = _AcrossWorkers.apply(input, self.weight, self.bias, self.eps, self.gather)
+        output, mean, variance = _AcrossWorkers.apply(
+            input, self.weight, self.bias, self.eps, self.gather
+        )
         _remember(self, mean, variance)
         return output
 
@@ -111,16 +123,25 @@ class _AcrossWorkers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, gather: Gather
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        gather: Gather,
     ) -> tuple[Tensor, Tensor, Tensor]:
         pixels, dims, features = input.float(), _all_but_channels(input), input.shape[1]
         variance, mean = torch.var_mean(pixels, dims, correction=0)
         count = mean.new_tensor([input.numel() // features])
         # float64: three numbers for each channel cost nothing, and each worker's rounding would show in all.
-        means, variances, counts = gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
+        means, variances, counts = (
+            gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
+        )
         total = counts.sum()
         if total == 1:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {[*input.shape]}")
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {[*input.shape]}"
+            )
         exact_mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
         mean, scale = exact_mean.float(), (variance + eps).rsqrt().float()
@@ -173,7 +194,14 @@ def _batch_norms(module: nn.Module) -> list[Any]:
 def _evaluated(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:
     by_batch = layer.running_mean is None
     return functional.batch_norm(
-        input, layer.running_mean, layer.running_var, layer.weight, layer.bias, by_batch, 0.0, layer.eps
+        input,
+        layer.running_mean,
+        layer.running_var,
+        layer.weight,
+        layer.bias,
+        by_batch,
+        0.0,
+        layer.eps,
     )
 
 

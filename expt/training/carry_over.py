@@ -21,7 +21,16 @@ from expt.training.optimizer_state import adapted
 
 Group = dict[str, Any]
 State = Mapping[str, Any]
-SET_BY_SCHEDULES = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas"}
+SET_BY_SCHEDULES = {
+    "lr",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "momentum",
+    "base_momentum",
+    "max_momentum",
+    "betas",
+}
 
 
 class Earlier(NamedTuple):
@@ -48,7 +57,10 @@ def carry_over(
     kind and settings, it is as if it had been advanced `place` times, but for one that looks at metrics, which begins.
     """
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
-    groups = [_merged(group, earlier, new) if same_optimizer else dict(group) for group in optimizer.param_groups]
+    groups = [
+        _merged(group, earlier, new) if same_optimizer else dict(group)
+        for group in optimizer.param_groups
+    ]
     states = _states(optimizer, earlier) if same_optimizer else {}
     indices = itertools.count()
     numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
@@ -71,10 +83,16 @@ def _members(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
     """What was saved of each parameter, by its number in the new groups."""
-    saved = itertools.chain.from_iterable(group["params"] for group in earlier.optimizer_state["param_groups"])
+    saved = itertools.chain.from_iterable(
+        group["params"] for group in earlier.optimizer_state["param_groups"]
+    )
     number = dict(zip(_members(earlier.optimizer), saved, strict=True))
     states = earlier.optimizer_state["state"]
-    found = ((index, states.get(number[one])) for index, one in enumerate(_members(optimizer)) if one in number)
+    found = (
+        (index, states.get(number[one]))
+        for index, one in enumerate(_members(optimizer))
+        if one in number
+    )
     return {index: state for index, state in found if state is not None}
 
 
@@ -83,15 +101,25 @@ def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
 
     Of one whose parameters were in several groups nothing is as it was saved.
     """
-    owner = {one: at for at, built in enumerate(earlier.optimizer.param_groups) for one in built["params"]}
+    owner = {
+        one: at
+        for at, built in enumerate(earlier.optimizer.param_groups)
+        for one in built["params"]
+    }
     owners = {owner.get(one) for one in group["params"]}
     if len(owners) > 1 or None in owners:
         return dict(group)
     at = owners.pop()
     assert at is not None
     built, saved = earlier.optimizer.param_groups[at], earlier.optimizer_state["param_groups"][at]
-    kept = [key for key in group if key in saved and key not in new and _equal(group[key], built.get(key))]
-    more = {key: saved[key] for key in saved if key not in group and key not in built}  # an own optimiser's state
+    kept = [
+        key
+        for key in group
+        if key in saved and key not in new and _equal(group[key], built.get(key))
+    ]
+    more = {
+        key: saved[key] for key in saved if key not in group and key not in built
+    }  # an own optimiser's state
     return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
 
 
@@ -123,11 +151,22 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
     """One of which nothing but the learning rate is another: what it has made of that it makes of the new one."""
-    new, built, saved = scheduler.state_dict(), earlier.scheduler.state_dict(), earlier.scheduler_state
-    merged = {key: saved[key] if key in saved and _equal(new[key], built.get(key)) else new[key] for key in new}
+    new, built, saved = (
+        scheduler.state_dict(),
+        earlier.scheduler.state_dict(),
+        earlier.scheduler_state,
+    )
+    merged = {
+        key: saved[key] if key in saved and _equal(new[key], built.get(key)) else new[key]
+        for key in new
+    }
     scheduler.load_state_dict({**{key: saved[key] for key in saved if key not in built}, **merged})
-    for group, before in zip(optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=False):
-        if _equal(group.get("initial_lr"), before.get("initial_lr")) and not isinstance(scheduler, ReduceLROnPlateau):
+    for group, before in zip(
+        optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=False
+    ):
+        if _equal(group.get("initial_lr"), before.get("initial_lr")) and not isinstance(
+            scheduler, ReduceLROnPlateau
+        ):
             continue
         if isinstance(scheduler, ReduceLROnPlateau):
             if not _equal(group["lr"], before["lr"]):  # it is given: the plateau is looked for anew

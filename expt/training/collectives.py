@@ -48,7 +48,12 @@ def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worke
 
 @contextlib.contextmanager
 def process_group(
-    worker: Worker, *, backend: str, timeout_s: float, store: dist.Store | None = None, ends_with_process: bool = False
+    worker: Worker,
+    *,
+    backend: str,
+    timeout_s: float,
+    store: dist.Store | None = None,
+    ends_with_process: bool = False,
 ) -> Iterator[None]:
     """The run's process group; a single worker needs none. Where the body raises it is left as it is.
 

@@ -30,6 +30,8 @@ def compile_module(module: nn.Module, mode: bool | str) -> None:
         return
     found = blocks(module)
     if not found:
-        raise ConfigError(f"compile=blocks: {type(module).__name__} has no blocks that are alike; use compile=true")
+        raise ConfigError(
+            f"compile=blocks: {type(module).__name__} has no blocks that are alike; use compile=true"
+        )
     for block in found.values():
         block.compile()

@@ -74,8 +74,13 @@ class CudaGraph:
 class State:
     """All that some work may change, as it was when this was made: tensors by name, and the generators."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], generators: Generators, device: torch.device) -> None:
-        self._tensors, self._saved = tensors, {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    def __init__(
+        self, tensors: Mapping[str, Tensor], generators: Generators, device: torch.device
+    ) -> None:
+        self._tensors, self._saved = (
+            tensors,
+            {name: tensor.detach().clone() for name, tensor in tensors.items()},
+        )
         self._generators, self._device = generators, device
         self._random = generators.state_dict(device)
 
@@ -115,7 +120,9 @@ def record(graph: Graph, run: functools.partial[T], state: State) -> T:
     return found
 
 
-def difference(graph: Graph, eager: functools.partial[Any], replay: Callable[[], Any], state: State) -> str | None:
+def difference(
+    graph: Graph, eager: functools.partial[Any], replay: Callable[[], Any], state: State
+) -> str | None:
     """What is otherwise after a replay than after `eager`, if anything is, in a few words; all is put back."""
     (once, random), (twice, _) = (state.left_by(lambda: graph.warm_up(eager)) for _ in range(2))
     replayed, random_then = state.left_by(replay)
@@ -138,9 +145,16 @@ def _noise(once: Mapping[str, Tensor], twice: Mapping[str, Tensor]) -> dict[str,
     """
     apart = {name: _apart(values, twice[name]) for name, values in once.items()}
     sizes = {name: _apart(values, torch.zeros_like(values)) for name, values in once.items()}
-    shares = [apart[name] / size for name, size in sizes.items() if apart[name] and once[name].is_floating_point()]
+    shares = [
+        apart[name] / size
+        for name, size in sizes.items()
+        if apart[name] and once[name].is_floating_point()
+    ]
     usual = statistics.median(shares) if shares and math.isfinite(sum(shares)) else 0.0
-    return {name: max(each if math.isfinite(each) else 0.0, usual * sizes[name]) for name, each in apart.items()}
+    return {
+        name: max(each if math.isfinite(each) else 0.0, usual * sizes[name])
+        for name, each in apart.items()
+    }
 
 
 def _named(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:

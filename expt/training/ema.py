@@ -29,7 +29,11 @@ def ema_of(
             average: AveragedModel = AverageInFloat32(module, decay)
         else:
             average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
-    except Exception as error:  # of a person's own model: what copying its attributes raises is of many kinds
+    except (
+        Exception
+    ) as error:  # of a person's own model: what copying its attributes raises is of many kinds
         told = secrets.said(error)
-        raise ConfigError(f"ema={decay}: the model can't be copied ({told}); use ema=null") from error
+        raise ConfigError(
+            f"ema={decay}: the model can't be copied ({told}); use ema=null"
+        ) from error
     return average.requires_grad_(False)

@@ -27,4 +27,6 @@ class Generated(Callback):
         images = generator(self._noise.to(device))
         channels, height, width = images.shape[1:]
         tiles = images.view(self._rows, self._rows, channels, height, width).permute(2, 0, 3, 1, 4)
-        view.picture("generated/images", tiles.reshape(channels, self._rows * height, self._rows * width))
+        view.picture(
+            "generated/images", tiles.reshape(channels, self._rows * height, self._rows * width)
+        )

@@ -78,7 +78,9 @@ class _RecordedUpdate(NamedTuple):
             if len({*rates}) == 1:
                 self.rates.fill_(rates[0])
             else:
-                self.rates.copy_(to_device(torch.tensor(rates), self.rates.device), non_blocking=True)
+                self.rates.copy_(
+                    to_device(torch.tensor(rates), self.rates.device), non_blocking=True
+                )
         self.graph.replay()
 
 
@@ -95,7 +97,10 @@ class GraphedStep:
     """
 
     def __init__(
-        self, device: torch.device, generators: Generators, make: Callable[[torch.device], Graph] = CudaGraph
+        self,
+        device: torch.device,
+        generators: Generators,
+        make: Callable[[torch.device], Graph] = CudaGraph,
     ) -> None:
         self._device, self._generators, self._make = device, generators, make
         self._kind: object = None
@@ -118,7 +123,9 @@ class GraphedStep:
         found = recorded.replay(batch)
         _give(recorded.parameters, found.gradients)
         parts = parts_of(batch, learner.gradient_accumulation, learner.world_size)
-        for index, (part, (loss, weight, outputs)) in enumerate(zip(parts, found.parts, strict=True)):
+        for index, (part, (loss, weight, outputs)) in enumerate(
+            zip(parts, found.parts, strict=True)
+        ):
             # The next replay overwrites them; the outputs of other tasks are measured at once.
             kept = mapped(Tensor.clone, outputs) if learner.task.measures_jointly else outputs
             add(mapped(Tensor.clone, (loss, weight)), kept, part, index == 0)
@@ -126,7 +133,11 @@ class GraphedStep:
     def update(self, learner: Learner) -> bool:
         """Use the step's gradients, and drop them; see `loop.update`."""
         rates, recorded = _round_rates(learner.optimizer), self._update
-        if not self._are_replayed or recorded is None or recorded.settings != _settings(learner.optimizer):
+        if (
+            not self._are_replayed
+            or recorded is None
+            or recorded.settings != _settings(learner.optimizer)
+        ):
             return update(learner)
         recorded.replay(rates)
         learner.optimizer.zero_grad(set_to_none=True)
@@ -144,13 +155,19 @@ class GraphedStep:
         return self._passes if kind == self._kind else None
 
     def _record(self, learner: Learner, batch: Batch) -> None:
-        hooked = [name or "the model" for name, part in learner.module.named_modules() if _has_hook(part)]
+        hooked = [
+            name or "the model" for name, part in learner.module.named_modules() if _has_hook(part)
+        ]
         if hooked:
-            warn(f"cuda_graph=true: every step is eager: {hooked[0]} has a hook, which a replay would not call")
+            warn(
+                f"cuda_graph=true: every step is eager: {hooked[0]} has a hook, which a replay would not call"
+            )
             return
         self._passes = _checked("step", functools.partial(self._record_passes, learner, batch))
         if self._passes and _has_fused_update(learner):  # of others it is eager, as is documented
-            self._update = _checked("update", functools.partial(self._record_update, learner, self._passes))
+            self._update = _checked(
+                "update", functools.partial(self._record_update, learner, self._passes)
+            )
 
     def _record_passes(self, learner: Learner, batch: Batch) -> tuple[_RecordedPasses, str | None]:
         module, graph = learner.module, self._make(self._device)
@@ -158,26 +175,45 @@ class GraphedStep:
         inputs, targets = mapped(torch.zeros_like, (batch.inputs, batch.targets))
         blank = batch._replace(inputs=inputs, targets=targets)
         with self._unchanged({**parameters, **dict(module.named_buffers())}, parameters) as state:
-            found = cuda_graph.record(graph, functools.partial(_compute, learner, parameters, blank), state)
+            found = cuda_graph.record(
+                graph, functools.partial(_compute, learner, parameters, blank), state
+            )
             recorded = _RecordedPasses(graph, blank, found, parameters)
             eager = functools.partial(_compute, learner, parameters, batch)
-            return recorded, cuda_graph.difference(graph, eager, functools.partial(recorded.replay, batch), state)
+            return recorded, cuda_graph.difference(
+                graph, eager, functools.partial(recorded.replay, batch), state
+            )
 
-    def _record_update(self, learner: Learner, passes: _RecordedPasses) -> tuple[_RecordedUpdate, str | None]:
+    def _record_update(
+        self, learner: Learner, passes: _RecordedPasses
+    ) -> tuple[_RecordedUpdate, str | None]:
         """Of the gradients that a replay leaves."""
-        graph, parameters, gradients = self._make(self._device), passes.parameters, passes.found.gradients
-        states = {f"{kind} of {name}": value for name, kind, value in _states(learner.optimizer, parameters)}
+        graph, parameters, gradients = (
+            self._make(self._device),
+            passes.parameters,
+            passes.found.gradients,
+        )
+        states = {
+            f"{kind} of {name}": value
+            for name, kind, value in _states(learner.optimizer, parameters)
+        }
         given = {f"gradient of {name}": gradient for name, gradient in gradients.items()}
         wanted = _round_rates(learner.optimizer)
         rates = torch.tensor(wanted, device=self._device) / 2
         with self._unchanged({**parameters, **states, **given}, parameters) as state:
-            cuda_graph.record(graph, functools.partial(_use, learner, parameters, gradients, rates), state)
+            cuda_graph.record(
+                graph, functools.partial(_use, learner, parameters, gradients, rates), state
+            )
             recorded = _RecordedUpdate(graph, rates, _settings(learner.optimizer), last=[])
             eager = functools.partial(_use, learner, parameters, gradients, None)
-            return recorded, cuda_graph.difference(graph, eager, functools.partial(recorded.replay, wanted), state)
+            return recorded, cuda_graph.difference(
+                graph, eager, functools.partial(recorded.replay, wanted), state
+            )
 
     @contextlib.contextmanager
-    def _unchanged(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Iterator[State]:
+    def _unchanged(
+        self, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+    ) -> Iterator[State]:
         """Afterwards all is as it was, without gradients."""
         state = State(tensors, self._generators, self._device)
         try:
@@ -218,7 +254,9 @@ def _compute(learner: Learner, parameters: Mapping[str, nn.Parameter], batch: Ba
     """A forward and backward pass; its gradients are taken away from the parameters."""
     parts: list[_Part] = []
     accumulate_gradients(
-        learner, batch, lambda loss, outputs, *_: parts.append(_Part(*mapped(Tensor.detach, (*loss, outputs))))
+        learner,
+        batch,
+        lambda loss, outputs, *_: parts.append(_Part(*mapped(Tensor.detach, (*loss, outputs)))),
     )
     gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
     _give(parameters, {})
@@ -226,7 +264,10 @@ def _compute(learner: Learner, parameters: Mapping[str, nn.Parameter], batch: Ba
 
 
 def _use(
-    learner: Learner, parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], rates: Tensor | None
+    learner: Learner,
+    parameters: Mapping[str, nn.Parameter],
+    gradients: Mapping[str, Tensor],
+    rates: Tensor | None,
 ) -> None:
     """An update by these gradients, with these rates of the groups, or with those that stand there."""
     _give(parameters, gradients)
@@ -246,13 +287,17 @@ def _use(
 def _has_fused_update(learner: Learner) -> bool:
     """Whether one kernel updates a group by a rate that it reads on the device, always, and all it needs is there."""
     optimizer = learner.optimizer
-    fused = isinstance(optimizer, optim.SGD | optim.Adam) and all(group["fused"] for group in optimizer.param_groups)
+    fused = isinstance(optimizer, optim.SGD | optim.Adam) and all(
+        group["fused"] for group in optimizer.param_groups
+    )
     values = [(one, value) for one, state in optimizer.state.items() for value in state.values()]
     there = all(isinstance(value, Tensor) and value.device == one.device for one, value in values)
     return fused and there and learner.precision.always_updates
 
 
-def _states(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, str, Tensor]]:
+def _states(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, str, Tensor]]:
     for name, parameter in parameters.items():
         for kind, value in optimizer.state.get(parameter, {}).items():
             yield name, kind, value
@@ -261,7 +306,8 @@ def _states(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Ite
 def _settings(optimizer: Optimizer) -> object:
     """What an update depends on beside rates, gradients and states."""
     return [
-        {key: value for key, value in group.items() if key not in ("params", "lr")} for group in optimizer.param_groups
+        {key: value for key, value in group.items() if key not in ("params", "lr")}
+        for group in optimizer.param_groups
     ]
 
 

@@ -37,7 +37,10 @@ class AverageInFloat32(AveragedModel):
     def update_parameters(self, model: nn.Module) -> None:
         """Take up the weights of now; buffers are copied."""
         averages = [*self.module.parameters()]
-        current = [parameter.to(average.dtype) for parameter, average in _pairs(model.parameters(), averages)]
+        current = [
+            parameter.to(average.dtype)
+            for parameter, average in _pairs(model.parameters(), averages)
+        ]
         copied = _pairs(self.module.buffers(), model.buffers())
         if self.n_averaged == 0:
             copied += _pairs(averages, current)

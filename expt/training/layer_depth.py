@@ -26,7 +26,9 @@ def depths(module: nn.Module) -> dict[str, int]:
     weights (norms), an embedding after another, and what an opened module itself holds (class tokens) belong to the
     layer before; before the first, to the first. Raises ConfigError where that is a single layer.
     """
-    layers = _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
+    layers = (
+        _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
+    )
     last = max(layers.values(), default=0)
     if last == 0:
         raise ConfigError(
@@ -44,7 +46,9 @@ def _as_the_model_says(module: Any) -> Mapping[str, int]:
             f"optimizer.layer_decay: {type(module).__name__}.group_matcher is read by timm; pip install 'expt[timm]'"
         ) from None
     try:
-        found: Mapping[str, int] = timm.group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+        found: Mapping[str, int] = timm.group_parameters(
+            module, module.group_matcher(coarse=False), reverse=True
+        )
     except (TypeError, ValueError, re.error) as error:
         which, why = f"{type(module).__name__}.group_matcher", secrets.said(error)
         raise ConfigError(f"optimizer.layer_decay: {which} is not as timm's are ({why})") from error
@@ -56,7 +60,9 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
     found: dict[nn.Parameter, int] = {}
     number, begun_by = -1, None
     for part, parameters in _parts(module):
-        new = [parameter for parameter in parameters if parameter not in found]  # a weight may be used twice
+        new = [
+            parameter for parameter in parameters if parameter not in found
+        ]  # a weight may be used twice
         another_embedding = isinstance(part, _EMBEDDINGS) and isinstance(begun_by, _EMBEDDINGS)
         if part is not None and any(one.dim() >= 2 for one in new) and not another_embedding:
             number, begun_by = number + 1, part
@@ -70,7 +76,11 @@ def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parame
     children = list(module.children())
     of_class = Counter(map(type, children))
     for child in children:
-        is_trunk = not isinstance(module, CONTAINERS) and of_class[type(child)] == 1 and _holds_container(child)
+        is_trunk = (
+            not isinstance(module, CONTAINERS)
+            and of_class[type(child)] == 1
+            and _holds_container(child)
+        )
         if isinstance(child, CONTAINERS) or is_trunk:
             yield from _parts(child)
         else:

@@ -155,7 +155,9 @@ class Position:
     def samples(self, batch_size: int, size: int) -> int:
         """How many this run has trained on, each epoch on as many as its batches hold of the `size` of the set."""
         whole, rest = divmod(self.step - self.began_at, self.steps_per_epoch)
-        of_epoch = min(self.steps_per_epoch * batch_size, size)  # an epoch's last batch may be smaller
+        of_epoch = min(
+            self.steps_per_epoch * batch_size, size
+        )  # an epoch's last batch may be smaller
         return whole * of_epoch + rest * batch_size
 
     def begin_epoch(self) -> None:
@@ -169,11 +171,20 @@ class Position:
     def state_dict(self) -> dict[str, int]:
         """How far it has come, without how far it is to go."""
         of_fork = {"offset": self.offset, "began_at": self.began_at} if self.began_at else {}
-        return {"epoch": self.epoch, "step": self.step, "step_in_epoch": self.step_in_epoch, **of_fork}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "step_in_epoch": self.step_in_epoch,
+            **of_fork,
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Be where `state_dict` was called."""
-        self.epoch, self.step, self.step_in_epoch = state["epoch"], state["step"], state["step_in_epoch"]
+        self.epoch, self.step, self.step_in_epoch = (
+            state["epoch"],
+            state["step"],
+            state["step_in_epoch"],
+        )
         self.began_at = state.get("began_at", 0)
         self._move(state.get("offset", 0))
 

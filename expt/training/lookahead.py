@@ -17,7 +17,9 @@ class Lookahead:
     that they are evaluated. There are none in the first `start_epochs`.
     """
 
-    def __init__(self, module: nn.Module, *, every_steps: int, keep: float, power: float, start_epochs: int) -> None:
+    def __init__(
+        self, module: nn.Module, *, every_steps: int, keep: float, power: float, start_epochs: int
+    ) -> None:
         self._module = module
         self._every_steps, self._start_epochs = every_steps, start_epochs
         self._keep, self._power = keep, power
@@ -45,7 +47,11 @@ class Lookahead:
                 value.copy_(self._slow[name])
 
     def _values(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self._module.state_dict().items() if value.is_floating_point()}
+        return {
+            name: value
+            for name, value in self._module.state_dict().items()
+            if value.is_floating_point()
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         """The slow weights; empty where there are none yet."""
@@ -54,7 +60,9 @@ class Lookahead:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` gave."""
         values = self._values()
-        self._slow = {name: value.to(values[name].device, copy=True) for name, value in state.items()}
+        self._slow = {
+            name: value.to(values[name].device, copy=True) for name, value in state.items()
+        }
 
 
 def _wide(value: Tensor) -> Tensor:

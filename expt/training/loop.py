@@ -57,7 +57,9 @@ def train_epoch(
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.advance()
         if learner.lookahead is not None:
-            learner.lookahead.after_step(epoch=position.epoch, step=position.step, total_steps=position.total_steps)
+            learner.lookahead.after_step(
+                epoch=position.epoch, step=position.step, total_steps=position.total_steps
+            )
         trained += batch.global_size
         on_step()
         if learner.scheduler_interval == "step":
@@ -73,7 +75,9 @@ def train_epoch(
             break
 
 
-def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]) -> str | None:
+def _learn(
+    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
+) -> str | None:
     """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
     try:
         if learner.phases:
@@ -94,7 +98,9 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
     return None
 
 
-def _through_phases(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]) -> bool:
+def _through_phases(
+    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
+) -> bool:
     """An update for each phase, in their order; returns whether any is not known to have been left out."""
     every = frozenset[nn.Parameter]().union(*learner.phases.values())
     losses: dict[str, Sum] = {}
@@ -114,7 +120,9 @@ def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch,
         losses[phase] = added(losses.get(phase), loss)
 
 
-def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | None = None) -> None:
+def accumulate_gradients(
+    learner: Learner, batch: Batch, add: Add, phase: str | None = None
+) -> None:
     """Forward and backward on this worker's part of a global batch.
 
     The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits for nothing.
@@ -152,10 +160,14 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
     Where nothing has a weight they are zero.
     """
     device = next(learner.module.parameters()).device
-    mine = torch.stack([torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]).sum()
+    mine = torch.stack(
+        [torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]
+    ).sum()
     total = sum_across_workers(mine)
     factor = torch.where(total > 0, samples / total, 0.0).float()
-    for parameter in itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups):
+    for parameter in itertools.chain.from_iterable(
+        group["params"] for group in learner.optimizer.param_groups
+    ):
         if parameter.grad is not None:
             sharding.local(parameter.grad).mul_(factor)
 
@@ -170,7 +182,9 @@ def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
         return [batch]
     lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
     if len(lengths) > 1:
-        raise ConfigError(f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1")
+        raise ConfigError(
+            f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1"
+        )
     size, most = lengths.pop(), -(-batch.global_size // world_size)
     number = len(_cut(most, count))
     cuts = _cut(size, count)
@@ -181,7 +195,10 @@ def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
         inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
         return batch._replace(inputs=inputs, targets=targets)
 
-    return [part(cut) if cut.start < cut.stop else part(slice(1))._replace(weightless=True) for cut in cuts]
+    return [
+        part(cut) if cut.start < cut.stop else part(slice(1))._replace(weightless=True)
+        for cut in cuts
+    ]
 
 
 def _cut(size: int, count: int) -> list[slice]:
@@ -190,7 +207,9 @@ def _cut(size: int, count: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device) -> None:
+def rehearse(
+    learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device
+) -> None:
     """For three or more workers: a step on a blank batch that changes no weight; its effect on buffers must be undone.
 
     DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
@@ -200,19 +219,31 @@ def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, d
     if learner.world_size <= 2 or learner.phases or learner.shards > 1:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
-    accumulate_gradients(learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device).add)
+    accumulate_gradients(
+        learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device).add
+    )
     learner.optimizer.zero_grad(set_to_none=True)
 
 
 def check_gradients(learner: Learner) -> None:
     """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait for them in vain."""
     parallel = learner.parallel
-    if not isinstance(parallel, DistributedDataParallel) or parallel.find_unused_parameters or parallel.static_graph:
+    if (
+        not isinstance(parallel, DistributedDataParallel)
+        or parallel.find_unused_parameters
+        or parallel.static_graph
+    ):
         return
     # The optimiser's lists: to walk through the modules in every step would cost more than the question is worth.
-    parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+    parameters = itertools.chain.from_iterable(
+        group["params"] for group in learner.optimizer.param_groups
+    )
     if any(p.grad is None and p.requires_grad for p in parameters):
-        unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
+        unused = [
+            name
+            for name, p in learner.module.named_parameters()
+            if p.requires_grad and p.grad is None
+        ]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
             "use ddp.find_unused_parameters=true, or remove them from the model"
@@ -234,10 +265,14 @@ def evaluate(
     sums = Sums(learner.task, device, at_once=learner.overwrites, learns=False)
     module.eval()
     for batch in learner.in_step(batches):
-        task = copy.copy(learner.task) if batch.weightless else learner.task  # what it notes of no sample is dropped
+        task = (
+            copy.copy(learner.task) if batch.weightless else learner.task
+        )  # what it notes of no sample is dropped
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
-            if batch.weightless:  # for the others' sake: the model, and the loss, may ask all workers
+            if (
+                batch.weightless
+            ):  # for the others' sake: the model, and the loss, may ask all workers
                 with contextlib.suppress(Exception):  # it may not take what is no sample
                     task.loss(outputs, batch)
                 continue

@@ -15,13 +15,17 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
-    if learner.phases or isinstance(learner.parallel, nn.DataParallel):  # of dp a GPU has but a part of the batch
+    if learner.phases or isinstance(
+        learner.parallel, nn.DataParallel
+    ):  # of dp a GPU has but a part of the batch
         return None
     if learner.shards > 1:  # a step alone would wait for the others
         return None
     if learner.compiled:  # it would compile for each size
         return None
-    if any(isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()):  # would wait for the others
+    if any(
+        isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()
+    ):  # would wait for the others
         return None
     count = batch.size // learner.gradient_accumulation
     while count > 1:
@@ -50,6 +54,8 @@ def _step_alone(learner: Learner, batch: Batch) -> None:
     parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     with learner.precision.autocast():
         loss, _ = learner.task.training_loss(learner.task.forward(learner.module, batch), batch)
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+    for parameter, gradient in zip(
+        parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+    ):
         parameter.grad = gradient
     learner.optimizer.step()

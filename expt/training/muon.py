@@ -45,7 +45,14 @@ def build_muon(
             nesterov=config.nesterov,
             adjust_lr_fn="match_rms_adamw",
         ),
-        adamw(of_adamw, lr=lr, betas=config.betas, eps=config.eps, weight_decay=decay, **fused_or_foreach(members)),
+        adamw(
+            of_adamw,
+            lr=lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=decay,
+            **fused_or_foreach(members),
+        ),
     )
 
 
@@ -57,18 +64,26 @@ def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         for parameter in layer.parameters()
     }
-    named = module.named_parameters(remove_duplicate=False)  # a last layer may share its weights with an embedding
-    matrices = [parameter for name, parameter in named if name.endswith("weight") and parameter.dim() == 2]
+    named = module.named_parameters(
+        remove_duplicate=False
+    )  # a last layer may share its weights with an embedding
+    matrices = [
+        parameter for name, parameter in named if name.endswith("weight") and parameter.dim() == 2
+    ]
     return {*matrices} - embeddings - {*matrices[-1:]}
 
 
-def _parted(chosen: list[nn.Parameter] | Groups, matrices: set[nn.Parameter]) -> tuple[Groups, Groups]:
+def _parted(
+    chosen: list[nn.Parameter] | Groups, matrices: set[nn.Parameter]
+) -> tuple[Groups, Groups]:
     """The groups for Muon, and those for AdamW."""
     grouped = [one for one in chosen if isinstance(one, dict)]
     parts: tuple[Groups, Groups] = ([], [])
     for group in grouped or [{"params": chosen}]:
         for part, wanted in zip(parts, (True, False), strict=True):
-            if members := [parameter for parameter in group["params"] if (parameter in matrices) == wanted]:
+            if members := [
+                parameter for parameter in group["params"] if (parameter in matrices) == wanted
+            ]:
                 part.append({**group, "params": members})
     return parts
 
@@ -85,7 +100,9 @@ class MuonWithAdamW(Optimizer):
     def _share(self) -> None:
         """Let the parts work on the groups and the state that are here."""
         first = len(self._parts[0].param_groups)
-        for part, own in zip(self._parts, (self.param_groups[:first], self.param_groups[first:]), strict=True):
+        for part, own in zip(
+            self._parts, (self.param_groups[:first], self.param_groups[first:]), strict=True
+        ):
             part.param_groups, part.state = own, self.state
 
     @torch.no_grad()

@@ -21,7 +21,13 @@ from expt.errors import ConfigError
 from expt.training.muon import build_muon
 from expt.training.optimizer_state import fused_or_foreach
 from expt.training.own_optimizer import build_own
-from expt.training.parameter_groups import LR_SCALE, TRAINED_EPOCHS, parameter_groups, rate_of, scale_rates
+from expt.training.parameter_groups import (
+    LR_SCALE,
+    TRAINED_EPOCHS,
+    parameter_groups,
+    rate_of,
+    scale_rates,
+)
 from expt.training.patches.unguarded import optimizer as without_guards
 from expt.training.sharding import is_sharded
 
@@ -87,7 +93,12 @@ def _over(
         return sgd
     adam = optim.Adam if config.name == "adam" else optim.AdamW
     return (without_guards(adam) if unguarded else adam)(
-        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, **kernel
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        **kernel,
     )
 
 
@@ -114,10 +125,15 @@ def build_scheduler(
     `better` says of each metric which way it is better.
     """
     if isinstance(config, groups.TargetScheduler):
-        return _own_scheduler(config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+        return _own_scheduler(
+            config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
+        )
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
-    total_steps = planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps) or total_steps
+    total_steps = (
+        planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+        or total_steps
+    )
     ends = [_end(group, steps_per_epoch) for group in optimizer.param_groups]
     if isinstance(config, groups.OneCycle):
         return OneCycle(
@@ -125,12 +141,17 @@ def build_scheduler(
             ends,
             max_lr=[group["lr"] for group in optimizer.param_groups],
             total_steps=max(total_steps, 2),
-            pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by zero where the rise is one step
+            pct_start=config.rise_fraction
+            * (1 - 1e-9),  # torch divides by zero where the rise is one step
             div_factor=1 / config.start_factor,
             final_div_factor=config.start_factor / config.end_factor,
-            cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
+            cycle_momentum=bool(
+                optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")
+            ),
         )
-    factor = lr_factor(config, rate_of(optimizer), steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    factor = lr_factor(
+        config, rate_of(optimizer), steps_per_epoch=steps_per_epoch, total_steps=total_steps
+    )
     return Schedule(optimizer, [factor if end is None else _until(end, factor) for end in ends])
 
 
@@ -152,7 +173,9 @@ class Schedule(LambdaLR):
         self.last_epoch += 1
         shared = self.lr_lambdas[0]
         of_most = shared(self.last_epoch)
-        for group, base_lr, own in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+        for group, base_lr, own in zip(
+            self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
+        ):
             factor = of_most if own is shared else own(self.last_epoch)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base_lr * factor)
@@ -210,7 +233,11 @@ def _own_scheduler(
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
-    if config.interval == "epoch" and isinstance(scheduler, OneCycleLR) and scheduler.total_steps != epochs:
+    if (
+        config.interval == "epoch"
+        and isinstance(scheduler, OneCycleLR)
+        and scheduler.total_steps != epochs
+    ):
         raise ConfigError(
             f"{where} has total_steps={scheduler.total_steps} and the run {epochs} epochs; "
             "use interval: step where it counts optimiser steps"
@@ -218,12 +245,21 @@ def _own_scheduler(
     return scheduler
 
 
-def _told(config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int) -> dict[str, int]:
+def _told(
+    config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
+) -> dict[str, int]:
     """What its constructor names of how often it will be advanced, and its YAML does not give."""
     by_epoch, epochs = config.interval == "epoch", math.ceil(total_steps / steps_per_epoch)
-    known = {"total_steps": epochs if by_epoch else total_steps, "steps_per_epoch": 1 if by_epoch else steps_per_epoch}
+    known = {
+        "total_steps": epochs if by_epoch else total_steps,
+        "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
+    }
     asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
-    lacking = [key for key in known if key in asked and asked[key].default in (inspect.Parameter.empty, None)]
+    lacking = [
+        key
+        for key in known
+        if key in asked and asked[key].default in (inspect.Parameter.empty, None)
+    ]
     return {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
 
 
@@ -237,7 +273,10 @@ def plan(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | 
 
 
 def advance_after_epoch(
-    scheduler: LRScheduler, values: Mapping[str, float], better: Mapping[str, Better], measured: Mapping[str, float]
+    scheduler: LRScheduler,
+    values: Mapping[str, float],
+    better: Mapping[str, Better],
+    measured: Mapping[str, float],
 ) -> None:
     """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
@@ -249,7 +288,9 @@ def advance_after_epoch(
     elif isinstance(scheduler, ReduceLROnPlateau):
         metric = next((name for name in values if better[name] == scheduler.mode), None)
         if metric is None:
-            raise ConfigError(f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use mode=min")
+            raise ConfigError(
+                f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use mode=min"
+            )
         scheduler.step(values[metric])
     else:
         scheduler.step()

@@ -25,7 +25,9 @@ def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether its memory has no gaps: torch's fused updates take it so on a CPU, and are silently wrong (2.14)."""
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # else it has strides of its own
+    return (
+        torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    )  # else it has strides of its own
 
 
 def adapted(optimizer: Optimizer, state: State) -> Any:
@@ -34,17 +36,24 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
     torch has some kernels for whole parameters alone; and fused ones on the CPU take a state's memory to lie as the
     parameter's, which a sharded model, or another `channels_last`, has otherwise.
     """
-    if not (isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()):  # of an own optimiser
+    if not (
+        isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()
+    ):  # of an own optimiser
         return state
     saved, own = state["param_groups"], optimizer.param_groups
-    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own]:  # which torch tells
+    if [len(group["params"]) for group in saved] != [
+        len(group["params"]) for group in own
+    ]:  # which torch tells
         return dict(state)
     groups = [
-        {**group, **{key: mine[key] for key in KERNEL if key in mine}} for group, mine in zip(saved, own, strict=True)
+        {**group, **{key: mine[key] for key in KERNEL if key in mine}}
+        for group, mine in zip(saved, own, strict=True)
     ]
     parameters = dict(zip(_members(saved), _members(own), strict=True))
     states = {
-        key: _laid_out(values, parameters[key]) if key in parameters and isinstance(values, Mapping) else values
+        key: _laid_out(values, parameters[key])
+        if key in parameters and isinstance(values, Mapping)
+        else values
         for key, values in state["state"].items()
     }
     return {**state, "state": states, "param_groups": groups}
@@ -56,7 +65,10 @@ def _members(groups: Any) -> itertools.chain[Any]:
 
 def _laid_out(values: State, parameter: Tensor) -> dict[str, Any]:
     """`values` of `parameter`, of which those of its shape have its strides."""
-    return {key: _like(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()}
+    return {
+        key: _like(value, parameter) if isinstance(value, Tensor) else value
+        for key, value in values.items()
+    }
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:

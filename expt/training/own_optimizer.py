@@ -15,7 +15,9 @@ from expt.training.optimizer_state import is_dense
 from expt.training.sharding import is_sharded
 
 
-def build_own(config: groups.TargetOptimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> Optimizer:
+def build_own(
+    config: groups.TargetOptimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]
+) -> Optimizer:
     """That of the `parameters`. Raises ConfigError where it can't take the steps that a run takes."""
     if config.kwargs.get("fused"):
         _refuse_fused(parameters)
@@ -37,7 +39,9 @@ def _refuse_other_steps(optimizer: Optimizer, target: str) -> None:
             "gradients once a step; use an optimizer whose step() takes them as they are, such as optimizer=adam"
         )
     if isinstance(optimizer, SparseAdam):
-        raise ConfigError(f"{where}: does not support dense gradients, which those of a run are; use optimizer=adam")
+        raise ConfigError(
+            f"{where}: does not support dense gradients, which those of a run are; use optimizer=adam"
+        )
 
 
 def _refuse_fused(parameters: list[nn.Parameter] | list[dict[str, Any]]) -> None:
@@ -45,7 +49,9 @@ def _refuse_fused(parameters: list[nn.Parameter] | list[dict[str, Any]]) -> None
     for one in chain.from_iterable(groups):
         which = f"optimizer.fused=true: a parameter of the shape {list(one.shape)}"
         if one.is_complex():
-            raise ConfigError(f"{which} is complex, for which torch has no fused update; leave fused out")
+            raise ConfigError(
+                f"{which} is complex, for which torch has no fused update; leave fused out"
+            )
         if not is_sharded(one) and not is_dense(one):
             raise ConfigError(
                 f"{which} has gaps in its memory, as a slice of another tensor, and torch's fused update is wrong for "

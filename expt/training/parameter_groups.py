@@ -42,8 +42,14 @@ def parameter_groups(
     _refuse_idle(named, chosen, groups)
     depth = dict.fromkeys(named, 0) if layer_decay is None else depths(module)
     found: list[dict[str, Any]] = []
-    for group, layer, decays in itertools.product((None, *groups), sorted({*depth.values()}), (True, False)):
-        members = [parameter for name, parameter in named.items() if chosen[name] is group and depth[name] == layer]
+    for group, layer, decays in itertools.product(
+        (None, *groups), sorted({*depth.values()}), (True, False)
+    ):
+        members = [
+            parameter
+            for name, parameter in named.items()
+            if chosen[name] is group and depth[name] == layer
+        ]
         part = [one for one in members if (decay_biases_and_norms or one.dim() >= 2) == decays]
         if part:
             scale = 1.0 if layer_decay is None else layer_decay**layer
@@ -64,7 +70,9 @@ def _settings(group: ParameterGroup | None, *, scale: float, decays: bool) -> di
 
 
 def _refuse_idle(
-    names: Mapping[str, object], chosen: Mapping[str, ParameterGroup | None], groups: Sequence[ParameterGroup]
+    names: Mapping[str, object],
+    chosen: Mapping[str, ParameterGroup | None],
+    groups: Sequence[ParameterGroup],
 ) -> None:
     problems = []
     for index, group in enumerate(groups):
@@ -72,7 +80,9 @@ def _refuse_idle(
             continue
         where = f"optimizer.groups.{index}.match={group.match}"
         if taken := [name for name in names if re.search(group.match, name)]:
-            problems.append(f"{where}: every name that it matches, as {taken[0]}, is matched by a group before it")
+            problems.append(
+                f"{where}: every name that it matches, as {taken[0]}, is matched by a group before it"
+            )
             continue
         shown = ", ".join([*names][:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
         hint = did_you_mean(group.match, names)

@@ -18,20 +18,32 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
 
     Raises ConfigError for one that finds nothing, and for a parameter that is trained in no phase.
     """
-    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    named = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
     found: dict[str, frozenset[nn.Parameter]] = {}
     for phase, pattern in phases.items():
         try:
             names = [name for name in named if re.search(pattern, name)]
         except re.error as error:
-            raise ConfigError(f"phases: {phase}: {pattern!r} is no regular expression: {error}") from error
+            raise ConfigError(
+                f"phases: {phase}: {pattern!r} is no regular expression: {error}"
+            ) from error
         if not names:
             hint = did_you_mean(pattern.strip("^$.*"), {name.partition(".")[0] for name in named})
-            raise ConfigError(f"phases: {phase}: {pattern!r} is in no trained parameter's name.{hint}")
+            raise ConfigError(
+                f"phases: {phase}: {pattern!r} is in no trained parameter's name.{hint}"
+            )
         found[phase] = frozenset(named[name] for name in names)
-    left = [name for name, parameter in named.items() if not any(parameter in own for own in found.values())]
+    left = [
+        name
+        for name, parameter in named.items()
+        if not any(parameter in own for own in found.values())
+    ]
     if left and phases:
-        raise ConfigError(f"phases: no phase trains {', '.join(left[:3])}; let one find it, or freeze it")
+        raise ConfigError(
+            f"phases: no phase trains {', '.join(left[:3])}; let one find it, or freeze it"
+        )
     return found
 
 

@@ -43,7 +43,9 @@ class Precision:
         """Whether the last update was, a bool [] on the device, alike on all workers; None if it can't have been."""
         self._spoilt = torch.zeros((), device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
-        self._short_backward = short_backward and not skip_non_finite and not self.scaler.is_enabled()
+        self._short_backward = (
+            short_backward and not skip_non_finite and not self.scaler.is_enabled()
+        )
 
     @property
     def always_updates(self) -> bool:
@@ -71,7 +73,9 @@ class Precision:
         if self._skip:
             # The gradients of an infinite loss may be finite: made nan here, all workers get to see it in their mean.
             loss = loss * (1 + 0 * loss.detach())
-            if self.scaler.is_enabled():  # else the gradients say so, which here may be too large for float16 alone
+            if (
+                self.scaler.is_enabled()
+            ):  # else the gradients say so, which here may be too large for float16 alone
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward()
 
@@ -82,7 +86,9 @@ class Precision:
         have been, for which a GPU would have to be waited for.
         """
         skips = self._skip and not self.scaler.is_enabled()
-        bad = self._any_not_finite(optimizer) if skips else None  # before they are clipped: infinity would be no more
+        bad = (
+            self._any_not_finite(optimizer) if skips else None
+        )  # before they are clipped: infinity would be no more
         self.left_out = bad
         if self._skip and not skips:
             self.left_out = sum_across_workers(self._spoilt) > 0
@@ -99,7 +105,12 @@ class Precision:
 
     def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
         """All workers see alike: they have the same gradients."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         return ~is_finite(gradients)
 
     def _clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
@@ -120,7 +131,9 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     Of sharded tensors it is a collective.
     """
     given = list(tensors)
-    with_values = [local(tensor) for tensor in given if local(tensor).numel()]  # torch knows no largest of none
+    with_values = [
+        local(tensor) for tensor in given if local(tensor).numel()
+    ]  # torch knows no largest of none
     finite = torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
     if not any(map(is_sharded, given)):
         return finite

@@ -37,15 +37,25 @@ def _refusals(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Refusal
         if one.requires_grad and not one.numel():
             shape = list(one.shape)
             yield Refusal(
-                f"{parameter} has the shape {shape}, and no number to train", "leave it out, name it in freeze"
+                f"{parameter} has the shape {shape}, and no number to train",
+                "leave it out, name it in freeze",
             )
         if one.requires_grad and one.is_complex():
-            yield Refusal(f"{parameter} is complex, and has no gradient there", "keep its two parts as real numbers")
+            yield Refusal(
+                f"{parameter} is complex, and has no gradient there",
+                "keep its two parts as real numbers",
+            )
         if has_hooks(one):
-            yield Refusal(f"{parameter} has a hook for its gradient, which no part of it has", "leave the hook out")
+            yield Refusal(
+                f"{parameter} has a hook for its gradient, which no part of it has",
+                "leave the hook out",
+            )
         kind, knows_how = type(one), hasattr(one, "fsdp_pre_all_gather")  # torch asks for that
         if kind is not nn.Parameter and not knows_how and not hasattr(one, "fake_mode"):
-            yield Refusal(f"{parameter} is a {kind.__name__}, and a part of it is not", "give it an attribute instead")
+            yield Refusal(
+                f"{parameter} is a {kind.__name__}, and a part of it is not",
+                "give it an attribute instead",
+            )
     yield from _mixed(module, units)
 
 
@@ -70,14 +80,24 @@ class Originals:
         self._spans: dict[str, tuple[ref[torch.UntypedStorage], int, int]] = {}
         for name, one in module.named_parameters():
             start = one.data_ptr()
-            self._spans[name] = (ref(one.untyped_storage()), start, start + _extent(one) * one.element_size())
+            self._spans[name] = (
+                ref(one.untyped_storage()),
+                start,
+                start + _extent(one) * one.element_size(),
+            )
 
     def kept(self) -> dict[str, Span]:
         """By the name of its parameter what somebody still holds, once parts have taken its place."""
         if any(storage() is not None for storage, _, _ in self._spans.values()):
             gc.collect()  # of circles that nobody holds
-        spans = ((name, storage(), start, end) for name, (storage, start, end) in self._spans.items())
-        return {name: Span(storage, start, end) for name, storage, start, end in spans if storage is not None}
+        spans = (
+            (name, storage(), start, end) for name, (storage, start, end) in self._spans.items()
+        )
+        return {
+            name: Span(storage, start, end)
+            for name, storage, start, end in spans
+            if storage is not None
+        }
 
 
 def shared_memory(module: nn.Module) -> Refusal | None:
@@ -104,4 +124,6 @@ def _extent(tensor: Tensor) -> int:
     """From its first number to behind its last one in memory."""
     if not tensor.numel():
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -72,7 +72,9 @@ def shard(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     replicas = worker.world_size // shards
-    sizes, names = ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
+    sizes, names = (
+        ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
+    )
     mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     _fill_buffers(module, values)
@@ -81,7 +83,12 @@ def shard(
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     _fill_parameters(module, values)
     # What the whole has beside its units is needed again at once, at the start of the backward pass.
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
+    fully_shard(
+        module,
+        mesh=mesh,
+        mp_policy=policy,
+        reshard_after_forward=None if reshard_after_forward else False,
+    )
     if worker.device.type == "cpu":
         for part in units_of(module).values():
             part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
@@ -166,7 +173,9 @@ def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[n
 
 def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
     """What param_dtype=auto means where `dtype` is that of mixed precision; None is that of the parameters."""
-    return None if batch_norm.is_in(module) else dtype  # its statistics are float32, and it takes no others beside them
+    return (
+        None if batch_norm.is_in(module) else dtype
+    )  # its statistics are float32, and it takes no others beside them
 
 
 def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
@@ -174,13 +183,24 @@ def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
     least = LEAST_SHARE * _size(module)
     for name, layer in module.named_modules():
         inside = any(name.startswith(f"{block}.") for block in chosen)
-        if name and not inside and name not in chosen and _is_layer(layer) and _size(layer) >= least:
+        if (
+            name
+            and not inside
+            and name not in chosen
+            and _is_layer(layer)
+            and _size(layer) >= least
+        ):
             chosen[name] = layer
-    within_attention = {f"{name}." for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)}
+    within_attention = {
+        f"{name}."
+        for name, part in module.named_modules()
+        if isinstance(part, nn.MultiheadAttention)
+    }
     return {
         name: unit
         for name, unit in chosen.items()
-        if not _shared_name(module, name) and not name.startswith(tuple(within_attention))  # computes by itself
+        if not _shared_name(module, name)
+        and not name.startswith(tuple(within_attention))  # computes by itself
     }
 
 
@@ -194,8 +214,15 @@ def _of_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     def rest(name: str, part: nn.Module) -> int:
         """The numbers of `part` that are in no unit."""
         own = sum(parameter.numel() for parameter in part.parameters(recurse=False))
-        below = sum(rest(f"{name}.{child}".lstrip("."), module) for child, module in part.named_children())
-        if own + below < least or not name or isinstance(part, CONTAINERS) or _shared_name(module, name):
+        below = sum(
+            rest(f"{name}.{child}".lstrip("."), module) for child, module in part.named_children()
+        )
+        if (
+            own + below < least
+            or not name
+            or isinstance(part, CONTAINERS)
+            or _shared_name(module, name)
+        ):
             return own + below
         chosen[name] = part
         return 0
@@ -217,7 +244,10 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
         found = [name for name in named if re.fullmatch(pattern, name)]
         if not found:
             shown = ", ".join([*named][:4])
-            hint = did_you_mean(pattern.replace("\\", ""), named) or f" There are {len(named)}, such as {shown}."
+            hint = (
+                did_you_mean(pattern.replace("\\", ""), named)
+                or f" There are {len(named)}, such as {shown}."
+            )
             raise ConfigError(f"{where}: is the name of no module with parameters.{hint}")
         for name in found:
             if isinstance(named[name], CONTAINERS):
@@ -238,7 +268,9 @@ def _shared_name(module: nn.Module, unit: str) -> str | None:
     """The name of a parameter inside `unit` that is outside of it too."""
     inside = set(module.get_submodule(unit).parameters())
     named = module.named_parameters(remove_duplicate=False)
-    return next((name for name, one in named if one in inside and not name.startswith(f"{unit}.")), None)
+    return next(
+        (name for name, one in named if one in inside and not name.startswith(f"{unit}.")), None
+    )
 
 
 def _size(module: nn.Module) -> int:

@@ -61,7 +61,9 @@ class SharedMemory:
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every worker's float32 `values` [N], by rank [world_size, N]; see `average`."""
         began = time.perf_counter()
-        everyones = torch.cat([self._exchanged(chunk).clone() for chunk in values.split(CHUNK)], dim=1)
+        everyones = torch.cat(
+            [self._exchanged(chunk).clone() for chunk in values.split(CHUNK)], dim=1
+        )
         self.spent_s += time.perf_counter() - began
         return everyones
 
@@ -84,13 +86,19 @@ class SharedMemory:
                 continue
             deadline = deadline or time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._world_size) if self._arrived[rank] < self._round]
+                missing = [
+                    rank for rank in range(self._world_size) if self._arrived[rank] < self._round
+                ]
                 names = ", ".join(map(str, missing))
-                raise TimedOut(f"rank {names} did not arrive within {self._timeout_s:g} s (timeout_s)")
+                raise TimedOut(
+                    f"rank {names} did not arrive within {self._timeout_s:g} s (timeout_s)"
+                )
             time.sleep(1e-4)  # it is late: leave it the core
 
 
-def average_gradients(memory: SharedMemory, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_gradients(
+    memory: SharedMemory, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     """The communication hook for DistributedDataParallel."""
     memory.average(bucket.buffer())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -105,7 +113,9 @@ def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     dist.broadcast_object_list(told, src=0)
     place = told[0]
     if place is None:
-        raise RunFailed(f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false")
+        raise RunFailed(
+            f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false"
+        )
     mapped, problem = _mapped(place, size)
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)  # rank 0 has it open until all have mapped it

@@ -26,9 +26,13 @@ class Unused:
         from torch.distributed.fsdp import FSDPModule
 
         self._device, self._is_first = device, True
-        self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self._parameters = {
+            name: one for name, one in module.named_parameters() if one.requires_grad
+        }
         self._used, self._watched = set[str](), set[str]()
-        self._gives_zeros = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # not in torch 2.10
+        self._gives_zeros = hasattr(
+            FSDPModule, "set_reduce_scatter_unused_params"
+        )  # not in torch 2.10
         for name, unit in units_of(module).items():
             if self._gives_zeros:
                 unit.set_reduce_scatter_unused_params(True, recurse=False)
@@ -60,7 +64,9 @@ class Unused:
         dist.all_reduce(by_any, dist.ReduceOp.MAX)
         if all(used):
             return
-        for (name, parameter), here, somewhere in zip(self._parameters.items(), used, by_any.tolist(), strict=True):
+        for (name, parameter), here, somewhere in zip(
+            self._parameters.items(), used, by_any.tolist(), strict=True
+        ):
             if not somewhere:
                 parameter.grad = None
             elif not here and not self._gives_zeros:

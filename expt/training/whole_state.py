@@ -44,7 +44,9 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
         mine = next(next_of_rank_0, None)
         # Sent is the memory as it lies: an empty one like rank 0's would have the strides that its own had.
         full = (
-            torch.empty(empty.shape, dtype=empty.dtype, device=device) if mine is None else mine.to(device).contiguous()
+            torch.empty(empty.shape, dtype=empty.dtype, device=device)
+            if mine is None
+            else mine.to(device).contiguous()
         )
         dist.broadcast(full, src=0)
         pattern = like(place)
@@ -76,5 +78,7 @@ def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place
     if isinstance(state, Mapping):
         return {key: map_tensors(change, value, (*place, key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map_tensors(change, value, (*place, index)) for index, value in enumerate(state))
+        return type(state)(
+            map_tensors(change, value, (*place, index)) for index, value in enumerate(state)
+        )
     return state

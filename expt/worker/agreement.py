@@ -15,7 +15,9 @@ MEET_EVERY_S = 0.3
 class Agreement:
     """A meeting of all workers, a few times a second, however long a step takes."""
 
-    def __init__(self, worker: Worker, *, asked_to_stop: Callable[[], bool] = signals.asked) -> None:
+    def __init__(
+        self, worker: Worker, *, asked_to_stop: Callable[[], bool] = signals.asked
+    ) -> None:
         self._worker, self._asked_to_stop = worker, asked_to_stop
         self._steps, self._due, self._since = 0, 1, time.perf_counter()
         self.stopping = False
@@ -34,7 +36,9 @@ class Agreement:
         if self._worker.world_size > 1:
             now = time.perf_counter()
             step_s = (now - self._since) / max(1, self._steps)
-            found = collectives.max_across_workers([float(save), float(stop), step_s], self._worker.device)
+            found = collectives.max_across_workers(
+                [float(save), float(stop), step_s], self._worker.device
+            )
             save, stop, slowest_s = found[0] > 0, found[1] > 0, found[2]
             self._steps, self._since = 0, now
             self._due = max(1, min(1000, int(MEET_EVERY_S / max(slowest_s, 1e-6))))

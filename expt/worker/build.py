@@ -125,9 +125,15 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema, in_float32=config.amp == "bf16_params")
     classifies = isinstance(config.task, Classification)
-    if isinstance(config.model, constraints.Target) and classifies and not compiled:  # the copy needs no check
+    if (
+        isinstance(config.model, constraints.Target) and classifies and not compiled
+    ):  # the copy needs no check
         check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
-    optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
+    optim.scale_lr(
+        optimizer,
+        config.lr_scaling,
+        config.batch_size / (config.base_batch_size or config.batch_size),
+    )
     learner = Learner(
         module=module,
         parallel=parallel,
@@ -152,7 +158,9 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
         graphed=graphed_step(config.cuda_graph, worker.device, random_state),
-        lookahead=Lookahead(module, **dataclasses.asdict(config.lookahead)) if config.lookahead else None,
+        lookahead=Lookahead(module, **dataclasses.asdict(config.lookahead))
+        if config.lookahead
+        else None,
         test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),
     )
@@ -160,11 +168,15 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     return learner
 
 
-def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> tuple[nn.Module, Values | None]:
+def _build_module(
+    config: RunConfig, data: Data, worker: Worker, fetch: bool
+) -> tuple[nn.Module, Values | None]:
     """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which are still empty."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     shapes = model_build.offered(config, data.info.shapes)
-    make = functools.partial(model_build.build, config.model, config.init, shapes, example, fetch=fetch)
+    make = functools.partial(
+        model_build.build, config.model, config.init, shapes, example, fetch=fetch
+    )
     if config.is_sharded:  # no worker is to have the whole on its device
         module, values = sharding.build_late(config, make)
     else:
@@ -180,7 +192,9 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
 
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
     if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
-        raise ConfigError("gradient_clip_value: complex parameters, as the model has, have no size; use gradient_clip")
+        raise ConfigError(
+            "gradient_clip_value: complex parameters, as the model has, have no size; use gradient_clip"
+        )
     return Precision(
         config.amp,
         worker.device,
@@ -208,7 +222,9 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
         return {}
     name = type(task).__name__
     if not isinstance(task.phases, Mapping):
-        raise ConfigError(f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular expression")
+        raise ConfigError(
+            f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular expression"
+        )
     if not task.phases:
         raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
@@ -221,14 +237,18 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
 
 def build_position(config: RunConfig, data: Data) -> Position:
     """The beginning of the run, and how far it is to go."""
-    return Position(len(data.train), total_steps(config, data), epochs=config.epochs, max_steps=config.max_steps)
+    return Position(
+        len(data.train), total_steps(config, data), epochs=config.epochs, max_steps=config.max_steps
+    )
 
 
 def build_save_times(config: RunConfig, worker: Worker) -> SaveTimes:
     """When checkpoints are due; it is rank 0's clock that counts."""
     due = config.checkpoint
     minutes = due.every_minutes if worker.rank == 0 else None
-    return SaveTimes(every_steps=due.every_steps, every_epochs=due.every_epochs, every_minutes=minutes)
+    return SaveTimes(
+        every_steps=due.every_steps, every_epochs=due.every_epochs, every_minutes=minutes
+    )
 
 
 def build_steps(
@@ -262,7 +282,9 @@ def build_observer(
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
         told = shown(config) | ({"resume": None} if config.resume == "auto" else {})
         at_end = config.tensorboard.images == "end"
-        events = writer(paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end)
+        events = writer(
+            paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end
+        )
     return build_dashboard(config, events, data, learner, position)
 
 

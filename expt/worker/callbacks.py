@@ -30,7 +30,11 @@ class Callbacks:
     """Those of one worker: on all ranks but 0 there are none."""
 
     def __init__(
-        self, targets: Sequence[Target], worker: Worker, position: Position, metrics: Mapping[str, str]
+        self,
+        targets: Sequence[Target],
+        worker: Worker,
+        position: Position,
+        metrics: Mapping[str, str],
     ) -> None:
         """`metrics` are those of the task. Raises ConfigError for a class that is no Callback."""
         self._device, self._position = worker.device, position
@@ -39,7 +43,9 @@ class Callbacks:
         self._callbacks: list[Callback] = []
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
-                self._callbacks.append(built := user_class.build(target.target, Callback, **target.kwargs))
+                self._callbacks.append(
+                    built := user_class.build(target.target, Callback, **target.kwargs)
+                )
                 self._warn_of_others(index, type(built))
 
     def _warn_of_others(self, index: int, cls: type[Callback]) -> None:
@@ -47,7 +53,9 @@ class Callbacks:
         for name in dir(cls):
             if name.startswith("on_") and not hasattr(Callback, name):
                 moments = [each for each in dir(Callback) if each.startswith("on_")]
-                warn(f"callbacks.{index}: {cls.__name__}.{name} is never called.{did_you_mean(name, moments)}")
+                warn(
+                    f"callbacks.{index}: {cls.__name__}.{name} is never called.{did_you_mean(name, moments)}"
+                )
 
     def end_epoch(self, model: nn.Module, record: Record, split: str) -> None:
         """An epoch has been trained on and evaluated, by `model`."""
@@ -75,7 +83,9 @@ class Callbacks:
 
     def _own(self, tag: str) -> str:
         if tag.partition("/")[0] in self._reserved:
-            raise ValueError(f"the tag {tag!r} is one of expt's own; use another, as in 'mine/{tag.partition('/')[2]}'")
+            raise ValueError(
+                f"the tag {tag!r} is one of expt's own; use another, as in 'mine/{tag.partition('/')[2]}'"
+            )
         return tag
 
     @contextlib.contextmanager
@@ -108,7 +118,9 @@ class Callbacks:
         """Give each what `state_dict` had of the same class: the second of a class the second state of it."""
         left = list(states)
         for index, callback in enumerate(self._callbacks):
-            found = next((one for one in left if one["target"] == self._targets[index].target), None)
+            found = next(
+                (one for one in left if one["target"] == self._targets[index].target), None
+            )
             if found is not None:
                 left.remove(found)
                 with self._apart(index, "load_state_dict"):
@@ -136,14 +148,25 @@ def _refuse_other_than_plain(state: Any) -> None:
             _refuse_other_than_plain(value)
     elif type(state) not in _PLAIN and not isinstance(state, Tensor):
         kind = f"{type(state).__module__}.{type(state).__name__}"
-        raise TypeError(f"a checkpoint can't hold its {kind}; give tensors, numbers, strings, lists and dicts")
+        raise TypeError(
+            f"a checkpoint can't hold its {kind}; give tensors, numbers, strings, lists and dicts"
+        )
 
 
 @torch.no_grad()
 def as_bytes(image: Tensor) -> Tensor:
     """A picture as uint8 [height, width, channels] on the CPU. Raises ValueError for what is none."""
-    if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3) or not image.numel():
-        what = f"a tensor {list(image.shape)}" if isinstance(image, Tensor) else f"a {type(image).__name__}"
+    if (
+        not isinstance(image, Tensor)
+        or image.dim() != 3
+        or image.shape[0] not in (1, 3)
+        or not image.numel()
+    ):
+        what = (
+            f"a tensor {list(image.shape)}"
+            if isinstance(image, Tensor)
+            else f"a {type(image).__name__}"
+        )
         raise ValueError(f"a picture is a tensor [1 or 3 channels, height, width], not {what}")
     if image.is_floating_point():
         image = (image.float().clamp(0, 1) * 255).round()

@@ -29,14 +29,18 @@ ROOM = 0.5
 class Checkpoints:
     """One worker's side of it."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, learner: Learner, worker: Worker) -> None:
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, learner: Learner, worker: Worker
+    ) -> None:
         self._wanted, self._paths, self._worker = config.checkpoint.sharded, paths, worker
         self._shards = learner.shards
         self._whole = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         self._parted: ShardedWriter | None = None
         if self._shards > 1 and self._wanted is not False:
             group = dist.new_group(backend="gloo")  # its own, for it is used in a thread
-            self._parted = ShardedWriter(paths.last, paths.best, keep=config.checkpoint.keep, group=group)
+            self._parted = ShardedWriter(
+                paths.last, paths.best, keep=config.checkpoint.keep, group=group
+            )
         self._in_parts: bool | None = None
 
     def wait(self) -> None:
@@ -57,7 +61,9 @@ class Checkpoints:
         """Begin to write `state`, with what rank 0 has to say `about` it; as `target`, or as the last. A collective."""
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
-            self._save_parts(self._parted, state, about, is_best=is_best, keeps_best=keeps_best, target=target)
+            self._save_parts(
+                self._parted, state, about, is_best=is_best, keeps_best=keeps_best, target=target
+            )
             return
         if owned:
             self._refuse_lack_of_room(state)
@@ -97,7 +103,9 @@ class Checkpoints:
         if self._in_parts is None:
             lacks = self._worker.rank == 0 and _num_bytes(state) > ROOM * available_memory()
             wanted = self._wanted is True or lacks
-            self._in_parts = collectives.max_across_workers([float(wanted)], self._worker.device)[0] > 0
+            self._in_parts = (
+                collectives.max_across_workers([float(wanted)], self._worker.device)[0] > 0
+            )
         return self._in_parts
 
     def _refuse_lack_of_room(self, state: Mapping[str, Any]) -> None:

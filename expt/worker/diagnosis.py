@@ -17,7 +17,9 @@ from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut
 from expt.runs.worker_error import LOST
 from expt.training.collectives import Worker
 
-_CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)")
+_CPU_MEMORY = re.compile(
+    r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)"
+)
 
 
 def in_words(error: Exception, config: RunConfig) -> Exception:
@@ -25,26 +27,41 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | OutOfMemory):
         fits = getattr(error, "fits", None)
-        return _explained(error, OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}"))
+        return _explained(
+            error, OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}")
+        )
     if isinstance(error, ExptError):
         return error
     if isinstance(error, RuntimeError) and (asked := _CPU_MEMORY.search(text)):
         size = f"{int(asked[1]) / 1e9:.1f} GB"
-        return _explained(error, OutOfMemory(f"out of memory: {size} more were asked for\n{_to_need_less(config)}"))
+        return _explained(
+            error,
+            OutOfMemory(f"out of memory: {size} more were asked for\n{_to_need_less(config)}"),
+        )
     if isinstance(error, MemoryError):
         return _explained(error, OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}"))
-    if isinstance(error, RuntimeError) and ("Timed out waiting" in text or _is_store_timeout(error)):
+    if isinstance(error, RuntimeError) and (
+        "Timed out waiting" in text or _is_store_timeout(error)
+    ):
         return _explained(
-            error, TimedOut(f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)")
+            error,
+            TimedOut(f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)"),
         )
     if isinstance(error, dist.DistError) and re.search(r"shared memory|/dev/shm", text):
-        reason = next(line for line in text.splitlines() if re.search(r"shared memory|/dev/shm", line))[:200]
+        reason = next(
+            line for line in text.splitlines() if re.search(r"shared memory|/dev/shm", line)
+        )[:200]
         mend = "make it larger (as docker run --shm-size does), or set NCCL_SHM_DISABLE=1, which is slower"
-        return _explained(error, RunFailed(f"/dev/shm: NCCL has no room there ({reason.strip()}); {mend}"))
+        return _explained(
+            error, RunFailed(f"/dev/shm: NCCL has no room there ({reason.strip()}); {mend}")
+        )
     if _is_lack_of_shared_memory(error):
         mend = "mount it, or make it larger (as docker run --shm-size does), or use dataset.num_workers=0"
         return _explained(
-            error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
+            error,
+            RunFailed(
+                f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}"
+            ),
         )
     if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in text:
         why = (
@@ -59,7 +76,8 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         return _explained(error, ConfigError(lone_sample.refusal(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
         return _explained(
-            error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
+            error,
+            RunFailed("no port is free for the workers to meet at; end other runs, or start fewer"),
         )
     return error
 
@@ -74,7 +92,10 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
-    return isinstance(error, RuntimeError) and re.search(r"shared memory|\bshm\b", str(error)) is not None
+    return (
+        isinstance(error, RuntimeError)
+        and re.search(r"shared memory|\bshm\b", str(error)) is not None
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -82,7 +103,10 @@ def _reason(error: Exception) -> str:
 
 
 def _is_store_timeout(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) and re.search(r"time[d ]*out", str(error), re.IGNORECASE) is not None
+    return (
+        isinstance(error, dist.DistError)
+        and re.search(r"time[d ]*out", str(error), re.IGNORECASE) is not None
+    )
 
 
 def _explained(cause: Exception, error: ExptError) -> ExptError:
@@ -113,12 +137,16 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
         now += f"; {fits} at a time fit, it was tried"
     if part > 1:
         few = part // 2 if fits is None or fits >= part else fits
-        equal = next(number for number in range(1, each + 1) if each % number == 0 and each // number <= few)
+        equal = next(
+            number for number in range(1, each + 1) if each % number == 0 and each // number <= few
+        )
         ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * size}"]
     if config.amp is False:
         ways += ["amp=true"]
     if config.strategy == "ddp" and config.world_size > 1:
-        ways += ["strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states, not all)"]
+        ways += [
+            "strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states, not all)"
+        ]
     if config.model.name in HAVE_BLOCKS and not config.activation_checkpointing and not dp:
         ways += ["activation_checkpointing=auto"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
@@ -131,7 +159,11 @@ def lost_peers(error: BaseException, worker: Worker) -> str | None:
     """
     cause = error.__cause__ or error  # expt.diagnosis may have put it in other words
     first = str(cause).strip().splitlines()[:1]
-    if not isinstance(cause, RuntimeError) or not first or not any(text in str(cause) for text in LOST):
+    if (
+        not isinstance(cause, RuntimeError)
+        or not first
+        or not any(text in str(cause) for text in LOST)
+    ):
         return None
     who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
     return f"{who} has lost the other workers: one has died, or the network is cut. ({first[0]})"

@@ -37,7 +37,9 @@ def mend_of(config: RunConfig) -> str:
     return MEND.replace("try ", "try dataset.standardise_targets=true, ") if large else MEND
 
 
-def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker, mend: str = MEND) -> None:
+def stop_at_loss(
+    sums: Sums, position: Position, loader: Loader, worker: Worker, mend: str = MEND
+) -> None:
     """Raise Diverged with the first step, rank and samples whose loss was not finite since the last log point.
 
     DataError where it is the samples that are not. A collective, which every worker must join.
@@ -48,10 +50,18 @@ def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker,
         ago = found[0]
         number = position.step_in_epoch - ago - 1
         indices = loader.indices(position.epoch, number).tolist()
-        mine = (position.step - ago, worker.rank, found[1], indices, _bad_samples(loader, position.epoch, number))
+        mine = (
+            position.step - ago,
+            worker.rank,
+            found[1],
+            indices,
+            _bad_samples(loader, position.epoch, number),
+        )
     everyones = [theirs for theirs in collectives.gather_across_workers(mine) if theirs is not None]
     if not everyones:
-        raise Diverged(f"the loss was nan or infinite by step {position.step} (epoch {position.epoch}); {mend}")
+        raise Diverged(
+            f"the loss was nan or infinite by step {position.step} (epoch {position.epoch}); {mend}"
+        )
     step, rank, loss, indices, bad = min(everyones)
     if bad:
         raise DataError(
@@ -59,7 +69,10 @@ def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker,
             "such samples out"
         )
     if rank == worker.rank:
-        print(f"samples of step {step}, rank {rank}: {_listed(indices, len(indices))}", file=sys.stderr)
+        print(
+            f"samples of step {step}, rank {rank}: {_listed(indices, len(indices))}",
+            file=sys.stderr,
+        )
     raise Diverged(
         f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {mend}\n"
         f"the samples there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
@@ -85,12 +98,17 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
     """By its name each tensor of the batch that holds what is not finite, and in words where it does."""
     batch, indices = next(loader.epoch(epoch, skip=number)), loader.indices(epoch, number)
     told = {}
-    for name, tensor in (*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")):
+    for name, tensor in (
+        *named_leaves(batch.inputs, "inputs"),
+        *named_leaves(batch.targets, "targets"),
+    ):
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
             rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""
             samples = f"the training sample{'s' if len(rows) > 1 else ''} {_listed(rows, SHOWN_INDICES, '')}"
-            told[name] = f"{name}{column} of {samples} hold{'s' * bool(column)} {tensor[tuple(bad[0])].item()}"
+            told[name] = (
+                f"{name}{column} of {samples} hold{'s' * bool(column)} {tensor[tuple(bad[0])].item()}"
+            )
     return told
 
 
@@ -98,7 +116,9 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
 def refuse_weights(module: nn.Module, position: Position, mend: str = MEND) -> None:
     """Raise Diverged if a parameter is not finite. Waits for the device; alike on all workers."""
     if not is_finite(p for p in module.parameters() if p.is_floating_point() or p.is_complex()):
-        raise Diverged(f"the weights are not finite after step {position.step} (epoch {position.epoch}); {mend}")
+        raise Diverged(
+            f"the weights are not finite after step {position.step} (epoch {position.epoch}); {mend}"
+        )
 
 
 def _listed(indices: Sequence[int], most: int, where: str = ", in its log") -> str:

@@ -33,7 +33,9 @@ class EarlyStop:
     @property
     def is_due(self) -> bool:
         """Whether so many epochs have brought no improvement."""
-        return self._settings is not None and self._epoch - self._best_epoch >= self._settings.patience
+        return (
+            self._settings is not None and self._epoch - self._best_epoch >= self._settings.patience
+        )
 
     @property
     def stopped(self) -> StoppedEarly | None:
@@ -41,17 +43,33 @@ class EarlyStop:
         if self._settings is None or not self.is_due:
             return None
         count, delta = self._epoch - self._best_epoch, self._settings.min_delta
-        best = "" if self._best is None else f"; its best was {self._best:.4f} in epoch {self._best_epoch}"
+        best = (
+            ""
+            if self._best is None
+            else f"; its best was {self._best:.4f} in epoch {self._best_epoch}"
+        )
         for_epochs = f"for {count} epoch{'s' if count > 1 else ''}"
         by = f" by more than {delta:g}" if delta else ""
-        return {"epoch": self._epoch, "reason": f"{self._settings.metric} has not improved{by} {for_epochs}{best}"}
+        return {
+            "epoch": self._epoch,
+            "reason": f"{self._settings.metric} has not improved{by} {for_epochs}{best}",
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and when."""
         metric = self._settings.metric if self._settings else None
-        return {"metric": metric, "best": self._best, "best_epoch": self._best_epoch, "epoch": self._epoch}
+        return {
+            "metric": metric,
+            "best": self._best,
+            "best_epoch": self._best_epoch,
+            "epoch": self._epoch,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from what `state_dict` gave; from there anew where another metric is looked at now."""
         if self._settings and state["metric"] == self._settings.metric:
-            self._best, self._best_epoch, self._epoch = state["best"], state["best_epoch"], state["epoch"]
+            self._best, self._best_epoch, self._epoch = (
+                state["best"],
+                state["best_epoch"],
+                state["epoch"],
+            )

@@ -38,7 +38,11 @@ from expt.worker.record import tagged
 
 
 def carry_out(
-    evaluation: Evaluation, config: RunConfig, paths: RunPaths, worker: Worker, beat: Callable[[], None]
+    evaluation: Evaluation,
+    config: RunConfig,
+    paths: RunPaths,
+    worker: Worker,
+    beat: Callable[[], None],
 ) -> str:
     """Measure, and leave the numbers in the folder of `paths`; returns "completed"."""
     random_state.seed(config.seed)
@@ -60,7 +64,9 @@ def carry_out(
     )
     pictures = None
     if config.tensorboard.images is not False:
-        pictures = build_pictures(config, record["data"], data.class_names, are_images=data.are_images)
+        pictures = build_pictures(
+            config, record["data"], data.class_names, are_images=data.are_images
+        )
     review = pictures.review() if pictures else None
     began = time.perf_counter()
     values = evaluate(evaluator, build.each_told(data.batches(), beat), worker.device, review)
@@ -75,7 +81,9 @@ def carry_out(
 
 def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
     origin = trained_on.get("target_origin", 0.0)
-    return task_build.build(config.task, trained_on, class_names=data.class_names, target_origin=origin)
+    return task_build.build(
+        config.task, trained_on, class_names=data.class_names, target_origin=origin
+    )
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
@@ -88,7 +96,9 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
     return collectives.from_rank_0(read, worker.device)
 
 
-def _data(evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Worker) -> EvaluationData:
+def _data(
+    evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Worker
+) -> EvaluationData:
     options = LoaderOptions(
         batch_size=config.batch_size,
         shard=Shard(worker.rank, worker.world_size),
@@ -129,7 +139,9 @@ def _show(
         events.close()
 
 
-def _about(evaluation: Evaluation, position: Any, values: Averages, data: EvaluationData) -> EvaluationOf:
+def _about(
+    evaluation: Evaluation, position: Any, values: Averages, data: EvaluationData
+) -> EvaluationOf:
     about: EvaluationOf = {
         "run": str(evaluation.run),
         "checkpoint": evaluation.which,

@@ -22,7 +22,9 @@ def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
     if VARIABLE not in os.environ:
         return
     victim, step, kind, *once = os.environ[VARIABLE].split(":")
-    if int(victim) != rank or (once == ["once"] and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"):
+    if int(victim) != rank or (
+        once == ["once"] and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    ):
         return
     strike = KINDS[kind]
 

@@ -25,11 +25,17 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
-        shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, torch.Tensor) else None
+        shape = (
+            f"a tensor of shape {list(output.shape)}" if isinstance(output, torch.Tensor) else None
+        )
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
             what = shape or f"a {type(output).__name__}"
-            raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [samples, num_classes]")
-        gives = f"gives {output.shape[1]} outputs for each sample, and there are {num_classes} classes"
+            raise ConfigError(
+                f"model._target_={target}: gives {what}; return one tensor, [samples, num_classes]"
+            )
+        gives = (
+            f"gives {output.shape[1]} outputs for each sample, and there are {num_classes} classes"
+        )
         mend = "let its last layer have num_classes, which a constructor that names it is given"
         if output.shape[1] < num_classes:
             raise ConfigError(f"model._target_={target}: {gives}; {mend}")
@@ -45,13 +51,17 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
 
     Whatever else goes wrong is left to the run, and so are the metrics of a sharded model, of which there is no copy.
     """
-    if not learner.extra_metrics.names or learner.compiled:  # of which each size of a batch takes its time
+    if (
+        not learner.extra_metrics.names or learner.compiled
+    ):  # of which each size of a batch takes its time
         return
     if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
         return
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-        module = copy.deepcopy(learner.evaluated_views)  # a first batch may leave marks in it: buffers, a count
+        module = copy.deepcopy(
+            learner.evaluated_views
+        )  # a first batch may leave marks in it: buffers, a count
         module.eval()
         with learner.precision.autocast():
             outputs = learner.task.forward(module, batch)

@@ -33,7 +33,10 @@ class Loaded(NamedTuple):
 
 
 def begin_with(
-    config: RunConfig, module: nn.Module, worker: Worker, standardised: Mapping[str, Sequence[float]]
+    config: RunConfig,
+    module: nn.Module,
+    worker: Worker,
+    standardised: Mapping[str, Sequence[float]],
 ) -> Mapping[str, Any]:
     """Load those that the run names, if it does; returns what result.json is to say of them."""
     if config.weights is None:
@@ -62,7 +65,9 @@ def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
         fitting = {name: state[name] for name in fit.loaded}
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
-            raise ConfigError(f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like")
+            raise ConfigError(
+                f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like"
+            )
         if misfits:
             warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
         loaded = _about(content, fit)
@@ -77,7 +82,9 @@ def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
 
 def _about(content: Any, fit: Fit) -> Loaded:
     told = content if isinstance(content, Mapping) else {}
-    about: dict[str, Any] = {"left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]}
+    about: dict[str, Any] = {
+        "left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]
+    }
     if isinstance(position := told.get("position"), Mapping):
         about |= {"epoch": position.get("epoch"), "average": "ema" in told}
     config = told.get("config")
@@ -93,7 +100,9 @@ def _read(file: Path, given: str) -> Any:
         return checkpoint_file.read_steady(file, read)
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
-    except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
+    except (
+        Exception
+    ) as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
         raise ConfigError(
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "
             f"than tensors); {_MEND}"

@@ -32,7 +32,9 @@ def load(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """
     learner, position = snapshot.learner, snapshot.position
     before = recorded(snapshot.config_of(source))
-    optimizer = optim.build_optimizer(before.optimizer, learner.module, unguarded=config.patches.unguarded)
+    optimizer = optim.build_optimizer(
+        before.optimizer, learner.module, unguarded=config.patches.unguarded
+    )
     optimizer.state.clear()  # memory that nothing needs
     saved = snapshot.read(source, written_by=optimizer)
     _load_weights(learner, saved, config)
@@ -42,7 +44,9 @@ def load(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     _carry_over(learner, config, before, optimizer, saved, place=place, warns=warns)
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
-    snapshot.load_workers(saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed)
+    snapshot.load_workers(
+        saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed
+    )
     return saved
 
 
@@ -83,7 +87,11 @@ def _carry_over(
     warns: bool,
 ) -> None:
     """`optimizer` is as it was `before`, without its state, which is in `saved`."""
-    optim.scale_lr(optimizer, before.lr_scaling, before.batch_size / (before.base_batch_size or before.batch_size))
+    optim.scale_lr(
+        optimizer,
+        before.lr_scaling,
+        before.batch_size / (before.base_batch_size or before.batch_size),
+    )
     steps_per_epoch = saved.get("steps_per_epoch") or 1
     total_steps = before.epochs * steps_per_epoch
     scheduler = optim.build_scheduler(
@@ -96,7 +104,9 @@ def _carry_over(
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if warns and not same_optimizer:
         was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins anew")
+        warn(
+            f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins anew"
+        )
     carry_over(
         learner.optimizer,
         learner.scheduler,

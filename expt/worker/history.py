@@ -21,7 +21,9 @@ class Best(TypedDict):
 class History:
     """Of a run, over all attempts at it."""
 
-    def __init__(self, objective: str, better: Better, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, objective: str, better: Better, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._objective, self._better, self._clock = objective, better, clock
         self.last: dict[str, float] = {}
         """The newest value of each tag."""
@@ -45,7 +47,9 @@ class History:
     def note_best(self, epoch: int) -> bool:
         """Look at the objective's newest value; returns whether it is the best so far."""
         value = self.last.get(self._objective)
-        if value is None or not is_better(value, self.best["value"] if self.best else None, self._better):
+        if value is None or not is_better(
+            value, self.best["value"] if self.best else None, self._better
+        ):
             return False
         self.best = {"metric": self._objective, "value": value, "epoch": epoch}
         return True
@@ -64,7 +68,10 @@ class History:
     @property
     def objective(self) -> dict[str, Any]:
         """What the run is chosen by: the best that any epoch reached, and test's one value."""
-        return {"name": self._objective, "value": self.best["value"] if self.best else self.last.get(self._objective)}
+        return {
+            "name": self._objective,
+            "value": self.best["value"] if self.best else self.last.get(self._objective),
+        }
 
     def state_dict(self, *, within_epoch: bool) -> dict[str, Any]:
         """All of it, with what was done of an epoch that has not ended."""
@@ -75,7 +82,11 @@ class History:
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
         """Remember what `state_dict` gave; no best whose weights are gone, for they can be neither tested nor used."""
         self.best, self.last = state["best"] if has_best else None, dict(state["last"])
-        self.epoch_s, self.eval_s, self._earlier_s = list(state["epoch_s"]), state["eval_s"], state["elapsed_s"]
+        self.epoch_s, self.eval_s, self._earlier_s = (
+            list(state["epoch_s"]),
+            state["eval_s"],
+            state["elapsed_s"],
+        )
 
 
 def is_better(value: float, than: float | None, better: Better) -> bool:

@@ -58,9 +58,13 @@ def main(
     secrets.remember(config.secrets)
     watchdog.answer_dumps(when_asked=driven)
     try:
-        guard: watchdog.Watchdog = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, guard.beats, tell))
+        guard: watchdog.Watchdog = watchdog.Watchdog(
+            _patience_s(config), lambda: _give_up(config, guard.beats, tell)
+        )
         worker = worker_of_environment(config)
-        return run_as(worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch)
+        return run_as(
+            worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch
+        )
     except Exception as error:
         _fail(in_words(error, config), tell)
 
@@ -97,13 +101,19 @@ def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
 def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
     # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
-    gpus = range(config.num_gpus) if multiprocessing.parent_process() is not None else config.gpu_indices
+    gpus = (
+        range(config.num_gpus)
+        if multiprocessing.parent_process() is not None
+        else config.gpu_indices
+    )
     return collectives.worker_from(os.environ, gpus=() if is_simulated() else gpus)
 
 
 def require(gpus: Sequence[int]) -> None:
     """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the CPU instead."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's, and not the fastest first
+    os.environ.setdefault(
+        "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+    )  # nvidia-smi's, and not the fastest first
     shown = f"gpus=[{','.join(map(str, gpus))}]"
     try:
         torch.cuda.init()
@@ -113,7 +123,9 @@ def require(gpus: Sequence[int]) -> None:
         raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {mend}") from error
     have = torch.cuda.device_count()
     if max(gpus) >= have:
-        raise ConfigError(f"{shown}: CUDA shows this process {have} of them, counted from 0; use gpus={have}")
+        raise ConfigError(
+            f"{shown}: CUDA shows this process {have} of them, counted from 0; use gpus={have}"
+        )
 
 
 def run_as(
@@ -138,7 +150,11 @@ def run_as(
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     driven = multiprocessing.parent_process() is not None
     with collectives.process_group(
-        worker, backend=config.backend, timeout_s=config.timeout_s, store=store, ends_with_process=driven
+        worker,
+        backend=config.backend,
+        timeout_s=config.timeout_s,
+        store=store,
+        ends_with_process=driven,
     ):
         beat()
         if isinstance(instead, Evaluation):
@@ -146,7 +162,15 @@ def run_as(
         if isinstance(instead, Preflight):
             return preflight.carry_out(instead, config, paths, worker, typed_at=started, beat=beat)
         goes_on = source is not None
-        run = Run(config, paths, worker, typed_at=started, beat=beat, until_epoch=until_epoch, goes_on=goes_on)
+        run = Run(
+            config,
+            paths,
+            worker,
+            typed_at=started,
+            beat=beat,
+            until_epoch=until_epoch,
+            goes_on=goes_on,
+        )
         return run.train(source)
 
 

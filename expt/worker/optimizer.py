@@ -74,7 +74,10 @@ class _Trial(NamedTuple):
 
     @classmethod
     def of(
-        cls, wanted: groups.TargetOptimizer, chosen: list[nn.Parameter] | list[dict[str, Any]], shards: int
+        cls,
+        wanted: groups.TargetOptimizer,
+        chosen: list[nn.Parameter] | list[dict[str, Any]],
+        shards: int,
     ) -> _Trial:
         """On parameters of the shapes of those `chosen`, of fewer rows and columns, that so many workers share."""
         settings = [one for one in chosen if isinstance(one, dict)]
@@ -95,11 +98,17 @@ class _Trial(NamedTuple):
         random_state.seed(seed)
         draw, weights, state = torch.Generator().manual_seed(1), self.starts, None
         for scales in (SCALES,) if at_once else (SCALES[:3], SCALES[3:]):
-            small = [[nn.Parameter(spread(weight.clone())) for weight in group] for group in weights]
-            optimizer, problem = tried(functools.partial(self._steps, small, state, spread, scales, draw))
+            small = [
+                [nn.Parameter(spread(weight.clone())) for weight in group] for group in weights
+            ]
+            optimizer, problem = tried(
+                functools.partial(self._steps, small, state, spread, scales, draw)
+            )
             if problem:
                 break
-            weights = [[sharding.whole(parameter.detach()) for parameter in group] for group in small]
+            weights = [
+                [sharding.whole(parameter.detach()) for parameter in group] for group in small
+            ]
             state = gathered(optimizer.state_dict(), keep=True)
         return [*chain(*weights)], problem
 
@@ -118,14 +127,25 @@ class _Trial(NamedTuple):
         """That of the `small` parameters, after a step by gradients of each size, begun with a whole `state`."""
         given: Any = small[0]
         if self.settings is not None:
-            given = [{**settings, "params": group} for settings, group in zip(self.settings, small, strict=True)]
+            given = [
+                {**settings, "params": group}
+                for settings, group in zip(self.settings, small, strict=True)
+            ]
         optimizer = user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs)
-        numbered = enumerate(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-        patterns: dict[Place, Tensor] = {("state", index): parameter for index, parameter in numbered}
+        numbered = enumerate(
+            chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        )
+        patterns: dict[Place, Tensor] = {
+            ("state", index): parameter for index, parameter in numbered
+        }
 
         def resumed(place: Place, tensor: Tensor) -> Tensor:  # as a run's is, see Snapshot.read
             like = patterns.get(place[:2])
-            return spread(tensor.to(like.device)) if like is not None and like.shape == tensor.shape else tensor
+            return (
+                spread(tensor.to(like.device))
+                if like is not None and like.shape == tensor.shape
+                else tensor
+            )
 
         if state is not None:
             optimizer.load_state_dict(map_tensors(resumed, state))
@@ -134,23 +154,32 @@ class _Trial(NamedTuple):
                 parameter.grad = spread(_drawn(start, draw) * scale)
             optimizer.step()
         if _has_sums_of_parts(optimizer):
-            raise TypeError("its state has a sum that is of each worker's part, which no checkpoint can hold")
+            raise TypeError(
+                "its state has a sum that is of each worker's part, which no checkpoint can hold"
+            )
         return optimizer
 
 
 def _has_sums_of_parts(optimizer: Optimizer) -> bool:
     found: list[Any] = []
     map_tensors(lambda _, tensor: found.append(tensor), optimizer.state_dict())
-    return any(place.is_partial() for tensor in found for place in getattr(tensor, "placements", ()))
+    return any(
+        place.is_partial() for tensor in found for place in getattr(tensor, "placements", ())
+    )
 
 
 def _small(parameters: Sequence[Tensor], shards: int) -> list[Tensor]:
     """An empty tensor for each shape that they have where no side is longer than it needs to be."""
     shapes = {
-        (_rows(one.shape[0], shards), *(min(size, COLUMNS) for size in one.shape[1:])): (one.dtype, one.device)
+        (_rows(one.shape[0], shards), *(min(size, COLUMNS) for size in one.shape[1:])): (
+            one.dtype,
+            one.device,
+        )
         for one in parameters
     }
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, (dtype, device) in shapes.items()]
+    return [
+        torch.empty(shape, dtype=dtype, device=device) for shape, (dtype, device) in shapes.items()
+    ]
 
 
 def _rows(rows: int, shards: int) -> int:
@@ -186,13 +215,19 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
     mend = "use strategy=ddp, or an optimizer that treats each number by itself"
     parts, problem = trial.weights(worker, trial.spread)
     if problem:
-        none = "" if all(map(trial.has_part, chain(*trial.starts))) else " (of one with few rows some have none)"
+        none = (
+            ""
+            if all(map(trial.has_part, chain(*trial.starts)))
+            else " (of one with few rows some have none)"
+        )
         raise ConfigError(
             f"{where}: fails where each worker has a part of each tensor{none}, or once it is resumed there "
             f"({problem}); {mend}"
         )
     if not all(map(_are_alike, parts, found, chain(*trial.starts))):
-        raise ConfigError(f"{where}: comes to other weights where each worker has a part of each tensor; {mend}")
+        raise ConfigError(
+            f"{where}: comes to other weights where each worker has a part of each tensor; {mend}"
+        )
 
 
 def _as_it_is(whole: Tensor) -> Tensor:

@@ -28,7 +28,9 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn("model.pretrained=true", scale, "its authors", config.dataset)
 
 
-def warn_of_runs(config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]) -> None:
+def warn_of_runs(
+    config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]
+) -> None:
     """Of a run that had the settings `trained_by`; `standardised` is what this run does to each column of a table."""
     then = trained_by.get("dataset") or {}
     word = f"weights={config.weights}"
@@ -37,9 +39,13 @@ def warn_of_runs(config: RunConfig, trained_by: Mapping[str, Any], standardised:
         _warn(word, _scale(then.get), name, config.dataset)
     if standardised and then.get("standardise") and config.weights:
         run = chosen(config.weights).run
-        earlier = (read_result(RunPaths(run)).get("data") or {}).get("standardised") if run else None
+        earlier = (
+            (read_result(RunPaths(run)).get("data") or {}).get("standardised") if run else None
+        )
         if earlier is not None and earlier != json.loads(json.dumps(standardised)):
-            warn(f"{word}: rows are standardised by those of this run, and not by those that the weights saw")
+            warn(
+                f"{word}: rows are standardised by those of this run, and not by those that the weights saw"
+            )
 
 
 def _warn(word: str, before: Scale | None, whose: str, dataset: object) -> None:
@@ -47,8 +53,14 @@ def _warn(word: str, before: Scale | None, whose: str, dataset: object) -> None:
     if before == now:
         return
     mend = ""
-    if hasattr(dataset, "mean") and (before is None or now is None or len(before[0]) == len(now[0])):
-        keys = [f"'{each}'" for each in _settings(before)] if before else ["dataset.mean=null", "dataset.std=null"]
+    if hasattr(dataset, "mean") and (
+        before is None or now is None or len(before[0]) == len(now[0])
+    ):
+        keys = (
+            [f"'{each}'" for each in _settings(before)]
+            if before
+            else ["dataset.mean=null", "dataset.std=null"]
+        )
         mend = f"; for theirs give {' '.join(keys)}"
     warn(
         f"{word}: images are normalised by this run's dataset ({_shown(now)}), and those that the weights were "

@@ -29,10 +29,19 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     What it would compute in place of a sample would count in the statistics of all.
     """
     left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
-    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last or left % parts == 0:
+    if (
+        config.batch_norm != "sync"
+        or config.world_size == 1
+        or config.drop_last
+        or left % parts == 0
+    ):
         return
     if config.gradient_accumulation > 1 or left < config.world_size:
-        each = f" in {config.gradient_accumulation} parts each" if config.gradient_accumulation > 1 else ""
+        each = (
+            f" in {config.gradient_accumulation} parts each"
+            if config.gradient_accumulation > 1
+            else ""
+        )
         raise ConfigError(
             f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which {config.world_size} workers"
             f"{each} cannot share alike; use drop_last=true, or another batch_size"
@@ -44,7 +53,9 @@ def with_batch_norm(
 ) -> tuple[nn.Module, Callable[[], None]]:
     """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
     if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
-        warn(f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing")
+        warn(
+            f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing"
+        )
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
     if config.batch_norm == "groups":
@@ -59,9 +70,15 @@ def with_batch_norm(
     return module, lambda: None
 
 
-def with_buffers(config: RunConfig, module: nn.Module, average: Callable[[], None]) -> Callable[[], None]:
+def with_buffers(
+    config: RunConfig, module: nn.Module, average: Callable[[], None]
+) -> Callable[[], None]:
     """What ends a step, with `average`: of a sharded model all take rank 0's buffers, as ddp has it before the next."""
-    if not (config.is_sharded and any(True for _ in module.buffers()) and _trains_by_buffers(config, module)):
+    if not (
+        config.is_sharded
+        and any(True for _ in module.buffers())
+        and _trains_by_buffers(config, module)
+    ):
         return average
 
     def end_step() -> None:
@@ -86,11 +103,18 @@ def parallelise(
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
-            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
+            raise ConfigError(
+                "strategy=dp: has one process for all GPUs; start it with python -m expt"
+            )
         return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: None
     if config.is_sharded:
-        return module, lambda _: None  # it waits within the passes, where nothing tells that time from theirs
-    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return (
+            module,
+            lambda _: None,
+        )  # it waits within the passes, where nothing tells that time from theirs
+    if worker.world_size == 1 or not any(
+        parameter.requires_grad for parameter in module.parameters()
+    ):
         return module, lambda _: 0.0
     data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
@@ -124,7 +148,9 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
 def without_broadcasts(module: nn.Module) -> dict[str, Any]:
     """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each forward pass."""
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # since torch 2.15
+    if (
+        "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    ):  # since torch 2.15
         return {"forward_sync_buffers": False}
     collectives.broadcast_buffers(module)  # with this it leaves out the first broadcast, too
     return {"broadcast_buffers": False}
@@ -134,17 +160,25 @@ class AutocastDataParallel(nn.DataParallel[nn.Module]):
     """torch's, whose threads compute in autocast's own type, float16, whatever that of the main thread is."""
 
     def __init__(
-        self, module: nn.Module, gpus: Sequence[int], autocast: Callable[[], AbstractContextManager[object]]
+        self,
+        module: nn.Module,
+        gpus: Sequence[int],
+        autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__(module, list(gpus) or None)
         self._autocast = autocast
 
     def replicate(self, module: nn.Module, device_ids: Any) -> list[nn.Module]:
         """The copies for a step, each of which opens the run's autocast in its own thread."""
-        return [in_autocast(replica, self._autocast) for replica in super().replicate(module, device_ids)]
+        return [
+            in_autocast(replica, self._autocast)
+            for replica in super().replicate(module, device_ids)
+        ]
 
 
-def in_autocast(replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> nn.Module:
+def in_autocast(
+    replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
+) -> nn.Module:
     """`replica`, which lasts a step, with a forward pass that opens `autocast` by itself."""
     forward = replica.forward
 
@@ -156,10 +190,16 @@ def in_autocast(replica: nn.Module, autocast: Callable[[], AbstractContextManage
     return replica
 
 
-def build_shared_memory(config: RunConfig, module: nn.Module, worker: Worker) -> SharedMemory | None:
+def build_shared_memory(
+    config: RunConfig, module: nn.Module, worker: Worker
+) -> SharedMemory | None:
     """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
     one_machine = worker.local_world_size == worker.world_size > 1
-    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
+    plain = all(
+        p.dtype == torch.float32 and p.device.type == "cpu"
+        for p in module.parameters()
+        if p.requires_grad
+    )
     wanted = config.ddp.shared_memory and not config.ddp.comm_hook and not config.is_sharded
     if not (wanted and one_machine and plain and shared_memory.is_supported()):
         return None
@@ -172,8 +212,12 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
 
     if hook == "powersgd":
         # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=1, start_powerSGD_iter=10
+        )
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
-        compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
+        compress = (
+            default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
+        )
         parallel.register_comm_hook(None, compress)

@@ -17,4 +17,6 @@ def build_pictures(
     if not are_images or not isinstance(config.task, Classification):
         return None
     channels, dataset = shapes["channels"], config.dataset
-    return RunPictures(class_names, mean=dataset.mean or [0.0] * channels, std=dataset.std or [1.0] * channels)
+    return RunPictures(
+        class_names, mean=dataset.mean or [0.0] * channels, std=dataset.std or [1.0] * channels
+    )

@@ -35,9 +35,15 @@ def carry_out(
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)
     eval_s = _evaluation(run, preflight.steps)
-    reading = rank_health.reading(steps=1, seconds=0.0, all_reduce_s=None, device=worker.device, wish=False)
+    reading = rank_health.reading(
+        steps=1, seconds=0.0, all_reduce_s=None, device=worker.device, wish=False
+    )
     own = rank_health.row(
-        reading, torch.zeros(()), rank=worker.rank, world_size=worker.world_size, device=worker.device
+        reading,
+        torch.zeros(()),
+        rank=worker.rank,
+        world_size=worker.world_size,
+        device=worker.device,
     )
     found = rank_health.readings(collectives.sum_across_workers(own))
     if worker.rank == 0:
@@ -47,14 +53,25 @@ def carry_out(
             "step_s": statistics.median(steps_s[1:] or steps_s),
             "eval_s": eval_s,
         }
-        tried |= {name: value for name, value in rank_health.scalars(found).items() if name.startswith("memory/")}
-        update_result(paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch)
+        tried |= {
+            name: value
+            for name, value in rank_health.scalars(found).items()
+            if name.startswith("memory/")
+        }
+        update_result(
+            paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch
+        )
     return COMPLETED
 
 
 def _steps(run: Run, preflight: Preflight) -> list[float]:
     """Seconds of each of the run's first steps, which are really taken."""
-    steps_s, device, began, most = list[float](), run.worker.device, time.perf_counter(), preflight.steps
+    steps_s, device, began, most = (
+        list[float](),
+        run.worker.device,
+        time.perf_counter(),
+        preflight.steps,
+    )
 
     def done() -> bool:
         nonlocal began, most

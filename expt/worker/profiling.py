@@ -17,7 +17,10 @@ class StepProfiler:
     def __init__(self, trace: Path, table: Path, device: torch.device) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if device.type == "cuda" else []),
+        ]
         self._trace, self._table = trace, table
         self._device = device.type
         self._profiler: Any = profile(
@@ -62,4 +65,6 @@ def _is_counted(event: Any, device: str) -> bool:
         return False
     if device == "cpu":
         return True
-    return event.device_type != torch.autograd.DeviceType.CPU and not getattr(event, "is_user_annotation", False)
+    return event.device_type != torch.autograd.DeviceType.CPU and not getattr(
+        event, "is_user_annotation", False
+    )

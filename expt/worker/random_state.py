@@ -14,7 +14,9 @@ def seed(number: int) -> None:
     """Seed every random number generator of this process."""
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed asks for five kinds of devices, in 3 ms
+    torch.default_generator.manual_seed(
+        number
+    )  # torch.manual_seed asks for five kinds of devices, in 3 ms
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
 

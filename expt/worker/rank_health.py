@@ -47,7 +47,9 @@ NUMBERS = len(fields(Reading))
 class RankHealth:
     """One rank's part in it, epoch by epoch."""
 
-    def __init__(self, learner: Learner, position: Position, worker: Worker, *, check_weights: bool) -> None:
+    def __init__(
+        self, learner: Learner, position: Position, worker: Worker, *, check_weights: bool
+    ) -> None:
         self._learner, self._position, self._worker = learner, position, worker
         self._check_weights = check_weights and worker.world_size > 1
         self._began, self._from_step = time.perf_counter(), position.step
@@ -94,12 +96,16 @@ class RankHealth:
         refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
 
 
-def reading(*, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool) -> Reading:
+def reading(
+    *, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool
+) -> Reading:
     """This rank's, for an epoch of `steps` that took `seconds`; the checksum is still missing.
 
     Of these `all_reduce_s` were for gradients; None where nobody knows.
     """
-    waited_s = min(max(all_reduce_s or 0.0, 0.0), seconds)  # by a mean over few steps, which may fall
+    waited_s = min(
+        max(all_reduce_s or 0.0, 0.0), seconds
+    )  # by a mean over few steps, which may fall
     on_gpu = device.type == "cuda"
     return Reading(
         step_ms=(seconds - waited_s) / max(1, steps) * 1000,
@@ -132,7 +138,9 @@ def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.zeros(()).double() if total is None else (total & ((1 << _BITS) - 1)).double()
 
 
-def row(mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device) -> Tensor:
+def row(
+    mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device
+) -> Tensor:
     """All ranks' numbers, float64 [world_size * NUMBERS], with zeros for the others': their sum is the whole table."""
     table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
     table[rank] = torch.tensor([getattr(mine, field.name) for field in fields(mine)])
@@ -144,7 +152,10 @@ def row(mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: t
 def readings(table: Tensor) -> list[Reading]:
     """Each rank's, from the summed rows. Waits for the device."""
     names = [field.name for field in fields(Reading)]
-    return [Reading(**dict(zip(names, numbers, strict=True))) for numbers in table.view(-1, NUMBERS).tolist()]
+    return [
+        Reading(**dict(zip(names, numbers, strict=True)))
+        for numbers in table.view(-1, NUMBERS).tolist()
+    ]
 
 
 def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:

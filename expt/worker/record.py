@@ -25,7 +25,9 @@ def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) 
     found = {tag(name): value for name, value in values.values.items()}
     if warns and not values.has_weight:
         without = ", ".join(name for name, value in found.items() if math.isnan(value))
-        warn(f"{without}: nothing was measured, for every target there is to be ignored or has no weight")
+        warn(
+            f"{without}: nothing was measured, for every target there is to be ignored or has no weight"
+        )
     return found
 
 
@@ -33,9 +35,20 @@ class Record:
     """One worker's part of it: all remember and look on, but only rank 0, which `writes`, has files."""
 
     def __init__(
-        self, paths: RunPaths, position: Position, history: History, observer: Observer, *, writes: bool
+        self,
+        paths: RunPaths,
+        position: Position,
+        history: History,
+        observer: Observer,
+        *,
+        writes: bool,
     ) -> None:
-        self._paths, self._position, self._history, self._observer = paths, position, history, observer
+        self._paths, self._position, self._history, self._observer = (
+            paths,
+            position,
+            history,
+            observer,
+        )
         if writes:  # what was there before is not to come back any more
             undo.accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
@@ -112,7 +125,9 @@ class Record:
         self._close(complete=False)
         history = self._history
         reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
-        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached, **self._spent())
+        self.result(
+            status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached, **self._spent()
+        )
         return INTERRUPTED
 
     def _spent(self) -> Mapping[str, Any]:

@@ -25,7 +25,16 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health, same_data
+from expt.worker import (
+    build,
+    divergence,
+    fault,
+    first_weights,
+    forked,
+    random_state,
+    rank_health,
+    same_data,
+)
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import Checkpoints
@@ -60,7 +69,9 @@ class Run:
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
         if config.eval_split == "val" and self.data.val is None:
-            raise DataError("eval_split=val: no sample is left to validate on; add some, or use eval_split=test")
+            raise DataError(
+                "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"
+            )
         beat()
         self.learner = build.build_learner(config, self.data, worker, fetch=not goes_on)
         beat()
@@ -72,14 +83,20 @@ class Run:
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
         self._is_at_best = False  # whether the epoch that this process has trained last is the best
-        self.history = History(config.objective, self.directions[config.objective.partition("/")[0]])
+        self.history = History(
+            config.objective, self.directions[config.objective.partition("/")[0]]
+        )
         self.early_stop = EarlyStop(config.early_stop, self.directions)
-        self.health = RankHealth(self.learner, self.position, worker, check_weights=config.tensorboard.health)
+        self.health = RankHealth(
+            self.learner, self.position, worker, check_weights=config.tensorboard.health
+        )
         self.agreement = Agreement(worker)
         self.save_times = build.build_save_times(config, worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
-        self.steps = build.build_steps(config, paths, self.learner, worker, typed_at=typed_at, beat=beat)
+        self.steps = build.build_steps(
+            config, paths, self.learner, worker, typed_at=typed_at, beat=beat
+        )
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
@@ -88,16 +105,22 @@ class Run:
             self._resume(source)
         begun: Mapping[str, Any] = {}
         if source is None:
-            begun = first_weights.begin_with(self.config, self.learner.module, self.worker, self.data.info.standardised)
+            begun = first_weights.begin_with(
+                self.config, self.learner.module, self.worker, self.data.info.standardised
+            )
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun:
             file = {"file": str(self.config.weights), "identity": None}
-            self.record.result(weights_from={**read_result(self.paths).get("weights_from", file), **begun})
+            self.record.result(
+                weights_from={**read_result(self.paths).get("weights_from", file), **begun}
+            )
         while not (self.is_done or self.is_paused or self.agreement.stopping):
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
-                    optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions, self.history.last)
+                    optim.advance_after_epoch(
+                        self.learner.scheduler, values.values, self.directions, self.history.last
+                    )
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
                 self._is_at_best = self.history.note_best(self.position.epoch)
@@ -126,22 +149,38 @@ class Run:
         """Load the checkpoint `source`, which rank 0 reads."""
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
-        saved = forked.load(self.snapshot, self.config, source) if is_fork else self.snapshot.read(source)
-        same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
+        saved = (
+            forked.load(self.snapshot, self.config, source)
+            if is_fork
+            else self.snapshot.read(source)
+        )
+        same_data.refuse_other(
+            self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch
+        )
         if is_fork:
-            self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
+            self.history.last = dict(
+                saved["last"]
+            )  # what it is best at, and where it stops early, is its own
         else:
             self.snapshot.load_state_dict(saved)
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
-            self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
+            self.early_stop.load_state_dict(
+                saved.get("early_stop") or EarlyStop(None, {}).state_dict()
+            )
         self.callbacks.load_state_dict(saved.get("callbacks", []))
-        self.learner.precision.skipped.fill_(saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0)))
+        self.learner.precision.skipped.fill_(
+            saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
+        )
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Let people see it, and say what is trained."""
         position, worker = self.position, self.worker
-        self.observer = observe(self.config, self.paths, self.data, self.learner, position, worker, resumed_at)
-        self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
+        self.observer = observe(
+            self.config, self.paths, self.data, self.learner, position, worker, resumed_at
+        )
+        self.record = Record(
+            self.paths, position, self.history, self.observer, writes=worker.rank == 0
+        )
         self.record.begin(**position.length, data=self.data.info.told)
         self.beat()
 
@@ -153,7 +192,9 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        batches = TimedBatches(self.observer.watch(self.data.train.epoch(position.epoch, skip=position.step_in_epoch)))
+        batches = TimedBatches(
+            self.observer.watch(self.data.train.epoch(position.epoch, skip=position.step_in_epoch))
+        )
         train_epoch(
             self.learner,
             batches,
@@ -173,7 +214,9 @@ class Run:
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
-            self.record.log(rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/")
+            self.record.log(
+                rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/"
+            )
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
@@ -203,11 +246,15 @@ class Run:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
-        collectives.broadcast_buffers(self.learner.evaluated)  # each rank has batch-norm statistics of its own
+        collectives.broadcast_buffers(
+            self.learner.evaluated
+        )  # each rank has batch-norm statistics of its own
         review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
-        self.record.log(tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0))
+        self.record.log(
+            tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
+        )
         self.observer.end_evaluation(split)
         self.callbacks.end_evaluation(self._told_model(), self.record, split)
         return values
@@ -218,7 +265,12 @@ class Run:
         return copy() if copy else self.learner.evaluated
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = is_best or self.is_paused or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
+        due = (
+            is_best
+            or self.is_paused
+            or self.early_stop.is_due
+            or self.save_times.is_due_after_epoch(self.position)
+        )
         due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)
@@ -235,7 +287,9 @@ class Run:
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
         about = functools.partial(self._about, is_best=is_best)
-        self.checkpoints.save(self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch)
+        self.checkpoints.save(
+            self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch
+        )
 
     def _save_within_epoch(self) -> None:
         """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
@@ -249,14 +303,21 @@ class Run:
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
         forked.release(self.paths, self.worker)
-        divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
+        divergence.refuse_weights(
+            self.learner.module, self.position, divergence.mend_of(self.config)
+        )
         self.save_times.saved()
         return state
 
     def _about(self, *, is_best: bool) -> dict[str, Any]:
         """What it is to hold besides, on rank 0."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
-        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
+        more = {
+            **self.record.state_dict(),
+            "is_best": is_best,
+            "config": shown(self.config),
+            "plan": self.plan,
+        }
         more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:
             more["early_stop"] = self.early_stop.state_dict()
@@ -270,7 +331,9 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, divergence.mend_of(self.config))
+        divergence.stop_at_loss(
+            self.sums, self.position, self.data.train, self.worker, divergence.mend_of(self.config)
+        )
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""

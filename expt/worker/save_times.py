@@ -19,7 +19,11 @@ class SaveTimes:
         every_minutes: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._every_steps, self._every_epochs, self._every_minutes = every_steps, every_epochs, every_minutes
+        self._every_steps, self._every_epochs, self._every_minutes = (
+            every_steps,
+            every_epochs,
+            every_minutes,
+        )
         self._clock, self._saved_at = clock, clock()
 
     def saved(self) -> None:
@@ -28,7 +32,10 @@ class SaveTimes:
 
     def is_due_by_clock(self) -> bool:
         """Whether so many minutes have passed."""
-        return self._every_minutes is not None and self._clock() - self._saved_at > self._every_minutes * 60
+        return (
+            self._every_minutes is not None
+            and self._clock() - self._saved_at > self._every_minutes * 60
+        )
 
     def is_due_by_steps(self, position: Position) -> bool:
         """Whether the step that was done last is one of every so many."""
@@ -37,4 +44,9 @@ class SaveTimes:
     def is_due_after_epoch(self, position: Position) -> bool:
         """Whether one is due, by whatever, now that an epoch has ended, and maybe the run."""
         by_epochs = bool(self._every_epochs and position.epoch % self._every_epochs == 0)
-        return by_epochs or self.is_due_by_steps(position) or position.is_run_done or self.is_due_by_clock()
+        return (
+            by_epochs
+            or self.is_due_by_steps(position)
+            or position.is_run_done
+            or self.is_due_by_clock()
+        )

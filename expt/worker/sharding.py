@@ -37,7 +37,9 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
     if config.strategy == "fsdp" or worker.world_size == 1:
         return worker.world_size
     shards = worker.local_world_size if config.sharding.shards == "auto" else config.sharding.shards
-    if shards < 2 or shards == worker.world_size or worker.world_size % shards:  # hosts may have unequal numbers
+    if (
+        shards < 2 or shards == worker.world_size or worker.world_size % shards
+    ):  # hosts may have unequal numbers
         raise ConfigError(
             f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups that share a "
             "replica; give a number that divides them"
@@ -80,7 +82,10 @@ def shard(
     if originals:
         _watch_first_pass(config, module, originals.kept(), worker.rank)
     if ema is not None:
-        cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
+        cut(
+            ema.module,
+            lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors],
+        )
         sharding.copy_shares(module, ema.module)
     return ema
 
@@ -91,7 +96,9 @@ def _refuse(config: RunConfig, problem: Refusal | None) -> None:
         raise ConfigError(f"strategy={config.strategy}: {problem.why}; {mend}")
 
 
-def _watch_first_pass(config: RunConfig, module: nn.Module, kept: Mapping[str, Span], rank: int) -> None:
+def _watch_first_pass(
+    config: RunConfig, module: nn.Module, kept: Mapping[str, Span], rank: int
+) -> None:
     """Have an own model refused that reads first weights which it has `kept`, or writes to weights that are dropped."""
     where = f"strategy={config.strategy}: the model"
 
@@ -131,11 +138,17 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
     if wanted == "auto":
         return sharding.gathered_dtype(module, precision.dtype)
     dtype = _DTYPES[wanted]
-    if dtype and batch_norm.is_in(module):  # its statistics are float32, and it takes no others beside them
-        raise ConfigError(f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use auto")
+    if dtype and batch_norm.is_in(
+        module
+    ):  # its statistics are float32, and it takes no others beside them
+        raise ConfigError(
+            f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use auto"
+        )
     if dtype and dtype != precision.dtype:
         of_amp = str(precision.dtype).removeprefix("torch.")
-        raise ConfigError(f"sharding.param_dtype={wanted}: amp={config.amp} computes in {of_amp} here; use auto")
+        raise ConfigError(
+            f"sharding.param_dtype={wanted}: amp={config.amp} computes in {of_amp} here; use auto"
+        )
     return dtype
 
 
@@ -156,16 +169,27 @@ def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:
 
 
 def of_learner(
-    config: RunConfig, data: Data, module: nn.Module, evaluated: nn.Module, outline: nn.Module | None, worker: Worker
+    config: RunConfig,
+    data: Data,
+    module: nn.Module,
+    evaluated: nn.Module,
+    outline: nn.Module | None,
+    worker: Worker,
 ) -> dict[str, Any]:
     """What a Learner needs besides, for the workers to train and evaluate together what each has a part of."""
     if not config.is_sharded:
         return {}
     own = _is_own(config) or isinstance(config.task, TargetTask)  # the others use all
     return {
-        **({"drop_unused": Unused(module, worker.device, compiled=bool(config.compile)).drop} if own else {}),
+        **(
+            {"drop_unused": Unused(module, worker.device, compiled=bool(config.compile)).drop}
+            if own
+            else {}
+        ),
         **({"copy_evaluated": copies(outline, evaluated, worker)} if outline else {}),
-        "in_step": functools.partial(sharding.in_step, module=evaluated, blank=data.blank, device=worker.device),
+        "in_step": functools.partial(
+            sharding.in_step, module=evaluated, blank=data.blank, device=worker.device
+        ),
         "shards": shards_of(config, worker),
         "reduces_each_part": config.sharding.reduce_each_part,
     }

@@ -59,7 +59,9 @@ class Snapshot:
             learner.lookahead.load_state_dict(state["lookahead"])
         learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
         _load_schedule(learner, state["scheduler"])
-        if state["scaler"]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
+        if state[
+            "scaler"
+        ]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
         self.load_workers(state["workers"], sums=True, random=True)
@@ -79,7 +81,9 @@ class Snapshot:
         read = checkpoint.load(path, lazily=True)["config"] if self.worker.rank == 0 else None
         return collectives.from_rank_0(read, self.worker.device)
 
-    def read(self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None) -> State:
+    def read(
+        self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
+    ) -> State:
         """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each gets its part.
 
         A collective. With `only` there is nothing but these of its keys. Its optimiser numbers parameters as
@@ -92,7 +96,9 @@ class Snapshot:
         if read is not None and only:
             read = {key: value for key, value in read.items() if key in {*only, parts_folder.PARTS}}
         patterns = self._patterns(written_by or self.learner.optimizer)
-        found: State = parts.filled(path, scattered(read, patterns.get, self.worker.device), patterns.get)
+        found: State = parts.filled(
+            path, scattered(read, patterns.get, self.worker.device), patterns.get
+        )
         return found
 
     def _patterns(self, optimizer: Optimizer) -> _Slots:
@@ -101,8 +107,14 @@ class Snapshot:
         modules: dict[str, nn.Module] = {"model": learner.module}
         if learner.ema is not None:
             modules["ema"] = learner.ema
-        found = {(key, name): one for key, module in modules.items() for name, one in module.state_dict().items()}
-        parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        found = {
+            (key, name): one
+            for key, module in modules.items()
+            for name, one in module.state_dict().items()
+        }
+        parameters = itertools.chain.from_iterable(
+            group["params"] for group in optimizer.param_groups
+        )
         slots = _Slots({("optimizer", "state", index): one for index, one in enumerate(parameters)})
         slots.update(found)
         return slots
@@ -132,17 +144,30 @@ class _Slots(dict[Place, torch.Tensor]):
     """By the place of a parameter that of each of its optimiser's values, too."""
 
     def get(self, place: Place, default: Any = None) -> Any:
-        return super().get(place, super().get(place[:3], default))  # also of those in a list or dict of them
+        return super().get(
+            place, super().get(place[:3], default)
+        )  # also of those in a list or dict of them
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
-    keys = [key for key in ("sums", "finite", "logged") if key in workers[0]]  # an older version's has fewer
+    keys = [
+        key for key in ("sums", "finite", "logged") if key in workers[0]
+    ]  # an older version's has fewer
     rows = {key: [worker[key] for worker in workers] for key in keys}
-    return {key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist() for key, numbers in rows.items()}
+    return {
+        key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist()
+        for key, numbers in rows.items()
+    }
 
 
 def _load_schedule(learner: Learner, saved: State) -> None:
     kept = dict(saved)
-    if isinstance(learner.scheduler, OneCycleLR):  # its length is that of this run, which may have more epochs
-        kept = {key: value for key, value in saved.items() if key not in ("total_steps", "_schedule_phases", "_ends")}
+    if isinstance(
+        learner.scheduler, OneCycleLR
+    ):  # its length is that of this run, which may have more epochs
+        kept = {
+            key: value
+            for key, value in saved.items()
+            if key not in ("total_steps", "_schedule_phases", "_ends")
+        }
     learner.scheduler.load_state_dict(kept)

@@ -36,7 +36,9 @@ def _alone(path: Path) -> Iterator[None]:
     from filelock import FileLock  # late: of a dataset of one's own alone
 
     lock = FileLock(path)
-    with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or one without locks
+    with contextlib.suppress(
+        OSError, NotImplementedError
+    ):  # a read-only disk, or one without locks
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:

@@ -30,7 +30,11 @@ class Watchdog:
     """Calls `on_hang`, from a thread, when no `beat` has come for `timeout_s`; the first is that it is made."""
 
     def __init__(
-        self, timeout_s: float, on_hang: Callable[[], None], *, nap: Callable[[float], None] = time.sleep
+        self,
+        timeout_s: float,
+        on_hang: Callable[[], None],
+        *,
+        nap: Callable[[float], None] = time.sleep,
     ) -> None:
         self._timeout_s, self._on_hang, self._nap, self._beats = timeout_s, on_hang, nap, 0
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()

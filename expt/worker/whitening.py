@@ -23,7 +23,9 @@ def whiten(wanted: Whitening, module: nn.Module, data: Data, worker: Worker) -> 
     layer = whitening.convolution(module, wanted.layer)
     inputs = data.blank(1).inputs
     if not isinstance(inputs, Tensor) or inputs.dim() != 4 or not inputs.is_floating_point():
-        raise ConfigError(f"whitening.layer={wanted.layer}: is of images, and the samples are none; use whitening=null")
+        raise ConfigError(
+            f"whitening.layer={wanted.layer}: is of images, and the samples are none; use whitening=null"
+        )
     if worker.rank == 0:
         whitening.whiten(layer, _first(data.train, wanted), eps=wanted.eps)
     collectives.broadcast([layer.weight])

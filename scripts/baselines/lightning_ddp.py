@@ -85,10 +85,14 @@ def main() -> None:
             limit_val_batches=0,
             limit_train_batches=args.max_steps or None,
         )
-        trainer.fit(classifier, DataLoader(train_set, args.batch_size // args.workers, shuffle=True))
+        trainer.fit(
+            classifier, DataLoader(train_set, args.batch_size // args.workers, shuffle=True)
+        )
         accuracy = None
         if args.evaluate:
-            accuracy = trainer.test(classifier, DataLoader(test_set, 1000), verbose=False)[0]["test/accuracy"]
+            accuracy = trainer.test(classifier, DataLoader(test_set, 1000), verbose=False)[0][
+                "test/accuracy"
+            ]
         args.workers = trainer.world_size
         if trainer.is_global_zero:
             task.report("lightning", args, classifier.epoch_s, classifier.first_step_s, accuracy)

@@ -31,7 +31,9 @@ def train(rank: int, args: argparse.Namespace, started: float) -> None:
     if cuda:
         torch.cuda.set_device(device)
     torch.manual_seed(0)
-    model = DistributedDataParallel(task.MODELS[args.model]().to(device), device_ids=[rank] if cuda else None)
+    model = DistributedDataParallel(
+        task.MODELS[args.model]().to(device), device_ids=[rank] if cuda else None
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     loss_fn = nn.CrossEntropyLoss()
     train_set, test_set = task.datasets(args.data)
@@ -44,7 +46,10 @@ def train(rank: int, args: argparse.Namespace, started: float) -> None:
         sampler.set_epoch(epoch)
         began, running = time.time(), 0.0
         for images, labels in itertools.islice(loader, args.max_steps or None):
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            images, labels = (
+                images.to(device, non_blocking=True),
+                labels.to(device, non_blocking=True),
+            )
             optimizer.zero_grad()
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = loss_fn(model(images), labels)

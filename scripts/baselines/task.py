@@ -76,7 +76,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each worker")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--amp", choices=AMP_DTYPE, default="off")
-    parser.add_argument("--evaluate", action="store_true", help="accuracy on the test set at the end")
+    parser.add_argument(
+        "--evaluate", action="store_true", help="accuracy on the test set at the end"
+    )
     return parser.parse_args()
 
 
@@ -86,11 +88,17 @@ def datasets(folder: str) -> tuple[Dataset[Any], Dataset[Any]]:
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     transform = Compose([ToTensor(), Normalize((0.2860,), (0.3530,))])
-    return FashionMNIST(folder, train=True, transform=transform), FashionMNIST(folder, train=False, transform=transform)
+    return FashionMNIST(folder, train=True, transform=transform), FashionMNIST(
+        folder, train=False, transform=transform
+    )
 
 
 def report(
-    system: str, args: argparse.Namespace, epoch_s: list[float], first_step_s: float | None, accuracy: float | None
+    system: str,
+    args: argparse.Namespace,
+    epoch_s: list[float],
+    first_step_s: float | None,
+    accuracy: float | None,
 ) -> None:
     """The line that the bench reads; to be printed by one worker."""
     content = {

@@ -40,7 +40,9 @@ class Bench:
     def data(self, train: int = data.TRAIN_IMAGES, test: int = data.TEST_IMAGES) -> Path:
         """A folder with the first images of the set; made once."""
         folder = self.scratch / f"{train}-{test}"
-        return folder if folder.exists() else data.prepare(self.source, folder, train=train, test=test)
+        return (
+            folder if folder.exists() else data.prepare(self.source, folder, train=train, test=test)
+        )
 
     def images_for(self, model: str) -> int:
         """The training images of an epoch."""
@@ -66,7 +68,9 @@ class Bench:
             return run
 
         actions = {name: action(name) for name in self.systems if name in trainings}
-        return Comparison(measure, case, unit, interleave(actions, self.rounds), dict(at_most or {}))
+        return Comparison(
+            measure, case, unit, interleave(actions, self.rounds), dict(at_most or {})
+        )
 
 
 def warm_epoch_s(outcome: Outcome) -> float:

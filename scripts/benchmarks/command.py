@@ -76,16 +76,31 @@ def _arguments() -> argparse.Namespace:
         description="Measure expt against its peers, in turn, on the devices present.",
         epilog="KEY=VALUE: given to expt alone, as in channels_last=true.",
     )
-    parser.add_argument("--only", type=_names(MEASURES), default=list(MEASURES), help=", ".join(MEASURES))
-    parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help=", ".join(MODELS))
-    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=", ".join(PEERS))
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the peers installed")
-    parser.add_argument("--data", type=Path, default=DEBIAN_DATA, help="folder of Fashion-MNIST's four files")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3, help="of each training; the first is not counted")
-    parser.add_argument("--images", type=int, help="training images; on a CPU fewer for the larger models")
     parser.add_argument(
-        "--points", type=_numbers, default=[10, 100, 1000], help="of the grids, as in 10,100,1000,10000"
+        "--only", type=_names(MEASURES), default=list(MEASURES), help=", ".join(MEASURES)
+    )
+    parser.add_argument(
+        "--models", type=_names(MODELS), default=list(MODELS), help=", ".join(MODELS)
+    )
+    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=", ".join(PEERS))
+    parser.add_argument(
+        "--python", default=sys.executable, help="an interpreter that has the peers installed"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=DEBIAN_DATA, help="folder of Fashion-MNIST's four files"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="of each training; the first is not counted"
+    )
+    parser.add_argument(
+        "--images", type=int, help="training images; on a CPU fewer for the larger models"
+    )
+    parser.add_argument(
+        "--points",
+        type=_numbers,
+        default=[10, 100, 1000],
+        help="of the grids, as in 10,100,1000,10000",
     )
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")

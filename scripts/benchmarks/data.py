@@ -10,12 +10,17 @@ TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000
 _LAYOUTS = ("", "FashionMNIST/raw", "raw")
 
 
-def prepare(source: Path, target: Path, *, train: int = TRAIN_IMAGES, test: int = TEST_IMAGES) -> Path:
+def prepare(
+    source: Path, target: Path, *, train: int = TRAIN_IMAGES, test: int = TEST_IMAGES
+) -> Path:
     """Write the first `train` and `test` images of `source` (flat or nested, plain or gzip) to `target`; return it."""
     folder = target / "FashionMNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     for prefix, count in (("train", train), ("t10k", test)):
-        images, labels = _read(source, f"{prefix}-images-idx3-ubyte"), _read(source, f"{prefix}-labels-idx1-ubyte")
+        images, labels = (
+            _read(source, f"{prefix}-images-idx3-ubyte"),
+            _read(source, f"{prefix}-labels-idx1-ubyte"),
+        )
         magic, size, height, width = struct.unpack(">4I", images[:16])
         kept = min(count, size)
         (folder / f"{prefix}-images-idx3-ubyte").write_bytes(

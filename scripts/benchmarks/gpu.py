@@ -40,7 +40,9 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
     if not bench.gpus:
         bench.say("gpu: not measured, this machine has no GPU")
         return
-    rate = [json.loads(start([sys.executable, "-c", _MATRIX_RATE]).text) for _ in range(bench.rounds)]
+    rate = [
+        json.loads(start([sys.executable, "-c", _MATRIX_RATE]).text) for _ in range(bench.rounds)
+    ]
     yield Comparison("gpu", "bf16 matrix product, 8192 cubed", "TFLOP/s", {OURS: rate})
     peak = max(rate)
     for batch_size in (512, 1024):
@@ -48,7 +50,8 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
             epochs = _epochs(bench, "resnet18", batch_size, at_most=1 / 10)
             yield epochs
             rates = [
-                RESNET18_EPOCH_TFLOP * bench.images_for("resnet18") / TRAIN_IMAGES / s for s in epochs.values[OURS]
+                RESNET18_EPOCH_TFLOP * bench.images_for("resnet18") / TRAIN_IMAGES / s
+                for s in epochs.values[OURS]
             ]
             reached = [rate / peak for rate in rates]
             case = f"resnet18, bf16, batch {batch_size}: fraction of the matrix rate"
@@ -75,7 +78,14 @@ def _epochs(bench: Bench, model: str, batch_size: int, *, at_most: float) -> Com
     fast = System(OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides])
     on_one = Bench(**{**vars(bench), "systems": {**bench.systems, OURS: fast}})
     trainings = {name: training for name in bench.systems if name in (OURS, "plain")}
-    return on_one.compare("gpu", f"{model}, bf16, batch {batch_size}", "s", trainings, warm_epoch_s, {"plain": at_most})
+    return on_one.compare(
+        "gpu",
+        f"{model}, bf16, batch {batch_size}",
+        "s",
+        trainings,
+        warm_epoch_s,
+        {"plain": at_most},
+    )
 
 
 def _graphed(bench: Bench, model: str, *, at_most: float) -> Comparison:
@@ -83,12 +93,16 @@ def _graphed(bench: Bench, model: str, *, at_most: float) -> Comparison:
     training = _on_one_gpu(bench, model, 512)
     ours = bench.systems[OURS]
     systems = {
-        OURS: System(OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides, "cuda_graph=true"]),
+        OURS: System(
+            OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides, "cuda_graph=true"]
+        ),
         "eager": System(OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides]),
     }
     both = Bench(**{**vars(bench), "systems": systems})
     case = f"{model}, bf16, batch 512, cuda_graph=true"
-    return both.compare("gpu", case, "s", dict.fromkeys(systems, training), warm_epoch_s, {"eager": at_most})
+    return both.compare(
+        "gpu", case, "s", dict.fromkeys(systems, training), warm_epoch_s, {"eager": at_most}
+    )
 
 
 def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
@@ -101,7 +115,9 @@ def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
             share = f"hydra.launcher.runs_per_gpu={runs_per_gpu}"
             # As many as fit on one card: another card must not help.
             limit = f"hydra.launcher.max_concurrent={runs_per_gpu}"
-            return start([*expt_command(training), *sweep, share, limit], CUDA_VISIBLE_DEVICES="0", **extra).wall_s
+            return start(
+                [*expt_command(training), *sweep, share, limit], CUDA_VISIBLE_DEVICES="0", **extra
+            ).wall_s
 
     at_once, in_a_row, by_mps = list[float](), list[float](), list[float]()
     for _ in range(bench.rounds):
@@ -114,7 +130,9 @@ def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
     case = f"{runs} mlp runs with runs_per_gpu={runs}"
     yield Comparison("gpu", case, "s", {OURS: at_once, "in a row": in_a_row}, {"in a row": 0.25})
     if by_mps:
-        yield Comparison("gpu", f"{case}, by MPS", "s", {OURS: by_mps, "in a row": in_a_row}, {"in a row": 0.25})
+        yield Comparison(
+            "gpu", f"{case}, by MPS", "s", {OURS: by_mps, "in a row": in_a_row}, {"in a row": 0.25}
+        )
 
 
 @contextlib.contextmanager
@@ -126,8 +144,16 @@ def mps() -> Iterator[dict[str, str] | None]:
     with tempfile.TemporaryDirectory() as folder:
         extra = {f"CUDA_MPS_{what}_DIRECTORY": folder for what in ("PIPE", "LOG")}
         known = environment(CUDA_VISIBLE_DEVICES="0", **extra)
-        subprocess.run([MPS_DAEMON, "-d"], env=known, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [MPS_DAEMON, "-d"],
+            env=known,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
         try:
             yield extra
         finally:
-            subprocess.run([MPS_DAEMON], input=b"quit\n", env=known, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                [MPS_DAEMON], input=b"quit\n", env=known, stdout=subprocess.DEVNULL, check=True
+            )

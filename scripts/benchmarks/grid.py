@@ -42,7 +42,9 @@ def grid(bench: Bench) -> Iterator[Comparison]:
         yield Comparison("grid", case, "s", {OURS: a_run})
     for index, points in enumerate(sizes[1:], start=1):
         for key, unit, case in ROWS:
-            yield Comparison("grid", case.format(points), unit, {OURS: [row[index][key] for row in found]})
+            yield Comparison(
+                "grid", case.format(points), unit, {OURS: [row[index][key] for row in found]}
+            )
 
 
 def _grid(points: int, folder: Path) -> dict[str, float]:
@@ -52,7 +54,9 @@ def _grid(points: int, folder: Path) -> dict[str, float]:
     try:
         found = _driven(command)
         again = _driven(command)
-        report_s, report_cpu_s = _first_screen([sys.executable, "-m", "expt", "report", str(folder / "sweep")])
+        report_s, report_cpu_s = _first_screen(
+            [sys.executable, "-m", "expt", "report", str(folder / "sweep")]
+        )
     finally:
         shutil.rmtree(folder)
     return {
@@ -66,7 +70,9 @@ def _grid(points: int, folder: Path) -> dict[str, float]:
 
 def _driven(command: Sequence[str]) -> dict[str, float]:
     began = time.monotonic()
-    done = subprocess.run([*command, str(began)], env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, str(began)], env=environment(), capture_output=True, text=True, check=True
+    )
     found: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
     return {**found, "wall_s": time.monotonic() - began}
 

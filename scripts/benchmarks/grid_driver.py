@@ -52,7 +52,9 @@ def main(points: int, folder: str, typed_at: float) -> None:
         paths.metrics.write_text('{"step": 1, "epoch": 1, "tag": "accuracy/val", "value": 0.5}\n')
         metrics = {"accuracy/val": 0.5, "loss/train": 1.0, "loss/val": 0.5}
         objective = Objective(name="accuracy/val", value=0.5)
-        update_result(paths, status="completed", metrics=metrics, objective=objective, epoch_s=[0.1] * 10)
+        update_result(
+            paths, status="completed", metrics=metrics, objective=objective, epoch_s=[0.1] * 10
+        )
         return Ended()
 
     def pool(observer: Observer) -> Pool:
@@ -63,7 +65,9 @@ def main(points: int, folder: str, typed_at: float) -> None:
             super().__init__(*arguments, machine=lambda: MACHINE, runner=pool)  # type: ignore[arg-type]
 
     sweep.Multirun = Simulated  # type: ignore[misc]  # which Hydra's launcher `pool` looks up when it is asked
-    command_line.main(["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"])
+    command_line.main(
+        ["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"]
+    )
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "cpu_s": time.process_time(),

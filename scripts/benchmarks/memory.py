@@ -49,13 +49,19 @@ class Sampler:
         children = _children()
         tree = _below(self._root, children)
         sizes = {pid: size for pid in tree if (size := _sizes(pid))}
-        leaves = {pid for pid in sizes if not children.get(pid) and not _is_tracker(pid) and pid != self._root}
+        leaves = {
+            pid
+            for pid in sizes
+            if not children.get(pid) and not _is_tracker(pid) and pid != self._root
+        }
         if self._root_trains and self._root in sizes:
             leaves.add(self._root)
         peak = self.peak
         peak.total_mib = max(peak.total_mib, sum(size["Pss"] for size in sizes.values()) / _MIB)
         peak.workers_mib = max(peak.workers_mib, sum(sizes[pid]["Pss"] for pid in leaves) / _MIB)
-        peak.workers_resident_mib = max(peak.workers_resident_mib, sum(sizes[pid]["Rss"] for pid in leaves) / _MIB)
+        peak.workers_resident_mib = max(
+            peak.workers_resident_mib, sum(sizes[pid]["Rss"] for pid in leaves) / _MIB
+        )
 
 
 def _children() -> dict[int, list[int]]:

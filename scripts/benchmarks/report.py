@@ -20,7 +20,10 @@ from scripts.benchmarks.comparison import OURS, Comparison
 def describe_machine(gpus: int) -> dict[str, Any]:
     """What the numbers depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
@@ -40,7 +43,9 @@ def write_json(path: Path, machine: dict[str, Any], comparisons: Sequence[Compar
 
 def print_table(console: Console, comparisons: Sequence[Comparison]) -> None:
     """Medians; the others' with the ratio of ours to theirs."""
-    others = list(dict.fromkeys(name for found in comparisons for name in found.values if name != OURS))
+    others = list(
+        dict.fromkeys(name for found in comparisons for name in found.values if name != OURS)
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("measure")
     table.add_column("case")
@@ -51,7 +56,9 @@ def print_table(console: Console, comparisons: Sequence[Comparison]) -> None:
         cells = [_cell(found, name) for name in (OURS, *others)]
         table.add_row(found.measure, found.case, *cells, _bar(found))
     console.print(table)
-    console.print("Medians; in brackets, expt's value divided by the other's (the median of the rounds' ratios).")
+    console.print(
+        "Medians; in brackets, expt's value divided by the other's (the median of the rounds' ratios)."
+    )
 
 
 def _cell(found: Comparison, name: str) -> str:

@@ -26,7 +26,9 @@ WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 def main() -> None:
     """Measure here, compare, and print what to expect elsewhere."""
     args = _arguments()
-    given = {name: float(ms) / 1e3 for name, _, ms in (word.partition("=") for word in args.step_ms)}
+    given = {
+        name: float(ms) / 1e3 for name, _, ms in (word.partition("=") for word in args.step_ms)
+    }
     cluster = Cluster(
         args.per_node,
         Link(args.inside_latency_us / 1e6, args.inside_gb_per_s * 1e9),
@@ -62,15 +64,29 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/scaling", description=__doc__)
     parser.add_argument("--models", default="mlp,convnet,resnet18")
     parser.add_argument("--batch", type=int, default=64, help="images for each GPU")
-    parser.add_argument("--step-ms", nargs="*", default=[], metavar="MODEL=MS", help="of a step on one GPU")
-    parser.add_argument("--tflop-per-s", type=float, default=50.0, help="of a GPU in use; a third of an A100's TF32")
-    parser.add_argument("--overhead-ms", type=float, default=0.5, help="of a GPU's step: launches, the optimiser")
+    parser.add_argument(
+        "--step-ms", nargs="*", default=[], metavar="MODEL=MS", help="of a step on one GPU"
+    )
+    parser.add_argument(
+        "--tflop-per-s", type=float, default=50.0, help="of a GPU in use; a third of an A100's TF32"
+    )
+    parser.add_argument(
+        "--overhead-ms", type=float, default=0.5, help="of a GPU's step: launches, the optimiser"
+    )
     parser.add_argument("--per-node", type=int, default=8, help="GPUs of a node")
-    parser.add_argument("--inside-gb-per-s", type=float, default=200.0, help="bus bandwidth within a node [GB/s]")
+    parser.add_argument(
+        "--inside-gb-per-s", type=float, default=200.0, help="bus bandwidth within a node [GB/s]"
+    )
     parser.add_argument("--inside-latency-us", type=float, default=3.0)
-    parser.add_argument("--network-gbit-per-s", type=float, default=100.0, help="network of each GPU [Gbit/s]")
+    parser.add_argument(
+        "--network-gbit-per-s", type=float, default=100.0, help="network of each GPU [Gbit/s]"
+    )
     parser.add_argument("--latency-us", type=float, default=10.0)
-    parser.add_argument("--no-check", action="store_true", help="do not compare with 2 and 4 workers of this machine")
+    parser.add_argument(
+        "--no-check",
+        action="store_true",
+        help="do not compare with 2 and 4 workers of this machine",
+    )
     return parser.parse_args()
 
 
@@ -83,8 +99,13 @@ def _check(model: str, batch: int) -> None:
         # Computing and sending take the same cores.
         here = Cluster(workers, link, link, overlap=0.0, cores=None if found["on_gpu"] else cores)
         compute_s = _slowest_s(found["alone_times_s"])
-        predicted = step_s(compute_s, found["gradient_bytes"], workers, here, bucket_bytes=BUCKET_MIB * 2**20)
-        off, shared = predicted / found["together_s"] - 1, " that share cores" if workers > cores else ""
+        predicted = step_s(
+            compute_s, found["gradient_bytes"], workers, here, bucket_bytes=BUCKET_MIB * 2**20
+        )
+        off, shared = (
+            predicted / found["together_s"] - 1,
+            " that share cores" if workers > cores else "",
+        )
         print(
             f"{model}, {workers} workers here{shared}: predicted {1e3 * predicted:.2f} ms ({1e3 * compute_s:.2f} of "
             f"them computation), measured {1e3 * found['together_s']:.2f} ms, off by {off:+.1%}",
@@ -112,10 +133,14 @@ def _link(found: Mapping[str, Any]) -> Link:
 
 
 def _expect(model: str, compute_s: float, num_bytes: float, cluster: Cluster, origin: str) -> None:
-    print(f"{model}: {num_bytes / 1e6:.2f} MB of gradients, {1e3 * compute_s:.2f} ms a step on one device ({origin})")
+    print(
+        f"{model}: {num_bytes / 1e6:.2f} MB of gradients, {1e3 * compute_s:.2f} ms a step on one device ({origin})"
+    )
     for workers in WORKERS:
         seconds = step_s(compute_s, num_bytes, workers, cluster, bucket_bytes=BUCKET_MIB * 2**20)
-        print(f"  {workers:5} GPUs  {1e3 * seconds:8.2f} ms a step  {compute_s / seconds:4.0%} of linear")
+        print(
+            f"  {workers:5} GPUs  {1e3 * seconds:8.2f} ms a step  {compute_s / seconds:4.0%} of linear"
+        )
 
 
 def _measure(model: str, workers: int, batch: int) -> dict[str, Any]:

@@ -85,7 +85,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
-    os._exit(0)  # a thread of gloo that gives back the hook while Python ends would call std::terminate
+    os._exit(
+        0
+    )  # a thread of gloo that gives back the hook while Python ends would call std::terminate
 
 
 def _flop(parallel: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
@@ -111,7 +113,9 @@ def _model(name: str) -> nn.Module:
     return ResNet18(stem="small", **shape)
 
 
-def _sum_s(values: torch.Tensor, step: Callable[..., None], times: int, device: torch.device) -> tuple[float, float]:
+def _sum_s(
+    values: torch.Tensor, step: Callable[..., None], times: int, device: torch.device
+) -> tuple[float, float]:
     """Seconds of a sum, and of cores that it takes; each comes after a step, which leaves caches as training does."""
     blocks = []
     for _ in range(BLOCKS):
@@ -135,7 +139,9 @@ def _block(work: Callable[[], object], times: int, device: torch.device) -> tupl
     return (time.perf_counter() - began) / times, (time.process_time() - before) / times
 
 
-def _alternately(step: Callable[..., None], times: int, device: torch.device) -> tuple[float, list[list[float]]]:
+def _alternately(
+    step: Callable[..., None], times: int, device: torch.device
+) -> tuple[float, list[list[float]]]:
     """The median seconds of a step with the sum of gradients, and those of each worker's steps without it.
 
     Blocks of both take turns, so that what else the machine does falls on either. All workers begin each step without
@@ -144,7 +150,10 @@ def _alternately(step: Callable[..., None], times: int, device: torch.device) ->
     together: list[float] = []
     alone: list[float] = []
     for block in range(BLOCKS + 1):
-        (seconds, *_), times_s = _block(lambda: step(together=True), times, device), _each(step, times, device)
+        (seconds, *_), times_s = (
+            _block(lambda: step(together=True), times, device),
+            _each(step, times, device),
+        )
         if block:  # the first one warms up
             together.append(seconds)
             alone += times_s

@@ -42,7 +42,9 @@ BATCHES = 8
 def main() -> None:
     """Measure, and let rank 0 tell."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=["bare", "no_sync", "no_checkpoint", "no_dashboard"], required=True)
+    parser.add_argument(
+        "--mode", choices=["bare", "no_sync", "no_checkpoint", "no_dashboard"], required=True
+    )
     parser.add_argument("--steps", type=int, required=True, help="of each block")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("overrides", nargs="*")
@@ -72,7 +74,9 @@ class ExptLoop:
         torch.manual_seed(0)
         self.data = build.build_data(config, worker)
         self.learner = build.build_learner(config, self.data, worker)
-        self.batches = [_copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)]
+        self.batches = [
+            _copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)
+        ]
         self._worker = worker
         self._sums = self.sums()
         self._position = Position(steps_per_epoch=1 << 60, total_steps=1 << 60)
@@ -97,14 +101,20 @@ class ExptLoop:
         state = Snapshot(self.learner, self._position, self._sums, self._worker).state_dict()
         if self._worker.rank == 0:
             with tempfile.TemporaryDirectory(prefix="expt-bench-") as folder:
-                writer = checkpoint.Writer(Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1)
+                writer = checkpoint.Writer(
+                    Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1
+                )
                 writer.save(state, is_best=True)
                 writer.wait()
 
     def without_all_reduce(self, steps: int) -> None:
         """The same, each worker for itself."""
         parallel = self.learner.parallel
-        with parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else contextlib.nullcontext():
+        with (
+            parallel.no_sync()
+            if isinstance(parallel, DistributedDataParallel)
+            else contextlib.nullcontext()
+        ):
             self.run(steps)
 
 
@@ -146,7 +156,11 @@ class ExptEpoch:
         return itertools.islice(itertools.cycle(self._loop.batches), steps)
 
     def _train(
-        self, batches: Iterable[Batch], position: Position, sums: Sums, on_gradients: Callable[[], None]
+        self,
+        batches: Iterable[Batch],
+        position: Position,
+        sums: Sums,
+        on_gradients: Callable[[], None],
     ) -> None:
         train_epoch(
             self._loop.learner,

@@ -29,8 +29,16 @@ def allreduce(bench: Bench) -> Iterator[Comparison]:
     """Share of a step that goes away when the workers do not sum their gradients."""
     for model in bench.models if bench.workers > 1 else ():
         values = _measure(bench, model, mode="no_sync", workers=bench.workers)
-        share = [1 - alone / together for together, alone in zip(values["expt"], values["no_sync"], strict=True)]
-        yield Comparison("allreduce", f"{model}, {bench.workers} workers, batch 64", "share of a step", {"expt": share})
+        share = [
+            1 - alone / together
+            for together, alone in zip(values["expt"], values["no_sync"], strict=True)
+        ]
+        yield Comparison(
+            "allreduce",
+            f"{model}, {bench.workers} workers, batch 64",
+            "share of a step",
+            {"expt": share},
+        )
 
 
 def checkpoint(bench: Bench) -> Iterator[Comparison]:
@@ -39,13 +47,17 @@ def checkpoint(bench: Bench) -> Iterator[Comparison]:
         found = _measure(bench, model, mode="no_checkpoint", workers=bench.workers)
         bar = 1.02 if model == "resnet18" else None
         without = found["no_checkpoint"]
-        yield from _added(bench, model, found, "checkpoint", "written, and waited for", without, bar)
+        yield from _added(
+            bench, model, found, "checkpoint", "written, and waited for", without, bar
+        )
 
 
 def dashboard(bench: Bench) -> Iterator[Comparison]:
     """Seconds that pictures, norms and health add to an epoch of the whole set and its evaluation, drawn after each."""
     for model in bench.models:
-        found = _measure(bench, model, mode="no_dashboard", workers=bench.workers, test_images=TEST_IMAGES)
+        found = _measure(
+            bench, model, mode="no_dashboard", workers=bench.workers, test_images=TEST_IMAGES
+        )
         bar = 1.01 if model == "convnet" else None
         what = "pictures, norms, health of an epoch"
         yield from _added(bench, model, found, "dashboard", what, found["steps"], bar)
@@ -61,28 +73,47 @@ def _added(
     bar: float | None,
 ) -> Iterator[Comparison]:
     """What `measure` adds to a block of steps, and to an epoch of the whole set whose steps take `step_s`."""
-    off, epoch_steps, case = f"no_{measure}", TRAIN_IMAGES // 64, f"{model}, {bench.workers} workers"
+    off, epoch_steps, case = (
+        f"no_{measure}",
+        TRAIN_IMAGES // 64,
+        f"{model}, {bench.workers} workers",
+    )
     blocks = zip(found[OURS], found[off], strict=True)
     added_s = [(ours - without) * _num_steps(bench, model) for ours, without in blocks]
     yield Comparison(measure, f"{case}: {what}", "s", {OURS: added_s})
     without = [each * epoch_steps for each in step_s]
     values = {OURS: [a + b for a, b in zip(without, added_s, strict=True)], off: without}
-    yield Comparison(measure, f"{case}: an epoch of {epoch_steps} steps", "s", values, {off: bar} if bar else {})
+    yield Comparison(
+        measure, f"{case}: an epoch of {epoch_steps} steps", "s", values, {off: bar} if bar else {}
+    )
 
 
 def _num_steps(bench: Bench, model: str) -> int:
     return GPU_STEPS if bench.gpus else STEPS[model]
 
 
-def _measure(bench: Bench, model: str, *, mode: str, workers: int, test_images: int = 256) -> dict[str, list[float]]:
+def _measure(
+    bench: Bench, model: str, *, mode: str, workers: int, test_images: int = 256
+) -> dict[str, list[float]]:
     gpus = min(bench.gpus, workers)
     training = Training(model=model, data=bench.data(4096, test_images), workers=workers, gpus=gpus)
-    words = [f"--mode={mode}", f"--steps={_num_steps(bench, model)}", f"--rounds={bench.rounds * BLOCKS_PER_ROUND}"]
+    words = [
+        f"--mode={mode}",
+        f"--steps={_num_steps(bench, model)}",
+        f"--rounds={bench.rounds * BLOCKS_PER_ROUND}",
+    ]
     # A checkpoint then has what most optimisers keep; pictures are drawn each time.
-    more = {"no_checkpoint": ["optimizer.momentum=0.9"], "no_dashboard": ["tensorboard.images=true"]}
+    more = {
+        "no_checkpoint": ["optimizer.momentum=0.9"],
+        "no_dashboard": ["tensorboard.images=true"],
+    }
     overrides = [*expt_command(training)[3:], *more.get(mode, []), *bench.systems["expt"].overrides]
-    values: dict[str, list[float]] = json.loads(_start_workers([*words, *overrides], workers).splitlines()[-1])
-    bench.say(f"{mode}, {model}: { ({name: round(min(found), 5) for name, found in values.items()}) }")
+    values: dict[str, list[float]] = json.loads(
+        _start_workers([*words, *overrides], workers).splitlines()[-1]
+    )
+    bench.say(
+        f"{mode}, {model}: { ({name: round(min(found), 5) for name, found in values.items()}) }"
+    )
     return values
 
 

@@ -66,7 +66,12 @@ class System:
             output = start(command, watch_memory=watch_memory)
             result = json.loads((Path(folder) / "run" / "result.json").read_text())
         first_step_s = result["started"] + result["first_step_s"] - began
-        return Outcome(epoch_s=result["epoch_s"], first_step_s=first_step_s, wall_s=output.wall_s, peak=output.peak)
+        return Outcome(
+            epoch_s=result["epoch_s"],
+            first_step_s=first_step_s,
+            wall_s=output.wall_s,
+            peak=output.peak,
+        )
 
     def _train_peer(self, training: Training, watch_memory: bool) -> Outcome:
         variables = {
@@ -76,13 +81,23 @@ class System:
             "ACCELERATE_USE_CPU": str(training.gpus == 0).lower(),
         }
         output = start(
-            self._peer_command(training), watch_memory=watch_memory, root_trains=self.name == "lightning", **variables
+            self._peer_command(training),
+            watch_memory=watch_memory,
+            root_trains=self.name == "lightning",
+            **variables,
         )
-        result = json.loads(next(line for line in output.text.splitlines() if line.startswith('{"system"')))
+        result = json.loads(
+            next(line for line in output.text.splitlines() if line.startswith('{"system"'))
+        )
         if result["workers"] != training.workers:
-            raise RuntimeError(f"{self.name}: trained with {result['workers']} workers, not {training.workers}")
+            raise RuntimeError(
+                f"{self.name}: trained with {result['workers']} workers, not {training.workers}"
+            )
         return Outcome(
-            epoch_s=result["epoch_s"], first_step_s=result["first_step_s"], wall_s=output.wall_s, peak=output.peak
+            epoch_s=result["epoch_s"],
+            first_step_s=result["first_step_s"],
+            wall_s=output.wall_s,
+            peak=output.peak,
         )
 
     def _peer_command(self, training: Training) -> list[str]:
@@ -99,7 +114,11 @@ class System:
         }
         words = [f"--{name}={value}" for name, value in arguments.items()]
         if self.name == "accelerate":  # its own launcher starts one process where there is no GPU
-            launcher = ["torch.distributed.run", f"--nproc-per-node={training.workers}", "--master-addr=127.0.0.1"]
+            launcher = [
+                "torch.distributed.run",
+                f"--nproc-per-node={training.workers}",
+                "--master-addr=127.0.0.1",
+            ]
             return [self._python, "-m", *launcher, f"--master-port={free_port()}", *module, *words]
         return [self._python, *module, *words]
 
@@ -137,7 +156,9 @@ def expt_command(training: Training) -> list[str]:
     return [sys.executable, "-m", "expt", *(f"{key}={value}" for key, value in words.items())]
 
 
-def start(command: Sequence[str], *, watch_memory: bool = False, root_trains: bool = False, **extra: str) -> Output:
+def start(
+    command: Sequence[str], *, watch_memory: bool = False, root_trains: bool = False, **extra: str
+) -> Output:
     """Run a command to its end, in an environment free of other launchers' words."""
     began = time.time()
     process = subprocess.Popen(

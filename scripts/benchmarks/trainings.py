@@ -48,7 +48,9 @@ def epoch(bench: Bench) -> Iterator[Comparison]:
 
 def first_step(bench: Bench) -> Iterator[Comparison]:
     """Seconds from starting the process to the end of the first optimiser step."""
-    yield from _first_step(bench, "first_step", {"mlp": {"plain": 0.33}, "resnet18": {"plain": 0.5}})
+    yield from _first_step(
+        bench, "first_step", {"mlp": {"plain": 0.33}, "resnet18": {"plain": 0.5}}
+    )
 
 
 def warm(bench: Bench) -> Iterator[Comparison]:
@@ -61,19 +63,31 @@ def warm(bench: Bench) -> Iterator[Comparison]:
         start([*words, "--stop"])
 
 
-def _first_step(bench: Bench, name: str, bars: Mapping[str, dict[str, float]]) -> Iterator[Comparison]:
+def _first_step(
+    bench: Bench, name: str, bars: Mapping[str, dict[str, float]]
+) -> Iterator[Comparison]:
     for model in bench.models:
         training = Training(
-            model=model, data=bench.data(test=FEW_IMAGES), max_steps=3, workers=bench.workers, gpus=bench.gpus
+            model=model,
+            data=bench.data(test=FEW_IMAGES),
+            max_steps=3,
+            workers=bench.workers,
+            gpus=bench.gpus,
         )
         trainings = dict.fromkeys(bench.systems, training)
-        yield bench.compare(name, model, "s", trainings, lambda outcome: outcome.first_step_s, bars.get(model, {}))
+        yield bench.compare(
+            name, model, "s", trainings, lambda outcome: outcome.first_step_s, bars.get(model, {})
+        )
 
 
 def sweep(bench: Bench, sizes: tuple[int, int] = (4, 12)) -> Iterator[Comparison]:
     """What a further run of a sweep takes, its training being one step; of a peer, what one more command takes."""
     training = Training(
-        model="mlp", data=bench.data(1024, FEW_IMAGES), max_steps=1, workers=bench.workers, gpus=bench.gpus
+        model="mlp",
+        data=bench.data(1024, FEW_IMAGES),
+        max_steps=1,
+        workers=bench.workers,
+        gpus=bench.gpus,
     )
     few, many = sizes
 
@@ -101,13 +115,20 @@ def memory(bench: Bench) -> Iterator[Comparison]:
     }
     for model in bench.models:
         training = Training(
-            model=model, data=bench.data(test=FEW_IMAGES), max_steps=10, workers=bench.workers, gpus=bench.gpus
+            model=model,
+            data=bench.data(test=FEW_IMAGES),
+            max_steps=10,
+            workers=bench.workers,
+            gpus=bench.gpus,
         )
         peaks: dict[str, list[Peak]] = {name: [] for name in bench.systems}
         for _ in range(bench.rounds):
             for name, system in bench.systems.items():
                 peaks[name].append(system.train(training, watch_memory=True).peak)
-            medians = {name: round(statistics.median(p.total_mib for p in found)) for name, found in peaks.items()}
+            medians = {
+                name: round(statistics.median(p.total_mib for p in found))
+                for name, found in peaks.items()
+            }
             bench.say(f"memory, {model}: {medians}")
         for quantity, (value, bars) in quantities.items():
             values = {name: [value(peak) for peak in found] for name, found in peaks.items()}

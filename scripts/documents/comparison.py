@@ -42,13 +42,19 @@ def difference(shown: Sequence[str], printed: Sequence[str], *, exact: bool = Tr
     right = [pattern(line, exact=exact) for line in printed]
     if any(line == "..." for line in left):
         return _missing(left, right)
-    expected, found = (sorted(filter(_of_a_sweep, lines), key=_unnumbered) for lines in (left, right))
+    expected, found = (
+        sorted(filter(_of_a_sweep, lines), key=_unnumbered) for lines in (left, right)
+    )
     for one, other in zip(map(_unnumbered, expected), map(_unnumbered, found), strict=False):
         if one != other:
             return f"shown    {one}\nprinted  {other}"
-    rest, others = ([line for line in lines if line and not _of_a_sweep(line)] for lines in (left, right))
+    rest, others = (
+        [line for line in lines if line and not _of_a_sweep(line)] for lines in (left, right)
+    )
     for index in range(max(len(rest), len(others))):
-        one, other = (lines[index] if index < len(lines) else "(nothing)" for lines in (rest, others))
+        one, other = (
+            lines[index] if index < len(lines) else "(nothing)" for lines in (rest, others)
+        )
         if one != other:
             return f"shown    {one}\nprinted  {other}"
     return None
@@ -62,7 +68,9 @@ def _missing(shown: Sequence[str], printed: Sequence[str]) -> str | None:
         if line in ("...", ""):
             continue
         if not (_unnumbered(line) in runs if _of_a_sweep(line) else line in rest):
-            return f"shown    {line}\nprinted  none such, or in another order:\n" + "\n".join(printed)
+            return f"shown    {line}\nprinted  none such, or in another order:\n" + "\n".join(
+                printed
+            )
     return None
 
 

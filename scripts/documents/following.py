@@ -37,7 +37,12 @@ class Answer:
 
 
 def follow(
-    text: str, folder: Path, env: Mapping[str, str], *, install: bool = False, timeout_s: float = 900
+    text: str,
+    folder: Path,
+    env: Mapping[str, str],
+    *,
+    install: bool = False,
+    timeout_s: float = 900,
 ) -> list[Answer]:
     """Do in `folder` what a page says, one shell for all of it; `install` also what installs packages."""
     found = [step for step in steps(text) if isinstance(step, File) or _runs(step, install)]
@@ -62,7 +67,9 @@ def _runs(command: Command, install: bool) -> bool:
 def _as_shell(step: File | Command, index: int) -> str:
     if isinstance(step, File):
         name = shlex.quote(step.name)
-        return f"mkdir -p \"$(dirname {name})\"\ncat > {name} <<'END OF FILE'\n{step.text}END OF FILE"
+        return (
+            f"mkdir -p \"$(dirname {name})\"\ncat > {name} <<'END OF FILE'\n{step.text}END OF FILE"
+        )
     return f"{step.words}\nprintf '\\036%d %d\\036' {index} $?"
 
 
@@ -78,7 +85,13 @@ def _answers(printed: str, found: Sequence[File | Command]) -> Iterable[Answer]:
 def environment(home: Path, root: Path = ROOT) -> dict[str, str]:
     """That of a terminal of a person new to the machine, in which `python` finds expt in `root`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    own = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(root), "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""}
+    own = {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": str(root),
+        "COLUMNS": "100",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     return {**os.environ, **own}
 
 
@@ -88,7 +101,10 @@ def printed_here() -> bool:
 
     torch_version, instructions, vendor = PRINTED_WITH
     processor = Path("/proc/cpuinfo").read_text()
-    same = torch.__version__.startswith(torch_version) and torch.backends.cpu.get_cpu_capability() == instructions
+    same = (
+        torch.__version__.startswith(torch_version)
+        and torch.backends.cpu.get_cpu_capability() == instructions
+    )
     return same and vendor in processor
 
 
@@ -98,7 +114,11 @@ def with_answers(text: str, answers: Sequence[Answer]) -> str:
         shown = answer.command.shown
         if shown:
             begins, ends = answer.command.span
-            text = text[:begins] + "".join(f"{line}\n" for line in _shortened(shown, answer.printed)) + text[ends:]
+            text = (
+                text[:begins]
+                + "".join(f"{line}\n" for line in _shortened(shown, answer.printed))
+                + text[ends:]
+            )
     return text
 
 

@@ -22,7 +22,17 @@ from scripts.documents.following import ROOT
 
 WHEN = ROOT / "docs" / "when.yaml"
 UNIT = re.compile(r"\[(\w+)\]")
-UNITS = ("images", "optimiser steps", "epochs", "minutes", "steps", "pixels", "MiB", "seconds", "parts")
+UNITS = (
+    "images",
+    "optimiser steps",
+    "epochs",
+    "minutes",
+    "steps",
+    "pixels",
+    "MiB",
+    "seconds",
+    "parts",
+)
 LIMITS = {Ge: "from {ge}", Gt: "above {gt}", Le: "up to {le}", Lt: "below {lt}"}
 
 
@@ -42,13 +52,18 @@ class Setting:
         if named := UNIT.search(self.meaning):
             return named[1]
         begins = re.sub(r"^(most|passes over the) ", "", self.meaning)
-        return next((unit for unit in UNITS if begins.startswith(unit) or f", in {unit}" in begins), "")
+        return next(
+            (unit for unit in UNITS if begins.startswith(unit) or f", in {unit}" in begins), ""
+        )
 
 
 def run_settings() -> Iterator[tuple[str, list[Setting]]]:
     """The sections of conf/config.yaml."""
     for title, rows in sections(conf_dir() / "config.yaml"):
-        yield title, [_setting(row, RunConfig) for row in rows if not row[0].startswith("defaults.")]
+        yield (
+            title,
+            [_setting(row, RunConfig) for row in rows if not row[0].startswith("defaults.")],
+        )
 
 
 def group_settings(group: str) -> Iterator[tuple[str, str, list[Setting]]]:
@@ -68,10 +83,19 @@ def launcher_settings(name: str) -> list[Setting]:
         found = re.findall(r"^    (\w+): ([\w| ]+) = (\S+)  # (.+)$", source, re.MULTILINE)
         rows = [(key, kind, yaml_value(default), meaning) for key, kind, default, meaning in found]
     else:
-        lines = (conf_dir() / "hydra" / "launcher" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (conf_dir() / "hydra" / "launcher" / f"{name}.yaml")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
         pairs = [(*left.split("=", 1), meaning) for left, meaning in keys_with_meaning(lines)]
         rows = [(key, "", default, meaning) for key, default, meaning in pairs if meaning]
-    named = {"int": "integer", "float": "number", "bool": "`true` or `false`", "int | None": "integer or `null`"}
+    named = {
+        "int": "integer",
+        "float": "number",
+        "bool": "`true` or `false`",
+        "int | None": "integer or `null`",
+    }
     return [Setting(f"hydra.launcher.{key}", named.get(kind, ""), default, meaning, _when(f"hydra.launcher.{key}"))
             for key, kind, default, meaning in rows]  # fmt: skip
 
@@ -85,7 +109,10 @@ def own_settings(group: str) -> list[Setting]:
     """What a class of one's own may be given beside its own arguments; docs/when.yaml says what it means."""
     own = GROUPS[group].get("_target_", object)
     described = _described()["own"].get(group, {})
-    return [_setting((f"{group}.{key}={one['default']}", one["meaning"]), own) for key, one in described.items()]
+    return [
+        _setting((f"{group}.{key}={one['default']}", one["meaning"]), own)
+        for key, one in described.items()
+    ]
 
 
 def _setting(row: tuple[str, str], owner: type) -> Setting:
@@ -121,29 +148,51 @@ def in_words(hint: Any) -> str:
     """A type of the schema."""
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind is typing.Annotated:
-        return "a dotted name" if hint == DottedName else _limited(in_words(arguments[0]), arguments[1:])
+        return (
+            "a dotted name"
+            if hint == DottedName
+            else _limited(in_words(arguments[0]), arguments[1:])
+        )
     if kind in (typing.Union, types.UnionType):
         return ", or ".join(in_words(one) for one in arguments)
     if kind is typing.Literal:
         return " or ".join(f"`{one}`" for one in arguments)
     if kind is tuple:
         inner = in_words(arguments[0])
-        return f"list (each: {inner})" if arguments[-1] is ... else f"list of {len(arguments)} (each: {inner})"
+        return (
+            f"list (each: {inner})"
+            if arguments[-1] is ...
+            else f"list of {len(arguments)} (each: {inner})"
+        )
     if kind is dict:
         return "mapping"
     if isinstance(hint, type) and issubclass(hint, Target):
         return "mapping with a `_target_`"
     if dataclasses.is_dataclass(hint):
         return "mapping of " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(hint))
-    named = {int: "integer", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
+    named = {
+        int: "integer",
+        float: "number",
+        str: "text",
+        bool: "`true` or `false`",
+        type(None): "`null`",
+    }
     return named[hint]
 
 
 def _limited(words: str, constraints: Sequence[Any]) -> str:
-    found = [each for one in constraints for each in (one.metadata if isinstance(one, FieldInfo) else [one])]
-    limits = [LIMITS[type(one)].format(**dataclasses.asdict(one)) for one in found if type(one) in LIMITS]
+    found = [
+        each
+        for one in constraints
+        for each in (one.metadata if isinstance(one, FieldInfo) else [one])
+    ]
+    limits = [
+        LIMITS[type(one)].format(**dataclasses.asdict(one)) for one in found if type(one) in LIMITS
+    ]
     if any(isinstance(one, MinLen) for one in found):
-        limits.append(f"of at least {next(one.min_length for one in found if isinstance(one, MinLen))}")
+        limits.append(
+            f"of at least {next(one.min_length for one in found if isinstance(one, MinLen))}"
+        )
     return " ".join([words, *limits])
 
 
@@ -160,7 +209,12 @@ def _of_group(group: str) -> str:
     """Options in a table; then each key once, with the options that have it."""
     chosen = list(group_settings(group))
     names = [name for name, _, _ in chosen]
-    lines = [f"| `{group}=` | |", "|---|---|", *(f"| `{name}` | {about} |" for name, about, _ in chosen), ""]
+    lines = [
+        f"| `{group}=` | |",
+        "|---|---|",
+        *(f"| `{name}` | {about} |" for name, about, _ in chosen),
+        "",
+    ]
     merged: dict[str, list[tuple[str, Setting]]] = {}
     for name, _, found in chosen:
         for setting in found:
@@ -174,7 +228,8 @@ def _merged(each: list[tuple[str, Setting]], names: Sequence[str]) -> str:
     having = [name for name, _ in each]
     defaults = _by_value([(name, one.default) for name, one in each])
     default = " · ".join(
-        f"`{value}`" + (f" ({', '.join(names)})" if len(defaults) > 1 else "") for value, names in defaults.items()
+        f"`{value}`" + (f" ({', '.join(names)})" if len(defaults) > 1 else "")
+        for value, names in defaults.items()
     )
     meanings = _by_value([(name, one.meaning) for name, one in each])
     meaning = " ".join((f"*{', '.join(of)}:* " if len(meanings) > 1 else "") + f"{_sentence(text, each[0][1].kind)}"
@@ -192,7 +247,9 @@ def _by_value(pairs: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
 
 
 def _items(found: Sequence[Setting]) -> str:
-    return "\n".join(_item(one, one.kind, f"`{one.default}`", _sentence(one.meaning, one.kind)) for one in found)
+    return "\n".join(
+        _item(one, one.kind, f"`{one.default}`", _sentence(one.meaning, one.kind)) for one in found
+    )
 
 
 def _item(one: Setting, kind: str, default: str, meaning: str, of: str = "") -> str:

@@ -39,7 +39,10 @@ def contents() -> Iterator[str]:
     for section in re.split(r"^## ", CONTENTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         pages = re.findall(r"^- \[(.+?)\]\(([\w./]+)\.md\)", section, re.MULTILINE)
         yield from ("```{toctree}", ":hidden:", f":caption: {section.splitlines()[0]}")
-        yield from (f"{title} <{Path('docs', page).as_posix().replace('docs/../', '')}>" for title, page in pages)
+        yield from (
+            f"{title} <{Path('docs', page).as_posix().replace('docs/../', '')}>"
+            for title, page in pages
+        )
         yield "```"
 
 
@@ -48,7 +51,9 @@ def reference() -> str:
     import expt
 
     lines = ["```{eval-rst}"]
-    for name in sorted(set(expt.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)):
+    for name in sorted(
+        set(expt.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)
+    ):
         if name[0].isupper():
             lines += [f".. autoclass:: expt.{name}", "   :members:", ""]
         else:
@@ -56,7 +61,9 @@ def reference() -> str:
     return "\n".join([*lines, "```"])
 
 
-def as_literal_blocks(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def as_literal_blocks(
+    app: Any, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """What a docstring indents is code."""
     found: list[str] = []
     inside = False

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 
 from scripts.mutation.changes import ROOT
 
-RUN, NUMBERS, RESUME, RERUN = (f"tests/integration/test_{name}.py" for name in ("run", "numbers", "resume", "rerun"))
+RUN, NUMBERS, RESUME, RERUN = (
+    f"tests/integration/test_{name}.py" for name in ("run", "numbers", "resume", "rerun")
+)
 WORKERS, WATCHDOGS = (f"tests/faults/test_{name}.py" for name in ("workers", "watchdogs"))
-FILES, LOADING, FOLDERS = (f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache"))
+FILES, LOADING, FOLDERS = (
+    f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache")
+)
 ONE_WORKER, PATCHES = "tests/worker/test_run.py", "tests/training/test_patches.py"
 FAST_PATHS = "tests/integration/test_fast_paths.py"
 # For what has no file of tests of its own, by the start of its path.
@@ -26,7 +30,12 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "runs": (RERUN,),
     "training": (NUMBERS, FAST_PATHS),
     "training/memory_probe": (WATCHDOGS,),
-    "training/patches": ("tests/training/test_optim.py", PATCHES, "tests/worker/test_build_fields.py", FAST_PATHS),
+    "training/patches": (
+        "tests/training/test_optim.py",
+        PATCHES,
+        "tests/worker/test_build_fields.py",
+        FAST_PATHS,
+    ),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),
     "worker": (ONE_WORKER, RUN, RESUME),
     "worker/diagnosis": (RUN, WATCHDOGS),
@@ -66,9 +75,13 @@ def tests_of(module: str) -> list[str]:
 def _importing(name: str) -> Iterator[str]:
     """The files of tests that import the module itself, but for those of whole runs."""
     package, _, last = f"expt/{name}".replace("/", ".").rpartition(".")
-    words = rf"^from {package}\.{last} |^from {package} import .*\b{last}\b|^import {package}\.{last}$"
+    words = (
+        rf"^from {package}\.{last} |^from {package} import .*\b{last}\b|^import {package}\.{last}$"
+    )
     imports = re.compile(words, re.MULTILINE)
     for path in (ROOT / "tests").rglob("test_*.py"):
         inside = path.relative_to(ROOT)
-        if inside.parts[1] not in ("integration", "faults", "gpu") and imports.search(path.read_text()):
+        if inside.parts[1] not in ("integration", "faults", "gpu") and imports.search(
+            path.read_text()
+        ):
             yield str(inside)

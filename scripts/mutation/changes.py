@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("training", "worker", "launch", "runs", "config", "data")
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 # Messages, types, and what would end at import.
-SPOKEN = (cst.Raise, cst.Assert, cst.BaseString, cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)
+SPOKEN = (
+    cst.Raise,
+    cst.Assert,
+    cst.BaseString,
+    cst.Annotation,
+    cst.Decorator,
+    cst.Import,
+    cst.ImportFrom,
+)
 SPEAKING = {"print", "warn", "note", "complain", "TypeVar", "cast", "isinstance"}
 
 
@@ -41,7 +49,11 @@ class Change:
     def where(self) -> str:
         """File and line, as editors take them."""
         old, new = self.before.splitlines(), self.after.splitlines()
-        same = (number for number, (one, other) in enumerate(zip(old, new, strict=False), 1) if one != other)
+        same = (
+            number
+            for number, (one, other) in enumerate(zip(old, new, strict=False), 1)
+            if one != other
+        )
         return f"{self.path}:{next(same, len(old))}"
 
     @property
@@ -54,7 +66,9 @@ class Change:
         return "\n".join(f"  {line[0]} {line[1:].strip()}" for line in self._compared())
 
     def _compared(self) -> Iterator[str]:
-        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
+        lines = difflib.unified_diff(
+            self.before.splitlines(), self.after.splitlines(), lineterm="", n=0
+        )
         return (line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
@@ -113,7 +127,11 @@ def sample(seed: int, count: int, modules: Sequence[Path]) -> list[Change]:
 def modules(pattern: str) -> list[Path]:
     """The modules of the packages whose path below expt/ matches."""
     found = (path for package in PACKAGES for path in (ROOT / "expt" / package).rglob("*.py"))
-    return [path for path in found if path.name != "__init__.py" and path.relative_to(ROOT / "expt").match(pattern)]
+    return [
+        path
+        for path in found
+        if path.name != "__init__.py" and path.relative_to(ROOT / "expt").match(pattern)
+    ]
 
 
 def equivalent() -> dict[tuple[str, str, str], str]:

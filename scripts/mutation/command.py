@@ -18,12 +18,22 @@ def main() -> None:
     options = _options()
     found = sample(options.seed, options.count, modules(options.modules))
     known, seen = equivalent(), _remembered(options.log)
-    left = [change for change in found if (change.path, *change.lines) not in known and change.key not in seen]
-    print(f"{len(found)} changes; {len(found) - len(left)} are known, or were noticed before", flush=True)
+    left = [
+        change
+        for change in found
+        if (change.path, *change.lines) not in known and change.key not in seen
+    ]
+    print(
+        f"{len(found)} changes; {len(found) - len(left)} are known, or were noticed before",
+        flush=True,
+    )
     trials.warm()
     limits = _limits(left, options.jobs)
     if untried := [change for change in left if change.path not in limits]:
-        print(f"{len(untried)} changes are left out, for the tests of their modules fail without them", flush=True)
+        print(
+            f"{len(untried)} changes are left out, for the tests of their modules fail without them",
+            flush=True,
+        )
     left = [change for change in left if change.path in limits]
     found = [change for change in found if change not in untried]
     survivors: list[Change] = []
@@ -36,7 +46,10 @@ def main() -> None:
             survivors.append(change)
             return
         with options.log.open("a") as file:
-            print(json.dumps({"key": change.key, "where": change.where, "outcome": outcome}), file=file)
+            print(
+                json.dumps({"key": change.key, "where": change.where, "outcome": outcome}),
+                file=file,
+            )
 
     trials.run(left, options.jobs, limits.__getitem__, told)
     _conclude(found, survivors, sum((change.path, *change.lines) in known for change in found))
@@ -48,19 +61,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--modules", default="**/*.py", help="as in 'worker/*.py' (default: all)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="changes at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="changes at a time"
+    )
     log = "remembers what was noticed, so that a second call resumes"
     parser.add_argument("--log", type=Path, default=ROOT / "build/mutants.jsonl", help=log)
     return parser.parse_args()
 
 
 def _remembered(log: Path) -> set[str]:
-    return {json.loads(line)["key"] for line in log.read_text().splitlines()} if log.exists() else set()
+    return (
+        {json.loads(line)["key"] for line in log.read_text().splitlines()}
+        if log.exists()
+        else set()
+    )
 
 
 def _limits(left: list[Change], jobs: int) -> dict[str, float]:
     """How long each module's tests may take: three times as long as they do without a change, and ten seconds."""
-    tests = {change.path: {test.partition("::")[0] for test in tests_of(change.path)} for change in left}
+    tests = {
+        change.path: {test.partition("::")[0] for test in tests_of(change.path)} for change in left
+    }
     texts = {file: (ROOT / file).read_text() for file in sorted(set[str]().union(*tests.values()))}
     took: dict[str, float] = {}
 
@@ -70,8 +91,14 @@ def _limits(left: list[Change], jobs: int) -> dict[str, float]:
         else:
             print(f"{unchanged.path}: fails without a change\n{said}", flush=True)
 
-    trials.run([Change(file, text, text) for file, text in texts.items()], jobs, lambda _: 600.0, told)
-    return {path: 3 * sum(map(took.__getitem__, files)) + 10 for path, files in tests.items() if files <= took.keys()}
+    trials.run(
+        [Change(file, text, text) for file, text in texts.items()], jobs, lambda _: 600.0, told
+    )
+    return {
+        path: 3 * sum(map(took.__getitem__, files)) + 10
+        for path, files in tests.items()
+        if files <= took.keys()
+    }
 
 
 def _conclude(found: list[Change], survivors: list[Change], equivalents: int) -> None:

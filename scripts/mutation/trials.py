@@ -49,7 +49,9 @@ class Copies:
             tree.mkdir()
             for name in COPIED:
                 if (ROOT / name).is_dir():
-                    shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+                    shutil.copytree(
+                        ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__")
+                    )
                 elif (ROOT / name).exists():
                     shutil.copy(ROOT / name, tree / name)
             # By its hash: a changed file as old and as large as the one before is never taken for it.
@@ -163,7 +165,12 @@ def run(
                 if (found := outcome(trial)) is not None:
                     running.remove(trial)
                     copies.free.append(trial.tree)
-                    told(trial.change, found, time.monotonic() - began[trial.change.key], _said(trial))
+                    told(
+                        trial.change,
+                        found,
+                        time.monotonic() - began[trial.change.key],
+                        _said(trial),
+                    )
             time.sleep(0.02)
     finally:
         for trial in running:

@@ -44,7 +44,9 @@ def missing() -> str | None:
     return None if shutil.which("chromedriver") else "needs Debian's package chromium-driver"
 
 
-def wait_for(what: str, found: Callable[[], Any], *, timeout_s: float = TIMEOUT_S, poll_s: float = 0.05) -> Any:
+def wait_for(
+    what: str, found: Callable[[], Any], *, timeout_s: float = TIMEOUT_S, poll_s: float = 0.05
+) -> Any:
     """What `found` gives, as soon as that is true; raises TimeoutError."""
     until = time.monotonic() + timeout_s
     while not (result := found()):
@@ -76,8 +78,20 @@ class Server:
 @contextlib.contextmanager
 def tensorboard(folder: Path) -> Iterator[Server]:
     """TensorBoard on `folder`, of which its pages show the name alone."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder.name, "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        folder.name,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        command, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         said = []
@@ -131,7 +145,9 @@ class Browser:
         try:
             wait_for("texts", all_there)
         except TimeoutError:
-            raise TimeoutError(f"no {sorted(set(expected) - set(texts))} in {inside}, which shows {texts}") from None
+            raise TimeoutError(
+                f"no {sorted(set(expected) - set(texts))} in {inside}, which shows {texts}"
+            ) from None
         return texts
 
 

@@ -22,9 +22,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SWEEPS = ROOT / "docs" / "sweeps.md"
 MAX_BYTES = 150_000
-SINGLE = (
-    "model=convnet dataset=fashion_mnist dataset.train_limit=20000 dataset.augment.flip=true scheduler=cosine epochs=6"
-)
+SINGLE = "model=convnet dataset=fashion_mnist dataset.train_limit=20000 dataset.augment.flip=true scheduler=cosine epochs=6"
 SWEEP = (
     "-m model=mlp,paddle_convnet,convnet optimizer.lr=0.3,0.1,0.03,0.01 "
     "dataset=fashion_mnist dataset.train_limit=6000 epochs=3 world_size=1"
@@ -35,14 +33,20 @@ OTHER_COLUMN = (  # HPARAMS fills the table up to five settings
     " && !['model', 'optimizer.lr'].includes(node.textContent.trim())"
 )
 # Two runs under way, both of which have been evaluated, and some that are done.
-UNDER_WAY = re.compile(r"^\[[4-9]/12\] .*\n(?s:.*)^running .*\n(?:\S.* 0\.\d{4} +0\.\d{4} .*\n){2}.* running, ", re.M)
+UNDER_WAY = re.compile(
+    r"^\[[4-9]/12\] .*\n(?s:.*)^running .*\n(?:\S.* 0\.\d{4} +0\.\d{4} .*\n){2}.* running, ", re.M
+)
 
 
 def main() -> None:
     """Run, look, and write the pictures beside this file and the screens into docs/sweeps.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", help="folder of the real Fashion-MNIST (default: where Debian's package puts it)")
-    parser.add_argument("--keep", type=Path, help="folder for the runs, kept; those that it holds are not run again")
+    parser.add_argument(
+        "--root", help="folder of the real Fashion-MNIST (default: where Debian's package puts it)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the runs, kept; those that it holds are not run again"
+    )
     args = parser.parse_args()
     if said := missing() or (None if shutil.which("tmux") else "needs Debian's package tmux"):
         sys.exit(f"error: {said}")
@@ -78,13 +82,26 @@ def live_table(work: Path, columns: int, more: list[str]) -> str:
     tmux, words = ["tmux", "-L", f"expt-screenshots-{os.getpid()}"], [*SWEEP.split(), *more]
     command = [sys.executable, "-m", "expt", *words]
     size = ["-x", str(columns), "-y", "40"]
-    start = [*tmux, "-f", "/dev/null", "new-session", "-d", *size, "-c", str(work), "-e", f"PYTHONPATH={ROOT}"]
+    start = [
+        *tmux,
+        "-f",
+        "/dev/null",
+        "new-session",
+        "-d",
+        *size,
+        "-c",
+        str(work),
+        "-e",
+        f"PYTHONPATH={ROOT}",
+    ]
     # An exit status, so that the end can be told from a failure; then the pane goes, and with it the server.
     subprocess.run([*start, f"{shlex.join(command)}; echo $? > status"], check=True)
 
     def screen() -> str:
         if (work / "status").exists():
-            sys.exit(f"error: {shlex.join(command)} ended before two of its runs were seen side by side")
+            sys.exit(
+                f"error: {shlex.join(command)} ended before two of its runs were seen side by side"
+            )
         shown = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True)
         return shown.stdout if UNDER_WAY.search(shown.stdout) else ""
 
@@ -96,7 +113,9 @@ def live_table(work: Path, columns: int, more: list[str]) -> str:
 def put_into_page(columns: int, screen: str) -> None:
     """Replace the block of text that follows the comment for that many columns."""
     text = SWEEPS.read_text(encoding="utf-8")
-    block = re.compile(rf"(<!-- scripts/screenshots: {columns} columns -->\n+```text\n)(?s:.*?)(```)", re.S)
+    block = re.compile(
+        rf"(<!-- scripts/screenshots: {columns} columns -->\n+```text\n)(?s:.*?)(```)", re.S
+    )
     replaced, times = block.subn(lambda match: f"{match[1]}{screen}\n{match[2]}", text)
     if times != 1:
         sys.exit(f"error: docs/sweeps.md has {times} places for the screen of {columns} columns")
@@ -109,7 +128,9 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
         server.wait_for_tag("accuracy/test", 1)
         with chromium(1480, 1060) as browser:
             browser.open(f"{server.address}#custom_scalars")
-            browser.wait_for_texts("loss", "accuracy", "learning rate", "memory [MiB]", "Matches (2)")
+            browser.wait_for_texts(
+                "loss", "accuracy", "learning rate", "memory [MiB]", "Matches (2)"
+            )
             yield "scalars", at_rest(browser)
         with chromium(1560, 770) as browser:
             browser.open(f"{server.address}#images&tagFilter=val%7Ctrain")
@@ -121,7 +142,9 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
         server.wait_for_tag("accuracy/test", 12)
         with chromium(1760, 640) as browser:
             browser.open(f"{server.address}#hparams")
-            browser.wait_for_texts("Trial ID", "optimizer.lr", "loss/test", inside="tf-hparams-table-view")
+            browser.wait_for_texts(
+                "Trial ID", "optimizer.lr", "loss/test", inside="tf-hparams-table-view"
+            )
             browser.click("paper-checkbox", OTHER_COLUMN)
             yield "hparams", at_rest(browser)
 

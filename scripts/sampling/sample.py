@@ -23,13 +23,17 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="its folder")
     parser.add_argument("--prompt", default="\n")
     parser.add_argument("--length", type=int, default=400, help="tokens to add")
-    parser.add_argument("--temperature", type=float, default=0.7, help="below 1 the likely becomes likelier")
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, help="below 1 the likely becomes likelier"
+    )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
     model, text = loaded(chosen.run)
     tokens = torch.tensor([encoded(text, chosen.prompt)])
-    tokens = continued(model, tokens, length=chosen.length, context=text.context, temperature=chosen.temperature)
+    tokens = continued(
+        model, tokens, length=chosen.length, context=text.context, temperature=chosen.temperature
+    )
     print(decoded_text(text, tokens[0].tolist()))
 
 
@@ -39,7 +43,9 @@ def loaded(folder: Path) -> tuple[nn.Module, Text]:
     settings = {**state["config"], "gpus": 0, "backend": "gloo"}  # wherever it was trained
     config = parse_again(settings, Machine(gpus=(), cpus=1))
     if not isinstance(config.dataset, Text):
-        raise SystemExit(f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text")
+        raise SystemExit(
+            f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text"
+        )
     shapes = {"vocab_size": vocab_size(config.dataset), "context": config.dataset.context}
     model = build(config.model, config.init, shapes, torch.zeros(1, 1, dtype=torch.int64))
     model.load_state_dict(state["model"])
@@ -47,7 +53,9 @@ def loaded(folder: Path) -> tuple[nn.Module, Text]:
 
 
 @torch.no_grad()
-def continued(model: nn.Module, tokens: torch.Tensor, *, length: int, context: int, temperature: float) -> torch.Tensor:
+def continued(
+    model: nn.Module, tokens: torch.Tensor, *, length: int, context: int, temperature: float
+) -> torch.Tensor:
     """`tokens` [1, T] and `length` more, each drawn by its logit."""
     for _ in range(length):
         logits = model(tokens[:, -context:])[:, -1]

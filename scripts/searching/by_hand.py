@@ -26,8 +26,15 @@ def main() -> None:
             "batch-size": trial.suggest_categorical("batch_size", [32, 64, 128, 256]),
             "width": trial.suggest_categorical("width", [64, 128, 256, 512]),
         }
-        fixed = {"data": args.data, "epochs": args.epochs, "limit": args.limit, "held-out": args.held_out}
-        words = [word for key, value in {**given, **fixed}.items() for word in (f"--{key}", str(value))]
+        fixed = {
+            "data": args.data,
+            "epochs": args.epochs,
+            "limit": args.limit,
+            "held-out": args.held_out,
+        }
+        words = [
+            word for key, value in {**given, **fixed}.items() for word in (f"--{key}", str(value))
+        ]
         best, command = 0.0, [sys.executable, "-m", "scripts.searching.hand_written", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout

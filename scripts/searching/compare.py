@@ -20,9 +20,17 @@ from scripts.benchmarks.systems import environment
 
 Curve = list[tuple[float, float]]
 """Device-seconds, and the best accuracy until then."""
-RANDOM, OURS, BY_HAND = "random search", "search=tpe search.rungs=asha", "Optuna's TPE and pruner, hand-written script"
+RANDOM, OURS, BY_HAND = (
+    "random search",
+    "search=tpe search.rungs=asha",
+    "Optuna's TPE and pruner, hand-written script",
+)
 SPACE = (
-    *("model=mlp,convnet", "optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.momentum=interval(0,0.99)"),
+    *(
+        "model=mlp,convnet",
+        "optimizer.lr=tag(log,interval(1e-4,1))",
+        "optimizer.momentum=interval(0,0.99)",
+    ),
     *("optimizer.weight_decay=tag(log,interval(1e-6,1e-2))", "batch_size=32,64,128,256"),
     "search.when=['model=mlp: model.hidden=[64],[128],[256],[512]']",
 )
@@ -40,7 +48,9 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2, help="runs at a time, each of one worker")
     parser.add_argument("--epochs", type=int, default=27)
     parser.add_argument("--limit", type=int, default=12_000, help="images to train on")
-    parser.add_argument("--held-out", type=int, default=2_000, help="images that every epoch is judged by")
+    parser.add_argument(
+        "--held-out", type=int, default=2_000, help="images that every epoch is judged by"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/search_compare"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +59,9 @@ def main() -> None:
         data = _unpacked(args.root, Path(folder) / "data")
         for seed in range(args.seeds):
             for system, curves in found.items():
-                curves.append(_measured(system, seed, args, Path(folder) / f"{len(curves)}{system[:3]}", data))
+                curves.append(
+                    _measured(system, seed, args, Path(folder) / f"{len(curves)}{system[:3]}", data)
+                )
                 (args.out / "curves.json").write_text(json.dumps(found))
                 print(f"{system}, seed {seed}: {curves[-1][-1][1]:.4f}", flush=True)
     for line in table(found):
@@ -75,18 +87,32 @@ def _measured(system: str, seed: int, args: argparse.Namespace, folder: Path, da
              "dataset=fashion_mnist", f"dataset.root={args.root}", f"dataset.train_limit={args.limit}",
              f"dataset.val_fraction={args.held_out / IMAGES}", "world_size=1",
              "tensorboard.images=false", f"hydra.launcher.max_concurrent={args.cores}"]  # fmt: skip
-    command = [sys.executable, "-m", "expt", "-m", *sampler, *SPACE, *fixed, f"hydra.sweep.dir={folder / 'sweep'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "expt",
+        "-m",
+        *sampler,
+        *SPACE,
+        *fixed,
+        f"hydra.sweep.dir={folder / 'sweep'}",
+    ]
     return _followed(command, args, folder, _logged)
 
 
 def _followed(
-    command: Sequence[str], args: argparse.Namespace, folder: Path, values: Callable[[Path], list[float]]
+    command: Sequence[str],
+    args: argparse.Namespace,
+    folder: Path,
+    values: Callable[[Path], list[float]],
 ) -> Curve:
     """Look at what it has come to until its time is over."""
     folder.mkdir()
     curve, best, began = [(0.0, 0.0)], 0.0, time.monotonic()
     with (folder / "printed").open("w") as printed, (folder / "errors").open("w") as errors:
-        process = subprocess.Popen(command, env=environment(), stdout=printed, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment(), stdout=printed, stderr=errors, start_new_session=True
+        )
         while process.poll() is None and time.monotonic() - began < args.seconds:
             time.sleep(LOOK_S)
             best = max([best, *values(folder)])
@@ -103,7 +129,9 @@ def _printed(folder: Path) -> list[float]:
 
 def _logged(folder: Path) -> list[float]:
     text = "".join(path.read_text() for path in folder.glob("sweep/*/metrics.jsonl"))
-    lines = [line for line in text.splitlines() if '"tag": "accuracy/val"' in line and line.endswith("}")]
+    lines = [
+        line for line in text.splitlines() if '"tag": "accuracy/val"' in line and line.endswith("}")
+    ]
     return [json.loads(line)["value"] for line in lines]
 
 
@@ -126,7 +154,15 @@ def mean(curves: Sequence[Curve], points: int = 1000) -> Curve:
     """The mean of the seeds' best at each time, until the first of them ends."""
     end = min(curve[-1][0] for curve in curves)
     at = [end * index / points for index in range(1, points + 1)]
-    return [(x, statistics.fmean(max(best for seconds, best in curve if seconds <= x) for curve in curves)) for x in at]
+    return [
+        (
+            x,
+            statistics.fmean(
+                max(best for seconds, best in curve if seconds <= x) for curve in curves
+            ),
+        )
+        for x in at
+    ]
 
 
 def table(found: dict[str, list[Curve]]) -> list[str]:
@@ -134,18 +170,22 @@ def table(found: dict[str, list[Curve]]) -> list[str]:
     means = {system: mean(curves) for system, curves in found.items()}
     goal = means[RANDOM][-1][1]
     if not goal:
-        raise SystemExit("random search has measured nothing: give it more --seconds, or fewer --epochs")
+        raise SystemExit(
+            "random search has measured nothing: give it more --seconds, or fewer --epochs"
+        )
     base = reached(means[RANDOM], goal)
-    head = (
-        "| search | best accuracy | device-seconds to random's best, each seed | their mean curve to random's | ratio |"
-    )
+    head = "| search | best accuracy | device-seconds to random's best, each seed | their mean curve to random's | ratio |"
     lines = [head, "|---|---|---|---|---|"]
     for system, curves in found.items():
-        took = [reached(curve, other[-1][1]) for curve, other in zip(curves, found[RANDOM], strict=True)]
+        took = [
+            reached(curve, other[-1][1]) for curve, other in zip(curves, found[RANDOM], strict=True)
+        ]
         bests = ", ".join(f"{curve[-1][1]:.4f}" for curve in curves)
         until = reached(means[system], goal)
         ratio = f"{until:.0f} | {until / base:.2f}" if until and base else "never | -"
-        lines.append(f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} | {ratio} |")
+        lines.append(
+            f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} | {ratio} |"
+        )
     return lines
 
 
@@ -163,7 +203,11 @@ def draw(found: dict[str, list[Curve]], path: Path) -> None:
             axes.plot(*zip(*curve, strict=True), color=line.get_color(), alpha=0.25, linewidth=1)
         axes.plot(*zip(*mean(curves), strict=True), color=line.get_color())
     highest = max(curve[-1][1] for curves in found.values() for curve in curves)
-    axes.set(xlabel="device-seconds", ylabel="best validation accuracy", ylim=(highest - 0.12, highest + 0.01))
+    axes.set(
+        xlabel="device-seconds",
+        ylabel="best validation accuracy",
+        ylim=(highest - 0.12, highest + 0.01),
+    )
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -28,7 +28,9 @@ def main() -> None:
     optimizer, loss_of = torch.optim.SGD(model.parameters(), **options), nn.CrossEntropyLoss()
     whole = task.datasets(args.data)[0]
     order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0)).tolist()
-    train = DataLoader(Subset(whole, order[args.held_out :][: args.limit]), args.batch_size, shuffle=True)
+    train = DataLoader(
+        Subset(whole, order[args.held_out :][: args.limit]), args.batch_size, shuffle=True
+    )
     val = DataLoader(Subset(whole, order[: args.held_out]), 1000)
     for _ in range(args.epochs):
         model.train()

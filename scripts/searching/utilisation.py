@@ -33,22 +33,36 @@ class Utilisation(NamedTuple):
 def main() -> None:
     """Measure and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", default="/usr/share/datasets/fashion-mnist", help="Fashion-MNIST's files")
+    parser.add_argument(
+        "--root", default="/usr/share/datasets/fashion-mnist", help="Fashion-MNIST's files"
+    )
     parser.add_argument("--runs", type=int, default=16)
     parser.add_argument("--cores", type=int, default=2, help="runs at a time, each of one worker")
     parser.add_argument("--train-limit", type=int, default=30_000)
-    parser.add_argument("--longest", type=int, default=16, help="epochs of the longest run; the shortest has 2")
+    parser.add_argument(
+        "--longest", type=int, default=16, help="epochs of the longest run; the shortest has 2"
+    )
     args = parser.parse_args()
     fixed = [f"dataset=fashion_mnist dataset.root={args.root} dataset.train_limit={args.train_limit}",
              f"world_size=1 hydra.launcher.max_concurrent={args.cores} tensorboard.images=false"]  # fmt: skip
     words = " ".join(fixed).split()
-    searched = ["search=random", f"search.runs={args.runs}", f"epochs=int(interval(2,{args.longest}))"]
+    searched = [
+        "search=random",
+        f"search.runs={args.runs}",
+        f"epochs=int(interval(2,{args.longest}))",
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        print("| runs of unequal lengths | runs | span [s] | training | training and starting |\n|---|---|---|---|---|")
+        print(
+            "| runs of unequal lengths | runs | span [s] | training | training and starting |\n|---|---|---|---|---|"
+        )
         first = _measured(Path(folder) / "one_by_one", [*words, *searched])
         _print("search, each run when a core is free", first[0], args.cores)
         batch = f"search.batch={args.cores}"
-        _print(f"search, {batch}", _measured(Path(folder) / "batches", [*words, *searched, batch])[0], args.cores)
+        _print(
+            f"search, {batch}",
+            _measured(Path(folder) / "batches", [*words, *searched, batch])[0],
+            args.cores,
+        )
         epochs = ",".join(map(str, first[1]))
         hydra = f"hydra.sweeper.max_batch_size={args.cores}"
         grid = _measured(Path(folder) / "hydra", [*words, f"epochs={epochs}", hydra])[0]

@@ -33,7 +33,9 @@ def draw(chance: random.Random) -> Settings:
         "dataset.val_fraction": pick([0.1, 0.25]), "dataset.train_limit": pick([None, 333, 500]),
         "optimizer.weight_decay": pick([0.0, 0.01]),
     }  # fmt: skip
-    found["optimizer.lr"] = pick([0.02, 0.05]) if found["optimizer"] == "sgd" else pick([0.001, 0.003])
+    found["optimizer.lr"] = (
+        pick([0.02, 0.05]) if found["optimizer"] == "sgd" else pick([0.001, 0.003])
+    )
     if found["optimizer"] == "sgd":
         found["optimizer.momentum"] = pick([0.0, 0.9])
         found["optimizer.nesterov"] = found["optimizer.momentum"] > 0 and pick([True, False])
@@ -48,12 +50,25 @@ def draw(chance: random.Random) -> Settings:
 
 def ours(settings: Settings, chance: random.Random, folder: Path) -> expt.Result:
     """Train by expt, on a random number of workers and parts."""
-    words = [f"{key}={'null' if value is None else json.dumps(value)}" for key, value in settings.items()]
+    words = [
+        f"{key}={'null' if value is None else json.dumps(value)}" for key, value in settings.items()
+    ]
     if settings["model"] == "convnet":
-        words += ["model.widths=[6,8]", "model.kernels=[3,3]", "model.strides=[1,2]", "model.paddings=[same,same]"]
+        words += [
+            "model.widths=[6,8]",
+            "model.kernels=[3,3]",
+            "model.strides=[1,2]",
+            "model.paddings=[same,same]",
+        ]
         words += ["model.batch_norm=false", "model.hidden=16", "model.dropout=0"]
     workers, parts = chance.choice([1, 2, 3, 4]), chance.choice([1, 1, 2])
-    words += [f"world_size={workers}", f"gradient_accumulation={parts}", "threads=1", "log_every=1", "gpus=0"]
+    words += [
+        f"world_size={workers}",
+        f"gradient_accumulation={parts}",
+        "threads=1",
+        "log_every=1",
+        "gpus=0",
+    ]
     words += [f"ddp.shared_memory={chance.choice(['true', 'false'])}", f"hydra.run.dir='{folder}'"]
     print("  " + " ".join(words[:-1]))
     with contextlib.redirect_stdout(io.StringIO()):
@@ -78,10 +93,20 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
         if abs(losses[step] - loss) > TOLERANCE * max(1, abs(loss)):
             found.append(f"loss of step {step}: {losses[step]}, not {loss}")
     for split, expected in (("train", plain.train), ("val", plain.val)):
-        points_of = zip(curve(f"loss/{split}").items(), curve(f"accuracy/{split}").items(), expected, strict=True)
+        points_of = zip(
+            curve(f"loss/{split}").items(),
+            curve(f"accuracy/{split}").items(),
+            expected,
+            strict=True,
+        )
         for (step, loss), (_, accuracy), (plain_loss, plain_accuracy) in points_of:
-            if abs(loss - plain_loss) > TOLERANCE * max(1, plain_loss) or abs(accuracy - plain_accuracy) > 0.004:
-                found.append(f"{split} after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}")
+            if (
+                abs(loss - plain_loss) > TOLERANCE * max(1, plain_loss)
+                or abs(accuracy - plain_accuracy) > 0.004
+            ):
+                found.append(
+                    f"{split} after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}"
+                )
     metrics = result.metrics
     best = result.record["best"]
     if (
@@ -108,7 +133,9 @@ def main() -> None:
     """Compare as many configurations as were asked for; exit 1 if a number differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0, help="of the first configuration; the next has the next seed")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first configuration; the next has the next seed"
+    )
     asked = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -121,5 +148,7 @@ def main() -> None:
             failed += bool(wrong)
             for line in wrong[:5]:
                 print(f"  DIFFERS  {line}", flush=True)
-    print(f"{asked.count - failed} of {asked.count} configurations have the numbers of the plain loop")
+    print(
+        f"{asked.count - failed} of {asked.count} configurations have the numbers of the plain loop"
+    )
     sys.exit(bool(failed))

@@ -41,8 +41,13 @@ def train(settings: Settings, *, blurred: int = 0) -> Curves:
     torch.set_num_threads(1)
     (images, labels), (test_images, test_labels) = _data("train"), _data("test")
     if blurred:
-        images = images * (1 + ROUNDING * torch.randn(images.shape, generator=torch.Generator().manual_seed(blurred)))
-    train, val = indexing.split(len(labels), settings["dataset.val_fraction"], settings["dataset.train_limit"])
+        images = images * (
+            1
+            + ROUNDING * torch.randn(images.shape, generator=torch.Generator().manual_seed(blurred))
+        )
+    train, val = indexing.split(
+        len(labels), settings["dataset.val_fraction"], settings["dataset.train_limit"]
+    )
     torch.manual_seed(settings["seed"])
     net = _net(settings)
     optimizer = _optimizer(settings, net)
@@ -51,17 +56,25 @@ def train(settings: Settings, *, blurred: int = 0) -> Curves:
     total = settings["epochs"] * per_epoch
     found, best = Curves(), copy.deepcopy(net.state_dict())
     peak = optimizer.param_groups[0]["lr"]
-    schedule = None if settings["scheduler"] != "one_cycle" else _one_cycle(optimizer, peak, total, settings)
+    schedule = (
+        None
+        if settings["scheduler"] != "one_cycle"
+        else _one_cycle(optimizer, peak, total, settings)
+    )
     for epoch in range(1, settings["epochs"] + 1):
         order = train[indexing.permutation(len(train), settings["seed"], epoch)]
         net.train()
         sums = torch.zeros(3, dtype=torch.float64)
         for indices in order.split(batch)[:per_epoch]:
             if schedule is None:
-                optimizer.param_groups[0]["lr"] = peak * _factor(len(found.losses), per_epoch, total, peak, settings)
+                optimizer.param_groups[0]["lr"] = peak * _factor(
+                    len(found.losses), per_epoch, total, peak, settings
+                )
             found.lrs.append(optimizer.param_groups[0]["lr"])
             logits = net(images[indices])
-            loss = functional.cross_entropy(logits, labels[indices], label_smoothing=settings["label_smoothing"])
+            loss = functional.cross_entropy(
+                logits, labels[indices], label_smoothing=settings["label_smoothing"]
+            )
             correct = int((logits.argmax(1) == labels[indices]).sum())
             sums += torch.tensor([loss.item() * len(indices), correct, len(indices)])
             optimizer.zero_grad()
@@ -113,7 +126,12 @@ def _optimizer(settings: Settings, net: nn.Module) -> optim.Optimizer:
     if settings["optimizer"] == "sgd":
         momentum = settings["optimizer.momentum"]
         return optim.SGD(
-            net.parameters(), lr, momentum, weight_decay=decay, nesterov=settings["optimizer.nesterov"], foreach=False
+            net.parameters(),
+            lr,
+            momentum,
+            weight_decay=decay,
+            nesterov=settings["optimizer.nesterov"],
+            foreach=False,
         )
     cls = optim.Adam if settings["optimizer"] == "adam" else optim.AdamW
     return cls(net.parameters(), lr, weight_decay=decay, foreach=False)
@@ -137,7 +155,13 @@ def _one_cycle(
 ) -> optim.lr_scheduler.OneCycleLR:
     momentum = settings["optimizer"] != "sgd" or settings["optimizer.momentum"] > 0
     return optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total, pct_start=0.3, div_factor=25, final_div_factor=1e4, cycle_momentum=momentum
+        optimizer,
+        peak,
+        total,
+        pct_start=0.3,
+        div_factor=25,
+        final_div_factor=1e4,
+        cycle_momentum=momentum,
     )
 
 

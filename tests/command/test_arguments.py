@@ -40,7 +40,14 @@ def leave(folder: Path, *words: str) -> Path:
 
 
 def test_to_resume_is_to_say_what_was_said_before_but_for_what_is_said_now(tmp_path: Path) -> None:
-    run = leave(tmp_path / "run", "model=convnet", "epochs=3", "resume=elsewhere", "+model.width=2", "~model.x")
+    run = leave(
+        tmp_path / "run",
+        "model=convnet",
+        "epochs=3",
+        "resume=elsewhere",
+        "+model.width=2",
+        "~model.x",
+    )
     now = [f"hydra.run.dir='{run}'", "resume=auto", "epochs=5", "model.width=4"]
     assert with_earlier(now) == ["model=convnet", "~model.x", *now, "hydra.output_subdir=null"]
 
@@ -57,7 +64,11 @@ SHARDED = ("sharding.shards=4", "sharding.wrap=300", "checkpoint.sharded=true", 
         (("strategy=hsdp", *SHARDED), ("strategy=fsdp",), SHARDED[1:]),
         (("strategy=hsdp", *SHARDED), ("strategy=hsdp", "world_size=8"), SHARDED),
         (("strategy=hsdp", *SHARDED), ("epochs=5",), ("strategy=hsdp", *SHARDED)),
-        (("ddp.static_graph=true", "ddp.bucket_cap_mb=5"), ("strategy=fsdp",), ("ddp.bucket_cap_mb=5",)),
+        (
+            ("ddp.static_graph=true", "ddp.bucket_cap_mb=5"),
+            ("strategy=fsdp",),
+            ("ddp.bucket_cap_mb=5",),
+        ),
     ],
 )
 def test_what_goes_on_by_another_strategy_has_no_settings_of_the_former(
@@ -102,19 +113,32 @@ def test_a_run_that_was_killed_before_it_began_lets_hydra_write_its_folder(tmp_p
 
 def test_what_does_not_resume_by_itself_stays_as_it_is(tmp_path: Path) -> None:
     leave(tmp_path / "run", "epochs=3")
-    for words in (["epochs=1"], [f"hydra.run.dir={tmp_path / 'run'}", f"resume={tmp_path}"], ["-m", "resume=auto"]):
+    for words in (
+        ["epochs=1"],
+        [f"hydra.run.dir={tmp_path / 'run'}", f"resume={tmp_path}"],
+        ["-m", "resume=auto"],
+    ):
         assert with_earlier(words) == words
     with pytest.raises(ConfigError, match=r"name it, as in hydra\.run\.dir=FOLDER"):
         with_earlier(["resume=auto"])
 
 
-def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_sweep_is_the_one_begun_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
     with pytest.raises(ConfigError, match="there is no sweep in outputs/sweeps yet"):
         with_latest(words)
-    for name, started in {"b/seed=0": 200, "b/seed=1": 300, "a/seed=0": 100, "a/seed=1": 400}.items():
-        update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=started)  # a was resumed at last
+    for name, started in {
+        "b/seed=0": 200,
+        "b/seed=1": 300,
+        "a/seed=0": 100,
+        "a/seed=1": 400,
+    }.items():
+        update_result(
+            RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=started
+        )  # a was resumed at last
     (tmp_path / "outputs/sweeps/a/summary.csv").touch()  # and looked at
     (tmp_path / "outputs/sweeps/empty").mkdir()
     assert with_latest(words) == ["-m", "seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
@@ -147,7 +171,10 @@ def test_a_folder_that_holds_a_run_is_taken_by_that_run_alone(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="holds a run already; choose another folder"):
         refuse_used_folder(["epochs=1", f"hydra.run.dir='{run}'"])
     update_result(RunPaths(run), status="failed")
-    with pytest.raises(ConfigError, match="choose another folder, or resume that run with resume=auto beside what has"):
+    with pytest.raises(
+        ConfigError,
+        match="choose another folder, or resume that run with resume=auto beside what has",
+    ):
         refuse_used_folder(["epochs=1", f"hydra.run.dir={run}"])
     refuse_used_folder([f"hydra.run.dir={run}", "resume=auto"])
     refuse_used_folder([f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={run}"])
@@ -167,22 +194,31 @@ def test_a_folder_that_holds_what_a_run_would_write_is_refused(name: str, tmp_pa
         (["-m", "seed=0,1"], ["-m", "seed=0,1", "hydra.sweep.dir=s/t"]),
         (["seed=0,1", "-m"], ["seed=0,1", "hydra.sweep.dir=s/t", "-m"]),
         (["-m", "seed=0,1", "hydra.sweep.dir=latest"], ["-m", "seed=0,1", "hydra.sweep.dir=s/t"]),
-        (["-m", "--config-dir=my", "x='a b'"], ["-m", "--config-dir=my", "x='a b'", "hydra.sweep.dir=s/t"]),
+        (
+            ["-m", "--config-dir=my", "x='a b'"],
+            ["-m", "--config-dir=my", "x='a b'", "hydra.sweep.dir=s/t"],
+        ),
         (["-m"], ["-m", "hydra.sweep.dir=s/t"]),
     ],
 )
-def test_the_command_that_resumes_a_sweep(typed: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_resumes_a_sweep(
+    typed: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["expt", *typed])
     assert shlex.split(continue_command(Path("s/t"))) == ["python", "-m", "expt", *told]
 
 
-def test_a_sweeps_folder_with_spaces_is_quoted_for_hydra_and_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweeps_folder_with_spaces_is_quoted_for_hydra_and_the_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "argv", ["expt", "-m", "seed=0,1"])
     *_, word = shlex.split(continue_command(Path("it's my sweep")))
     assert as_dict([word]) == {"hydra.sweep.dir": "it's my sweep"}
 
 
-def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my_run").mkdir()
     mistyped = f"hydra.run.dir='{tmp_path / 'my_rnu'}'"
     with pytest.raises(ConfigError, match=r"no run to resume\. Did you mean '.*my_run'"):
@@ -191,14 +227,18 @@ def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsy
     refuse_mistyped_folder(["epochs=3", mistyped, "resume=auto"])
     assert "there is no such folder; a new run begins there" in capsys.readouterr().err
     create_result(RunPaths(tmp_path / "my_run"))
-    with pytest.raises(ConfigError, match=rf"={tmp_path}: it holds no run, so no run to resume. .*my_run is one\."):
+    with pytest.raises(
+        ConfigError, match=rf"={tmp_path}: it holds no run, so no run to resume. .*my_run is one\."
+    ):
         refuse_mistyped_folder([f"hydra.run.dir={tmp_path}", "resume=auto"])
     refuse_mistyped_folder([f"hydra.run.dir={tmp_path / 'my_run'}", "resume=auto"])
     refuse_mistyped_folder([mistyped])
     refuse_mistyped_folder(["-m", "resume=auto"])
     assert capsys.readouterr().err == ""
     for folder, told in (("swep", "there is no such folder"), ("my_run", "it holds no sweep")):
-        refuse_mistyped_folder(["-m", "resume=auto", f"hydra.sweep.dir={tmp_path / folder}", "seed=1,2"])
+        refuse_mistyped_folder(
+            ["-m", "resume=auto", f"hydra.sweep.dir={tmp_path / folder}", "seed=1,2"]
+        )
         assert f"{folder}: {told}; a new sweep begins there" in capsys.readouterr().err
 
 
@@ -218,18 +258,34 @@ def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsy
         ("--config-dir=~/conf", "--config-dir=/home/me/conf"),
         *(
             (word, word)
-            for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "a=[", "~x.y", "x", "=3")
+            for word in (
+                "model=mlp,convnet",
+                "seed=range(3)",
+                "gpus=[4,5]",
+                "a=(1,2)",
+                "a=[",
+                "~x.y",
+                "x",
+                "=3",
+            )
         ),
     ],
 )
-def test_what_a_person_types_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_person_types_needs_one_pair_of_quotes(
+    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert readable([typed]) == [read]
 
 
 def test_every_dataset_of_ones_own_has_the_same_keys() -> None:
     words = ["dataset.val_fraction=0.2", "dataset.augment.flip=true", "dataset.size=3", "epochs=2"]
-    own = ["++dataset.val_fraction=0.2", "++dataset.augment.flip=true", "dataset.size=3", "epochs=2"]
+    own = [
+        "++dataset.val_fraction=0.2",
+        "++dataset.augment.flip=true",
+        "dataset.size=3",
+        "epochs=2",
+    ]
     assert with_own_keys(["dataset=mine", *words]) == ["dataset=mine", *own]
     assert with_own_keys(["dataset=mnist", *words]) == ["dataset=mnist", *words]
     assert with_own_keys(words) == words
@@ -237,11 +293,21 @@ def test_every_dataset_of_ones_own_has_the_same_keys() -> None:
 
 def test_to_resume_needs_no_word_about_where_the_yaml_is(tmp_path: Path) -> None:
     run = leave(tmp_path / "run", "model=mine")
-    sources = [{"path": "hydra.conf", "provider": "hydra"}, {"path": "/my/conf", "provider": "command-line"}]
-    OmegaConf.save({"hydra": {"runtime": {"config_sources": sources}}}, RunPaths(run).hydra_settings)
+    sources = [
+        {"path": "hydra.conf", "provider": "hydra"},
+        {"path": "/my/conf", "provider": "command-line"},
+    ]
+    OmegaConf.save(
+        {"hydra": {"runtime": {"config_sources": sources}}}, RunPaths(run).hydra_settings
+    )
     now = [f"hydra.run.dir={run}", "resume=auto"]
     assert with_earlier(now)[:-1] == ["--config-dir=/my/conf", "model=mine", *now]
-    assert with_earlier(["--config-dir", "x", *now])[:-1] == ["model=mine", "--config-dir", "x", *now]
+    assert with_earlier(["--config-dir", "x", *now])[:-1] == [
+        "model=mine",
+        "--config-dir",
+        "x",
+        *now,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -249,9 +315,15 @@ def test_to_resume_needs_no_word_about_where_the_yaml_is(tmp_path: Path) -> None
     [
         (["--epochs", "5"], "--epochs: settings have no dashes; type epochs=5"),
         (["--epochs=5"], "--epochs=5: settings have no dashes; type epochs=5"),
-        (["--batch-size", "model=mlp"], "--batch-size: settings have no dashes; type batch_size=..."),
+        (
+            ["--batch-size", "model=mlp"],
+            "--batch-size: settings have no dashes; type batch_size=...",
+        ),
         (["-v"], "-v: there is no such option; see python -m expt --help"),
-        (["epochs=1", "report"], "report: a command stands alone or first, as in python -m expt report"),
+        (
+            ["epochs=1", "report"],
+            "report: a command stands alone or first, as in python -m expt report",
+        ),
     ],
 )
 def test_the_habits_of_other_commands_are_helped(words: list[str], told: str) -> None:
@@ -261,7 +333,20 @@ def test_the_habits_of_other_commands_are_helped(words: list[str], told: str) ->
 
 
 def test_hydras_options_are_let_through() -> None:
-    refuse_unnamed(["-m", "--multirun", "--cfg", "job", "-cjob", "--config-dir=x", "-cd", "x", "--hydra-help", "--res"])
+    refuse_unnamed(
+        [
+            "-m",
+            "--multirun",
+            "--cfg",
+            "job",
+            "-cjob",
+            "--config-dir=x",
+            "-cd",
+            "x",
+            "--hydra-help",
+            "--res",
+        ]
+    )
 
 
 @pytest.mark.parametrize("word", ["hydra.run.dir=", "hydra.sweep.dir=", "hydra.run.dir=''"])
@@ -272,7 +357,12 @@ def test_a_folder_without_a_name_is_a_slip(word: str) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["hydra.launcher.dry_run=true", "hydra.launcher.retries=2", "hydra/launcher=basic", "hydra.sweep.dir=latest"],
+    [
+        "hydra.launcher.dry_run=true",
+        "hydra.launcher.retries=2",
+        "hydra/launcher=basic",
+        "hydra.sweep.dir=latest",
+    ],
 )
 def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
     refuse_lone(["hydra.run.dir=x"])
@@ -280,13 +370,26 @@ def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
         refuse_lone(["hydra.run.dir=x", word])
 
 
-def test_of_two_values_of_a_key_one_is_told_which_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of_repeated(["-m", "epochs=1", "model=mlp", "--config-dir", "a=b", "seed=0", "+epochs=2", "seed=0"])
-    assert capsys.readouterr().err == "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
+def test_of_two_values_of_a_key_one_is_told_which_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warn_of_repeated(
+        ["-m", "epochs=1", "model=mlp", "--config-dir", "a=b", "seed=0", "+epochs=2", "seed=0"]
+    )
+    assert (
+        capsys.readouterr().err
+        == "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
+    )
 
 
-@pytest.mark.parametrize("word", ["search=tpe,random", "search=[tpe,random]", "search=choice(tpe,random)"])
+@pytest.mark.parametrize(
+    "word", ["search=tpe,random", "search=[tpe,random]", "search=choice(tpe,random)"]
+)
 def test_a_search_has_one_sampler(word: str) -> None:
-    with pytest.raises(ConfigError, match="a search has one sampler; type a command for each, as with search=tpe"):
+    with pytest.raises(
+        ConfigError, match="a search has one sampler; type a command for each, as with search=tpe"
+    ):
         refuse_several_samplers(["-m", word, "search.runs=3"])
-    refuse_several_samplers(["-m", "search=tpe", "search.constraints=[loss/val<3,loss/train<3]", "model=mlp,convnet"])
+    refuse_several_samplers(
+        ["-m", "search=tpe", "search.constraints=[loss/val<3,loss/train<3]", "model=mlp,convnet"]
+    )

@@ -46,7 +46,10 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     gone.rmdir()
     assert ended(word, monkeypatch=monkeypatch) == 2
     told = capsys.readouterr().err
-    assert told == "error: the current folder is no longer there (No such file or directory); cd to one that is\n"
+    assert (
+        told
+        == "error: the current folder is no longer there (No such file or directory); cd to one that is\n"
+    )
 
 
 @functools.cache
@@ -65,13 +68,28 @@ def whole_help() -> str:
             ["train", "seed=1"],
             f"train: neither a command ({', '.join(WORDS)}) nor of the form key=value.\n",
         ),
-        (["rerun"], "the following arguments are required: FOLDER; see python -m expt rerun --help\n"),
+        (
+            ["rerun"],
+            "the following arguments are required: FOLDER; see python -m expt rerun --help\n",
+        ),
         (["rerun", "a", "b", "c"], "unrecognized arguments: c; see python -m expt rerun --help\n"),
-        (["rerun", "nowhere"], "nowhere: holds no run that could be repeated; name a folder with a result.json\n"),
-        (["report", "--sotr", "x"], "unrecognized arguments: --sotr; see python -m expt report --help\n"),
+        (
+            ["rerun", "nowhere"],
+            "nowhere: holds no run that could be repeated; name a folder with a result.json\n",
+        ),
+        (
+            ["report", "--sotr", "x"],
+            "unrecognized arguments: --sotr; see python -m expt report --help\n",
+        ),
         (["report", "nowhere"], "nowhere: there is no such folder\n"),
-        (["evaluate", "nowhere"], "nowhere: there is no such folder; name that of a run, or of a sweep\n"),
-        (["evaluate", ".", "epochs=2"], "epochs=2: is the run's, and none of it is trained again; leave it out"),
+        (
+            ["evaluate", "nowhere"],
+            "nowhere: there is no such folder; name that of a run, or of a sweep\n",
+        ),
+        (
+            ["evaluate", ".", "epochs=2"],
+            "epochs=2: is the run's, and none of it is trained again; leave it out",
+        ),
         (
             ["export", "nowhere", "--format", "onnx"],
             "nowhere: there is no such folder; give that of a run ",
@@ -81,7 +99,11 @@ def whole_help() -> str:
     ],
 )
 def test_a_wrong_word_is_told_in_a_line(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert ended(*words, monkeypatch=monkeypatch) == 2
@@ -107,7 +129,9 @@ for words in sys.argv[1:]:
 def test_help_and_a_typo_are_answered_at_once(tmp_path: Path) -> None:
     words = ("reprot", "report --help", "rerun --help", "doctor --help", "--help", "--version")
     command = [sys.executable, "-c", IMPORTED, *words]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: python -m expt") == 3
 
@@ -118,7 +142,14 @@ def test_the_modules_from_before_are_the_same_commands(door: str, tmp_path: Path
         f"import runpy, sys; del sys.modules['expt.{door}']; "  # as in an interpreter of its own
         f"runpy.run_module('expt.{door}', run_name='__main__', alter_sys=True)"
     )
-    before, now = python(as_module, str(tmp_path), cwd=tmp_path), run(door, str(tmp_path), cwd=tmp_path)
-    assert (before.returncode, before.stdout, before.stderr) == (now.returncode, now.stdout, now.stderr)
+    before, now = (
+        python(as_module, str(tmp_path), cwd=tmp_path),
+        run(door, str(tmp_path), cwd=tmp_path),
+    )
+    assert (before.returncode, before.stdout, before.stderr) == (
+        now.returncode,
+        now.stdout,
+        now.stderr,
+    )
     assert before.returncode == 2
     assert before.stderr.startswith(f"error: {tmp_path}: holds no run")

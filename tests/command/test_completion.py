@@ -7,13 +7,25 @@ import pytest
 from expt.command.completion import completed
 from expt.command.words import WORDS
 
-SETTINGS = ["amp=", "dataset.", "dataset=", "dataset=digits", "epochs=", "eval_split=", "tensorboard."]
+SETTINGS = [
+    "amp=",
+    "dataset.",
+    "dataset=",
+    "dataset=digits",
+    "epochs=",
+    "eval_split=",
+    "tensorboard.",
+]
 
 
 def composed(line: str) -> list[str]:
     """As Hydra, of a line of settings: those that begin as its last word."""
     assert not {*line.split()} & {*WORDS, "RUN", "split=val"}
-    return [each for each in SETTINGS if each.startswith("" if line[-1:] == " " else line.rpartition(" ")[2])]
+    return [
+        each
+        for each in SETTINGS
+        if each.startswith("" if line[-1:] == " " else line.rpartition(" ")[2])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +39,10 @@ def composed(line: str) -> list[str]:
         ("evaluate RUN s", {"split=train", "split=val", "split=test", "split=all"}),
         ("evaluate RUN split=val d", {"dataset.", "dataset=", "dataset=digits"}),
         ("evaluate RUN e", set()),
-        ("evaluate RUN amp=", {"amp=", "amp=false", "amp=true", "amp=bf16", "amp=bf16_params", "amp=fp16"}),
+        (
+            "evaluate RUN amp=",
+            {"amp=", "amp=false", "amp=true", "amp=bf16", "amp=bf16_params", "amp=fp16"},
+        ),
         ("report ", set()),
         ("report a", set()),
     ],

@@ -32,7 +32,12 @@ def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
     monkeypatch.chdir(tmp_path)
     sweep = tmp_path / "my sweep"
     leave_run(sweep, "lr=1", 0.25)
-    leave_run(sweep, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log")
+    leave_run(
+        sweep,
+        "lr=2",
+        status=FAILED,
+        error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log",
+    )
     assert concluded(sweep) == [
         "lr  accuracy/val  status     train time",
         "1         0.2500  completed       3.0 s",
@@ -50,7 +55,11 @@ def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
 
 def test_what_the_command_has_to_say_is_said_where_no_run_could_begin_too(tmp_path: Path) -> None:
     out = io.StringIO()
-    conclude(Console(file=out), tmp_path, notes=["budget       1s is used up: 0 of 6 points, 6 not begun"])
+    conclude(
+        Console(file=out),
+        tmp_path,
+        notes=["budget       1s is used up: 0 of 6 points, 6 not begun"],
+    )
     assert out.getvalue() == "budget       1s is used up: 0 of 6 points, 6 not begun\n"
 
 
@@ -71,7 +80,11 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def paused() -> list[str]:
-        return [line for line in concluded(tmp_path / "s") if line.startswith(("paused", "      to train"))]
+        return [
+            line
+            for line in concluded(tmp_path / "s")
+            if line.startswith(("paused", "      to train"))
+        ]
 
     monkeypatch.chdir(tmp_path)
     leave_run(tmp_path / "s", "lr=0", 0.25)
@@ -93,11 +106,15 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     )
 
 
-def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):
         name = f"lr=1,seed={seed}"
-        leave_run(tmp_path / "s", name, 0.25 + seed / 4, seedless_identity="a", config={"seed": seed})
+        leave_run(
+            tmp_path / "s", name, 0.25 + seed / 4, seedless_identity="a", config={"seed": seed}
+        )
         update_result(RunPaths(tmp_path / "s" / name), name=name)
     leave_run(tmp_path / "s", "lr=2", 0.125)
     update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PAUSED)
@@ -139,10 +156,16 @@ def test_what_failed_is_another_thing_than_a_run_that_cannot_say(tmp_path: Path)
     leave_run(tmp_path, "lr=1", 0.25)
     leave_run(tmp_path, "lr=2", node=socket.gethostname())  # and says that it runs
     out = io.StringIO()
-    conclude(Console(file=out, width=200), tmp_path, failed_now={tmp_path / "lr=2": RunFailed("no space left")})
+    conclude(
+        Console(file=out, width=200),
+        tmp_path,
+        failed_now={tmp_path / "lr=2": RunFailed("no space left")},
+    )
     assert "1 failed\n  lr=2: no space left\n" in out.getvalue()
     assert not any(line.startswith("lost") for line in out.getvalue().splitlines())
-    assert any(line.startswith("lost") for line in concluded(tmp_path)), "another command can't know"
+    assert any(line.startswith("lost") for line in concluded(tmp_path)), (
+        "another command can't know"
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,12 +187,19 @@ def test_what_failed_is_another_thing_than_a_run_that_cannot_say(tmp_path: Path)
         ("expt -m lr=1,2 resume=a/last.pt", ["resume=a/last.pt", "lr=1"], "python -m expt resume=a/last.pt lr=1"),
     ],
 )  # fmt: skip
-def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
+def test_the_command_that_runs_one_point_again(
+    command: str, arguments: list[str], expected: str
+) -> None:
     record: Any = {"command": command, "arguments": arguments}
     assert again(record) == expected
 
 
 def test_a_run_of_a_notebooks_class_is_repeated_from_its_folder() -> None:
     config = {"model": {"name": "_target_", "target": "expt_main_0123456789ab.Net", "kwargs": {}}}
-    record: Any = {"command": "x.py -m", "arguments": [], "config": config, "folder": Path("sweep/model=Net")}
+    record: Any = {
+        "command": "x.py -m",
+        "arguments": [],
+        "config": config,
+        "folder": Path("sweep/model=Net"),
+    }
     assert again(record) == "python -m expt rerun sweep/model=Net"

@@ -44,9 +44,17 @@ NO_KEY = "dataset.standardise=True: there is no such key."
 
 @pytest.mark.parametrize("word", ["", "dataset=mnist", "model=mlp model._target_=mine.Other"])
 @pytest.mark.parametrize(
-    "problem", [NO_KEY, "early_stop.patienc=3: no key", "optimizer.groups.0.scale=2: no key", "epochs=0: too few"]
+    "problem",
+    [
+        NO_KEY,
+        "early_stop.patienc=3: no key",
+        "optimizer.groups.0.scale=2: no key",
+        "epochs=0: too few",
+    ],
 )
-def test_a_key_that_nobody_typed_is_told_with_the_experiment(problem: str, word: str, conf: Path) -> None:
+def test_a_key_that_nobody_typed_is_told_with_the_experiment(
+    problem: str, word: str, conf: Path
+) -> None:
     found = explained(problem, "experiment=own", *word.split(), conf=conf)
     assert found == (f"{problem.removesuffix('.')} (experiment=own sets it)",)
 
@@ -64,7 +72,11 @@ def test_a_key_that_nobody_typed_is_told_with_the_experiment(problem: str, word:
 )
 def test_other_problems_stay_what_they_are(problem: str, word: str, conf: Path) -> None:
     assert explained(problem, "experiment=own", word, conf=conf) == (problem,)
-    assert explained(NO_KEY, "epochs=3", conf=conf) == explained(NO_KEY, "experiment=none", conf=conf) == (NO_KEY,)
+    assert (
+        explained(NO_KEY, "epochs=3", conf=conf)
+        == explained(NO_KEY, "experiment=none", conf=conf)
+        == (NO_KEY,)
+    )
 
 
 def test_a_choice_that_has_not_what_the_experiment_sets_is_told_with_both(conf: Path) -> None:
@@ -73,7 +85,9 @@ def test_a_choice_that_has_not_what_the_experiment_sets_is_told_with_both(conf: 
         f"{first} dataset.standardise, which dataset=digits has not; leave out dataset=digits, or add "
         "~dataset.standardise",
     )
-    assert explained("dataset.size=[8]: no integer", "experiment=own", "dataset=digits", conf=conf) == (
+    assert explained(
+        "dataset.size=[8]: no integer", "experiment=own", "dataset=digits", conf=conf
+    ) == (
         f"{first} what dataset=digits takes otherwise (dataset.size=[8]: no integer); leave out dataset=digits, or "
         "type dataset.size=...",
     )
@@ -96,6 +110,8 @@ def test_a_key_that_a_group_of_ones_own_sets_is_told_with_its_choice(conf: Path)
     (alone,) = explained(problem, "+recipe=wide", conf=conf)
     assert alone == "model.width=8: there is no such key (recipe=wide sets it)"
     (beside,) = explained(problem, "model=mlp", "+recipe=wide", conf=conf)
-    assert beside.startswith("recipe=wide model=mlp: the recipe sets model.width, which model=mlp has not; leave out")
+    assert beside.startswith(
+        "recipe=wide model=mlp: the recipe sets model.width, which model=mlp has not; leave out"
+    )
     assert explained(problem, "+recipe=wide", "model.width=8", conf=conf) == (problem,)
     assert explained(problem, "+recipe=within", conf=conf) == (problem,)

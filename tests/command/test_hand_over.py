@@ -57,7 +57,9 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def handed_over(server: Warm, tmp_path: Path, *words: str, before: Sequence[str] = (), **more: Any) -> Typed:
+def handed_over(
+    server: Warm, tmp_path: Path, *words: str, before: Sequence[str] = (), **more: Any
+) -> Typed:
     """A command for which a driver was forked, in a copy of `tmp_path`; tried anew, for it waits but 0.2 s for that."""
     for attempt in range(5):
         folder = tmp_path.with_name(f"{tmp_path.name}-{attempt}")
@@ -103,9 +105,15 @@ def _first_words(text: str) -> list[list[str]]:
     return [line.split()[:1] for line in text.splitlines()]
 
 
-def test_plugins_that_appear_later_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_that_appear_later_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path / "lib"), *sys.path])
-    known, path, here = warm_drivers._plugins(), [*sys.path, str(tmp_path / "other")], tmp_path / "here"
+    known, path, here = (
+        warm_drivers._plugins(),
+        [*sys.path, str(tmp_path / "other")],
+        tmp_path / "here",
+    )
     assert not warm_drivers._brings_plugins(path, here, known)
     for folder in "lib", "other", "here":
         plugins = tmp_path / folder / "hydra_plugins"
@@ -136,8 +144,12 @@ def cpu_of_ended_children(pid: int) -> int:
     return int(fields[13]) + int(fields[14])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_what_asks_it_to_stop_asks_the_driver(server: Warm, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_what_asks_it_to_stop_asks_the_driver(
+    server: Warm, tmp_path: Path, number: signal.Signals
+) -> None:
     typed = training(server, tmp_path)
     os.killpg(typed.process.pid, number)  # in a group of its own, as from a shell
     code, _, err = typed.ended()
@@ -153,7 +165,9 @@ def test_a_second_ctrl_c_reaches_it_too(server: Warm, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)  # so that they do not end by the first
     assert len(workers) == 2
     os.killpg(typed.process.pid, signal.SIGINT)
-    wait_until(lambda: all(waits_for(pid, signals.ASK_WORKER) for pid in workers.values()), typed.process)
+    wait_until(
+        lambda: all(waits_for(pid, signals.ASK_WORKER) for pid in workers.values()), typed.process
+    )
     os.killpg(typed.process.pid, signal.SIGINT)
     assert typed.ended()[0] == 130
     wait_until(lambda: not workers_of(typed))
@@ -192,7 +206,9 @@ def test_ctrl_z_stops_both_and_fg_lets_both_go_on(server: Warm, tmp_path: Path) 
 def test_what_nohup_ignores_the_driver_ignores(server: Warm, tmp_path: Path) -> None:
     typed = training(server, tmp_path, before=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
     ignored = next(
-        line.split()[1] for line in Path(f"/proc/{typed.driver}/status").read_text().splitlines() if "SigIgn" in line
+        line.split()[1]
+        for line in Path(f"/proc/{typed.driver}/status").read_text().splitlines()
+        if "SigIgn" in line
     )
     assert int(ignored, 16) >> (signal.SIGHUP - 1) & 1
     os.killpg(typed.process.pid, signal.SIGHUP)
@@ -209,7 +225,9 @@ def test_it_draws_on_the_terminal_and_hears_its_keys(server: Warm, tmp_path: Pat
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
-    typed = handed_over(server, tmp_path, *LONG, start_new_session=False, preexec_fn=begin, **streams)
+    typed = handed_over(
+        server, tmp_path, *LONG, start_new_session=False, preexec_fn=begin, **streams
+    )
     os.close(its)
     seen = b""
     while b"img/s" not in seen:
@@ -249,7 +267,9 @@ def test_runs_under_way_outlive_what_they_were_forked_from(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_what_it_is_forked_from_it_goes_on_by_itself(tmp_path: Path, how: signal.Signals) -> None:
+def test_without_what_it_is_forked_from_it_goes_on_by_itself(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     own = Warm(tmp_path.with_name(f"{tmp_path.name}-runtime"))
     own.command()
     drivers = own.drivers
@@ -265,7 +285,9 @@ def test_without_what_it_is_forked_from_it_goes_on_by_itself(tmp_path: Path, how
     wait_until(lambda: not alive({drivers}))
 
 
-@pytest.mark.parametrize("words", [(), ("epochs=1",), ("-m", "seed=0,1"), ("~scheduler",), ("+a=1", "-q")])
+@pytest.mark.parametrize(
+    "words", [(), ("epochs=1",), ("-m", "seed=0,1"), ("~scheduler",), ("+a=1", "-q")]
+)
 def test_runs_and_sweeps_are_handed_over(words: tuple[str, ...]) -> None:
     assert hand_over._asks_for_runs(words)
 
@@ -292,7 +314,9 @@ def test_nothing_else_is(words: tuple[str, ...]) -> None:
         (["-m", "expt"], "sys.stdout = None", False),
     ],
 )
-def test_one_that_is_looked_at_drives_itself(typed: list[str], change: str, *, is_ordinary: bool) -> None:
+def test_one_that_is_looked_at_drives_itself(
+    typed: list[str], change: str, *, is_ordinary: bool
+) -> None:
     program = (
         "import sys; from expt.command import hand_over\n"
         f"sys.orig_argv[1:] = {[*typed, 'epochs=1']!r}; sys.argv[:] = [{typed[-1]!r}, 'epochs=1']\n"
@@ -301,7 +325,9 @@ def test_one_that_is_looked_at_drives_itself(typed: list[str], change: str, *, i
         "sys.settrace(None); sys.setprofile(None)\n"
         "print(found, file=sys.stderr)\n"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stderr
     assert said == f"{is_ordinary}\n"
 
 
@@ -339,7 +365,11 @@ for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
 """
 
 
-@pytest.mark.parametrize("env", [{}, {"PYTHONUNBUFFERED": "1"}, {"PYTHONIOENCODING": "latin1:replace"}])
+@pytest.mark.parametrize(
+    "env", [{}, {"PYTHONUNBUFFERED": "1"}, {"PYTHONIOENCODING": "latin1:replace"}]
+)
 def test_its_streams_are_opened_as_python_does(env: dict[str, str]) -> None:
     kept = {key: value for key, value in environment().items() if key != "PYTHONUNBUFFERED"}
-    subprocess.run([sys.executable, "-c", STREAMS], env={**kept, **env}, stdout=subprocess.PIPE, check=True)
+    subprocess.run(
+        [sys.executable, "-c", STREAMS], env={**kept, **env}, stdout=subprocess.PIPE, check=True
+    )

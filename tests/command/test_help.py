@@ -55,10 +55,15 @@ def test_three_examples_come_first() -> None:
 
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
-    assert "batch_size=64 images per optimiser step over all workers (global), or '32 per worker'" in lines
+    assert (
+        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker'"
+        in lines
+    )
     assert "ddp.bucket_cap_mb=25 size of a communication bucket [MiB]" in lines
     (memory,) = (line for line in lines if line.startswith("ddp.shared_memory=true"))
-    assert memory.endswith("through gloo's sockets; from three workers on, this changes rounding"), "of two lines"
+    assert memory.endswith(
+        "through gloo's sockets; from three workers on, this changes rounding"
+    ), "of two lines"
     assert not any("hydra." in line for line in lines)
 
 
@@ -66,13 +71,21 @@ def test_a_key_is_shown_with_its_value_and_meaning() -> None:
 def test_a_folder_of_ones_own_is_listed(tmp_path: Path, group: str) -> None:
     (tmp_path / group).mkdir()
     (tmp_path / group / "mine_alone.yaml").write_text("_target_: mine.Net\n")
-    (line,) = (line for line in help_text("--config-dir", str(tmp_path)).splitlines() if "mine_alone" in line)
+    (line,) = (
+        line
+        for line in help_text("--config-dir", str(tmp_path)).splitlines()
+        if "mine_alone" in line
+    )
     assert line.split()[0] == group
 
 
 def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
     def below(group: str, text: str) -> set[str]:
-        return {line.split("=")[0].strip() for line in text.splitlines() if line.strip().startswith(f"{group}.")}
+        return {
+            line.split("=")[0].strip()
+            for line in text.splitlines()
+            if line.strip().startswith(f"{group}.")
+        }
 
     text = help_text()
     assert {"optimizer.lr", "optimizer.momentum"} <= below("optimizer", text)
@@ -82,8 +95,14 @@ def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
 
 def test_every_key_has_a_meaning() -> None:
     groups = ["model", "init", "dataset", "optimizer", "scheduler"]
-    for choices in itertools.zip_longest(*map(options, groups)):  # all groups at a time: help takes 0.05 s
-        words = {group: f"{group}={path.stem}" for group, path in zip(groups, choices, strict=True) if path}
+    for choices in itertools.zip_longest(
+        *map(options, groups)
+    ):  # all groups at a time: help takes 0.05 s
+        words = {
+            group: f"{group}={path.stem}"
+            for group, path in zip(groups, choices, strict=True)
+            if path
+        }
         text = help_text(*words.values())
         for line in map(str.strip, text.splitlines()):
             if line.startswith(tuple(f"{group}." for group in groups)):
@@ -92,7 +111,9 @@ def test_every_key_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("word", ["help", "--help", "-h"])
-def test_help_has_three_names(word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_three_names(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)
     command_line.main([word])
     assert "Examples" in capsys.readouterr().out
@@ -110,7 +131,9 @@ def test_a_word_that_help_knows_nothing_of_is_told() -> None:
         with pytest.raises(ConfigError) as refused:
             help_text("--help", words)
         assert str(refused.value) == says
-    assert "Groups" in help_text("help", "-m", "model=resnet18,mlp", "epochs=3", "--config-dir", "nowhere")
+    assert "Groups" in help_text(
+        "help", "-m", "model=resnet18,mlp", "epochs=3", "--config-dir", "nowhere"
+    )
 
 
 def test_help_of_a_command_is_that_command_s(

@@ -42,7 +42,13 @@ def composed_by(*words: str) -> list[RunMode]:
     found = []
     real = ConfigLoaderImpl.load_configuration
 
-    def load(self: ConfigLoaderImpl, config_name: str, overrides: list[str], run_mode: RunMode, **more: bool) -> Any:
+    def load(
+        self: ConfigLoaderImpl,
+        config_name: str,
+        overrides: list[str],
+        run_mode: RunMode,
+        **more: bool,
+    ) -> Any:
         found.append(run_mode)
         return real(self, config_name, overrides, run_mode, **more)
 
@@ -57,13 +63,19 @@ def test_a_run_is_composed_once(tmp_path: Path) -> None:
     folder = f"hydra.run.dir='{tmp_path / 'run'}'"
     assert composed_by(folder) == [RunMode.RUN]
     assert composed_by(folder, "hydra.mode=RUN") == [RunMode.RUN]
-    assert composed_by(folder, "optimizer.lr=0.1,0.2") == [RunMode.MULTIRUN, RunMode.RUN], "Hydra's own way"
+    assert composed_by(folder, "optimizer.lr=0.1,0.2") == [RunMode.MULTIRUN, RunMode.RUN], (
+        "Hydra's own way"
+    )
     assert composed_by(folder, "nosuch=1") == [RunMode.RUN] * 2
 
 
-def test_what_is_composed_once_is_what_hydra_composes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_composed_once_is_what_hydra_composes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def settings(name: str) -> str:
-        run = expt.run("max_steps=1", "tensorboard.images=false", f"hydra.run.dir='{tmp_path / 'run'}'")
+        run = expt.run(
+            "max_steps=1", "tensorboard.images=false", f"hydra.run.dir='{tmp_path / 'run'}'"
+        )
         return (run.folder.rename(tmp_path / name) / ".hydra/hydra.yaml").read_text()
 
     once = settings("once")
@@ -118,7 +130,11 @@ finally:
     print(max(number for name, number in read.items() if name.startswith(str(conf_dir()))), len(read))
 """
     done = subprocess.run(
-        [sys.executable, "-c", counting, *DRY], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", counting, *DRY],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     most, files = map(int, done.stdout.splitlines()[-1].split())
     assert (most, files > 8) == (1, True), done.stderr
@@ -130,7 +146,9 @@ def test_a_sweep_goes_on_where_hydra_has_changed(
 ) -> None:
     if gone == "its way of checking":
         monkeypatch.delattr(Sweeper, "validate_batch_is_legal")
-        monkeypatch.setattr(Plugin, "validate_batch_is_legal", lambda *_: None, raising=False)  # elsewhere
+        monkeypatch.setattr(
+            Plugin, "validate_batch_is_legal", lambda *_: None, raising=False
+        )  # elsewhere
     else:
         monkeypatch.delattr(JobReturn, "return_value")
     assert expt.sweep(*DRY, f"hydra.sweep.dir='{tmp_path / 'sweep'}'") == []
@@ -180,9 +198,16 @@ def test_a_configuration_is_copied_as_by_itself(monkeypatch: pytest.MonkeyPatch)
             copied = copy.deepcopy(whole)
         assert pickled.pop() is whole
         assert (copied._content is whole._content, copied == expected) == (False, True)
-        assert [copied._get_parent() is config._get_parent() for config in (expected, whole)] == [True, True]
-        assert [OmegaConf.is_struct(config) for config in (copied, whole)] == [OmegaConf.is_struct(expected)] * 2
-        assert [OmegaConf.is_readonly(config) for config in (copied, whole)] == [OmegaConf.is_readonly(expected)] * 2
+        assert [copied._get_parent() is config._get_parent() for config in (expected, whole)] == [
+            True,
+            True,
+        ]
+        assert [OmegaConf.is_struct(config) for config in (copied, whole)] == [
+            OmegaConf.is_struct(expected)
+        ] * 2
+        assert [OmegaConf.is_readonly(config) for config in (copied, whole)] == [
+            OmegaConf.is_readonly(expected)
+        ] * 2
         assert str(copied) == str(expected)
     assert copied.d[1]._get_parent() is copied.d
     assert isinstance(own.own, Whole)
@@ -192,7 +217,11 @@ def test_a_failed_run_is_nan_to_a_sweeper_and_its_error_to_callbacks() -> None:
     error = RunFailed("rank 0 raised")
     failed = fail(JobReturn(overrides=["seed=1"], task_name="x"), error)
     assert math.isnan(failed.return_value)
-    assert (failed._return_value, failed.status, failed.overrides) == (error, JobStatus.FAILED, ["seed=1"])
+    assert (failed._return_value, failed.status, failed.overrides) == (
+        error,
+        JobStatus.FAILED,
+        ["seed=1"],
+    )
     assert pickle.loads(pickle.dumps(failed)).task_name == "x"
 
 
@@ -207,13 +236,17 @@ def test_what_hydra_reads_is_put_back(before: str | None, monkeypatch: pytest.Mo
     assert (sys.argv, os.environ.get("HYDRA_FULL_ERROR")) == (["me", "mine"], before)
 
 
-def test_hydras_own_line_about_a_failure_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hydras_own_line_about_a_failure_is_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="epochs=0"):
         expt.run("epochs=0", f"hydra.run.dir='{tmp_path / 'run'}'")
     assert capfd.readouterr().err == ""
 
 
-def test_a_callback_that_raises_is_told_in_a_line_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_that_raises_is_told_in_a_line_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Bad(Callback):
         def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
             raise ValueError("no licence")
@@ -229,10 +262,15 @@ def test_a_callback_that_raises_is_told_in_a_line_each_time(capsys: pytest.Captu
 
     with pytest.warns(UserWarning, match="of another's"):
         warned()
-    assert capsys.readouterr().err == 2 * "warning: Callback Bad.on_run_start raised ValueError: no licence\n"
+    assert (
+        capsys.readouterr().err
+        == 2 * "warning: Callback Bad.on_run_start raised ValueError: no licence\n"
+    )
 
 
-@pytest.mark.parametrize(("typed", "completed"), [("pred", "predict"), ("predict mod", ""), ("m", "model=")])
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("pred", "predict"), ("predict mod", ""), ("m", "model=")]
+)
 def test_words_are_completed_and_what_follows_one_is_left_to_the_shell(
     typed: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,9 +24,24 @@ from expt.command.hydra_composing import Kept, chosen_once, sources_shared
 from expt.command.overrides import register_resolvers
 from tests.command.test_point_composer import outcome
 
-RUN = ["+new.a=2", "new.a=3", "model=convnet", "seed=3", "++seed=9", "optimizer={lr: 0.5}", "hydra.run.dir=x"]
+RUN = [
+    "+new.a=2",
+    "new.a=3",
+    "model=convnet",
+    "seed=3",
+    "++seed=9",
+    "optimizer={lr: 0.5}",
+    "hydra.run.dir=x",
+]
 RUN += ["hydra.job.env_copy=[HOME]", "~log_every", "epochs=${seed}", "optimizer=adamw"]
-SWEEP = ["seed=1,2", "model=mlp,convnet", "optimizer=adamw", "epochs=3", "+more=1", "hydra.mode=MULTIRUN"]
+SWEEP = [
+    "seed=1,2",
+    "model=mlp,convnet",
+    "optimizer=adamw",
+    "epochs=3",
+    "+more=1",
+    "hydra.mode=MULTIRUN",
+]
 
 
 def composed(words: list[str], mode: RunMode = RunMode.RUN, conf: Path | None = None) -> DictConfig:
@@ -48,7 +63,9 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(("words", "mode"), [(RUN, RunMode.RUN), (SWEEP, RunMode.MULTIRUN)], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    ("words", "mode"), [(RUN, RunMode.RUN), (SWEEP, RunMode.MULTIRUN)], ids=["run", "sweep"]
+)
 def test_a_command_that_chooses_the_same_gets_what_hydra_composes(
     words: list[str], mode: RunMode, merged: list[str]
 ) -> None:
@@ -70,7 +87,9 @@ def test_a_command_that_chooses_the_same_gets_what_hydra_composes(
         assert "optimizer/sgd" in merged
 
 
-def test_copies_of_where_it_looks_share_the_sources_and_what_one_finds_besides_is_its_own(tmp_path: Path) -> None:
+def test_copies_of_where_it_looks_share_the_sources_and_what_one_finds_besides_is_its_own(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [mlp]\nhidden: [3]\n")
     mine = ["model=mine", f"hydra.searchpath=['file://{tmp_path}']"]
@@ -84,7 +103,9 @@ def test_copies_of_where_it_looks_share_the_sources_and_what_one_finds_besides_i
             with pytest.raises(MissingConfigException):
                 loader.load_configuration("config", mine[:1], RunMode.RUN)
             assert copied.sources is not loader.repository.sources
-        assert not any(map(operator.is_, copy.deepcopy(loader.repository).sources, loader.repository.sources))
+        assert not any(
+            map(operator.is_, copy.deepcopy(loader.repository).sources, loader.repository.sources)
+        )
 
 
 def test_each_command_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +113,16 @@ def test_each_command_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     now = SimpleNamespace(strftime=lambda _: str(next(clock)))
     monkeypatch.setattr("hydra.core.utils.datetime", SimpleNamespace(now=lambda: now))
     with chosen_once(kept):
-        times = [composed(["resume='${now:%H-%M-%S}'", "objective='${now:%H-%M-%S}'"]) for _ in range(3)]
+        times = [
+            composed(["resume='${now:%H-%M-%S}'", "objective='${now:%H-%M-%S}'"]) for _ in range(3)
+        ]
     assert all(each.resume == each.objective for each in times)
     assert len({each.resume for each in times}) == 3
 
 
-@pytest.mark.parametrize("words", [["model=mpl"], ["nosuch=1"], ["++model=mlp"], ["seed=1,2"]], ids="".join)
+@pytest.mark.parametrize(
+    "words", [["model=mpl"], ["nosuch=1"], ["++model=mlp"], ["seed=1,2"]], ids="".join
+)
 def test_a_mistake_is_told_as_hydra_tells_it(words: list[str]) -> None:
     kept = Kept(())
     with chosen_once(kept):
@@ -143,4 +168,7 @@ def test_a_run_goes_on_where_hydra_composes_in_another_way(
         patch.delattr(ConfigLoaderImpl, "_compose_config_from_defaults_list")
         with chosen_once(Kept(())):
             pass
-    assert "this version of Hydra composes in another way; a run may start a moment later" in capsys.readouterr().err
+    assert (
+        "this version of Hydra composes in another way; a run may start a moment later"
+        in capsys.readouterr().err
+    )

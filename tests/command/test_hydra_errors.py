@@ -33,7 +33,9 @@ MISTAKES = {
     "experiment=char_lm model.hiden=3": (
         "model.hiden=3: there is no key 'model.hiden'. Did you mean 'model.hidden', which another model=... has?"
     ),
-    "model=transformer model.widht=3": ("model.widht=3: there is no key 'model.widht'. Did you mean 'model.width'?"),
+    "model=transformer model.widht=3": (
+        "model.widht=3: there is no key 'model.widht'. Did you mean 'model.width'?"
+    ),
     "experiment=gan task=classification": (
         "experiment=gan task=classification: the experiment has a task of its own, expt.tasks.gan.Adversarial, and all "
         "else of it goes with that; leave out task=classification, or experiment=gan"
@@ -48,7 +50,9 @@ MISTAKES = {
         "unet. Did you mean 'resnet18'?"
     ),
     "x": f"x: neither a command ({', '.join(WORDS)}) nor of the form key=value.",
-    "reprot": (f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean 'report'?"),
+    "reprot": (
+        f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean 'report'?"
+    ),
     "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
@@ -105,7 +109,9 @@ MISTAKES = {
     ),
     "~model.hiden": "~model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
     "metrics=f1": "metrics=f1: there is no key 'metrics'. Did you mean 'task.metrics'?",
-    "seed=range(3)": ("seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"),
+    "seed=range(3)": (
+        "seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"
+    ),
     "eval_split=test objective=accuracy/val": (
         "objective=accuracy/val: eval_split=test has no val; use objective=accuracy/test"
     ),
@@ -147,7 +153,10 @@ COMPOSING = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_on_the_command_line(
-    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mistake: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
@@ -167,7 +176,9 @@ def test_what_hydra_raises_is_put_in_words(override: str) -> None:
 
 def test_a_script_is_told_of_expt_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"seed=1,2: several values make a sweep; use expt\.sweep"):
+    with pytest.raises(
+        ConfigError, match=r"seed=1,2: several values make a sweep; use expt\.sweep"
+    ):
         expt.run("seed=1,2")
 
 
@@ -178,7 +189,9 @@ OWN = {
 }
 OF_OWN = {
     "model=nameless": "model: its YAML names none; add a line to it, as in _target_: mine.Model",
-    "experiment=lost": ("experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"),
+    "experiment=lost": (
+        "experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"
+    ),
     "model=linear model.breadth=3": (
         "model.breadth=3: the YAML has no key 'model.breadth'; add it there, or type +model.breadth=3"
     ),
@@ -202,7 +215,10 @@ OF_OWN = {
 
 @pytest.mark.parametrize("mistake", OF_OWN)
 def test_a_mistake_in_yaml_of_ones_own(
-    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mistake: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, text in OWN.items():
         (tmp_path / "conf" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,12 @@ from expt.runs.paths import RunPaths
 def run(tmp_path: Path) -> RunPaths:
     """A folder as Hydra makes it for a run."""
     paths = RunPaths(tmp_path / "run")
-    save(paths, OmegaConf.create({"epochs": 3}), ["epochs=3"], OmegaConf.create({"hydra": {"mode": "RUN"}}))
+    save(
+        paths,
+        OmegaConf.create({"epochs": 3}),
+        ["epochs=3"],
+        OmegaConf.create({"hydra": {"mode": "RUN"}}),
+    )
     return paths
 
 
@@ -38,13 +43,17 @@ def test_three_files_tell_what_hydra_composed(run: RunPaths) -> None:
 
 
 def test_words_are_told_as_they_were_typed(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = OmegaConf.create({"lr": 0.1, "hydra": {"overrides": {"task": ["decay=${lr}", "resume=auto"]}}})
+    now = OmegaConf.create(
+        {"lr": 0.1, "hydra": {"overrides": {"task": ["decay=${lr}", "resume=auto"]}}}
+    )
     monkeypatch.setattr(HydraConfig.instance(), "cfg", now)
     renew(run, OmegaConf.create({"lr": 0.1}))
     assert content(run)["overrides.yaml"] == "- decay=${lr}\n"
 
 
-def test_a_run_that_goes_on_tells_what_it_is_now(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_tells_what_it_is_now(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = OmegaConf.create({"hydra": {"overrides": {"task": ["epochs=5", "resume=auto"]}}})
     monkeypatch.setattr(HydraConfig.instance(), "cfg", now)
     renew(run, OmegaConf.create({"epochs": 5}))
@@ -74,18 +83,30 @@ def test_a_point_of_a_sweep_that_could_not_begin_leaves_nothing(run: RunPaths) -
     assert run.hydra.exists(), "it has begun"
 
 
-@pytest.mark.parametrize("kept", ["result.json", "logs/0/0/stdout.log", "mine.txt", ".hydra/mine.yaml"])
+@pytest.mark.parametrize(
+    "kept", ["result.json", "logs/0/0/stdout.log", "mine.txt", ".hydra/mine.yaml"]
+)
 def test_what_holds_something_stays(run: RunPaths, kept: str) -> None:
     path = run.folder / kept
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
     leave_no_trace(run)
     assert path.exists()
-    assert run.overrides.exists() == (kept in ("result.json", "logs/0/0/stdout.log")), "a run's own record stays whole"
+    assert run.overrides.exists() == (kept in ("result.json", "logs/0/0/stdout.log")), (
+        "a run's own record stays whole"
+    )
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab :#-'\"\n%{}[]!&*1.é😀\x85\u2028\\")
-CONTENTS = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(st.text("abc "), below), max_leaves=6)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("ab :#-'\"\n%{}[]!&*1.é😀\x85\u2028\\")
+)
+CONTENTS = st.recursive(
+    SCALARS, lambda below: st.lists(below) | st.dictionaries(st.text("abc "), below), max_leaves=6
+)
 
 
 @given(st.dictionaries(st.text("abc.:é \n"), CONTENTS, max_size=3))

@@ -61,7 +61,9 @@ def by_hydra(word: str) -> str:
 def test_a_value_is_what_hydra_reads(value: str) -> None:
     found = simple(f"a.b={value}")
     assert (found is not None) == (value in (*NUMBERS, *NAMES)), "others are left to Hydra"
-    assert found is None or repr(found) == by_hydra(f"a.b={value}"), "with its type: 1 is no 1.0, and True no 1"
+    assert found is None or repr(found) == by_hydra(f"a.b={value}"), (
+        "with its type: 1 is no 1.0, and True no 1"
+    )
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -27,7 +27,10 @@ SWEEP = Path("sweep")
 def jobs_of(*points: str) -> list[Job]:
     """Jobs of points such as `model.hidden=[32] optimizer.lr=0.1`, with the names that a sweep gives them."""
     words = [point.split() for point in points]
-    return [_job(SWEEP / name, as_dict(point)) for name, point in zip(folder_names(words), words, strict=True)]
+    return [
+        _job(SWEEP / name, as_dict(point))
+        for name, point in zip(folder_names(words), words, strict=True)
+    ]
 
 
 def _job(folder: Path, typed: dict[str, Any]) -> Job:
@@ -43,7 +46,9 @@ def _job(folder: Path, typed: dict[str, Any]) -> Job:
         elif key in settings():
             changed[key] = value
     config = dataclasses.replace(asked.config, **changed)
-    return Job(RunPaths(folder), dataclasses.replace(asked, config=config, about={"overrides": typed}))
+    return Job(
+        RunPaths(folder), dataclasses.replace(asked, config=config, about={"overrides": typed})
+    )
 
 
 def names_of(jobs: Sequence[Job], about: Sequence[str]) -> list[str]:
@@ -62,13 +67,17 @@ GRID = jobs_of(
 )
 
 
-def test_a_sweep_that_rests_says_once_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_rests_says_once_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool: Any = SimpleNamespace(rests=False)
     told, now = SimpleNamespace(told=list[str]()), [0.0]
     display: Any = SimpleNamespace(told=told.told.append)
     to_come: Any = None
     folder, orders = RunPaths(tmp_path / "my sweep"), StandingOrders()
-    sweep = LiveSweep(folder, Machine(), pool, {}, display, [], lambda *_: [], lambda _: None, to_come, orders)
+    sweep = LiveSweep(
+        folder, Machine(), pool, {}, display, [], lambda *_: [], lambda _: None, to_come, orders
+    )
     monkeypatch.setattr(live_sweep, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def looks(seconds: float, *, rests: bool) -> int:
@@ -143,7 +152,9 @@ def test_an_order_that_is_about_no_run_is_refused(about: str, says: str) -> None
     assert str(refused.value) == says
 
 
-def test_of_several_orders_to_runs_that_come_later_the_last_counts_and_what_is_dropped_stays_so() -> None:
+def test_of_several_orders_to_runs_that_come_later_the_last_counts_and_what_is_dropped_stays_so() -> (
+    None
+):
     first, *_, last = GRID
     orders = StandingOrders()
 

@@ -22,7 +22,8 @@ def test_what_had_paused_and_went_on_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "before", "failed"), [([PAUSED], [], 0), ([COMPLETED], [], 0), ([], [PAUSED], 0), ([], [], 1)]
+    ("others", "before", "failed"),
+    [([PAUSED], [], 0), ([COMPLETED], [], 0), ([], [PAUSED], 0), ([], [], 1)],
 )
 def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something(
     others: list[str], before: list[str], failed: int
@@ -32,7 +33,9 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
     for status in before:
         outcome.add(RunPaths(Path("before")), status)
     diverged = Job(RunPaths(Path("bad")), None, FAILED, Diverged("the loss was nan"))
-    outcome.add_jobs([diverged, *(Job(RunPaths(Path(status)), None, status) for status in others)], (Diverged,))
+    outcome.add_jobs(
+        [diverged, *(Job(RunPaths(Path(status)), None, status) for status in others)], (Diverged,)
+    )
     assert len(outcome.failed) == failed
 
 
@@ -44,7 +47,11 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
         ([COMPLETED, PAUSED], 0, None),
         ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
         ([PAUSED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
-        ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 4, "2 of 9 runs failed, 6 were stopped or not started"),
+        (
+            [FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"],
+            4,
+            "2 of 9 runs failed, 6 were stopped or not started",
+        ),
     ],
 )
 def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: str | None) -> None:
@@ -52,19 +59,25 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
     assert len(outcome.completed) == statuses.count(COMPLETED)
-    assert len(outcome.in_order) == sum(status in (COMPLETED, PAUSED, FAILED) for status in statuses)
+    assert len(outcome.in_order) == sum(
+        status in (COMPLETED, PAUSED, FAILED) for status in statuses
+    )
     if said is None:
         outcome.raise_if_failed()
         return
     with pytest.raises(SweepFailed) as raised:
         outcome.raise_if_failed()
     assert str(raised.value) == said
-    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), "it may come from another process"
+    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), (
+        "it may come from another process"
+    )
     assert raised.value.completed == [paths.folder.absolute() for paths in outcome.completed]
 
 
 def test_where_not_all_points_were_looked_at_the_number_is_the_most_that_it_can_be() -> None:
     outcome = Outcome(num_unseen=4, may_be_fewer=True)
     outcome.add(RunPaths(Path("a")), FAILED)
-    with pytest.raises(SweepFailed, match=r"^1 of 5 runs failed, up to 4 were stopped or not started$"):
+    with pytest.raises(
+        SweepFailed, match=r"^1 of 5 runs failed, up to 4 were stopped or not started$"
+    ):
         outcome.raise_if_failed()

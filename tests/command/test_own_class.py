@@ -50,7 +50,12 @@ def test_hydra_is_told_to_leave_the_groups_choice_out(words: list[str], hydras: 
 
 
 def test_a_record_has_the_words_as_they_were_typed() -> None:
-    assert folded(["~model=null", f"+{NET}", "seed=1", "~sweep", "+a={b:1}"]) == [NET, "seed=1", "~sweep", "+a={b:1}"]
+    assert folded(["~model=null", f"+{NET}", "seed=1", "~sweep", "+a={b:1}"]) == [
+        NET,
+        "seed=1",
+        "~sweep",
+        "+a={b:1}",
+    ]
 
 
 def test_a_runs_folder_is_called_by_the_class() -> None:
@@ -59,7 +64,9 @@ def test_a_runs_folder_is_called_by_the_class() -> None:
     assert names[2].startswith("model=Net_width_16_,")
 
 
-def test_a_sweep_has_models_by_name_and_by_class_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_has_models_by_name_and_by_class_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -73,7 +80,9 @@ def test_a_sweep_has_models_by_name_and_by_class_side_by_side(tmp_path: Path, mo
     assert head.startswith("| model | model.width | accuracy/val |")
     assert sorted(line.split("|")[1].strip() for line in lines[1:]) == ["Net", "Net", "mlp"]
     again = expt.sweep(*runs[2].record["arguments"], folder="sweep", quiet=True)
-    assert [run.folder for run in again] == [runs[2].folder], "the same run, by the words of its record"
+    assert [run.folder for run in again] == [runs[2].folder], (
+        "the same run, by the words of its record"
+    )
     with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of airbench, convnet"):
         expt.run("model={width: 16}")
 
@@ -84,5 +93,7 @@ def test_a_search_gives_a_class_no_key_of_the_choice_in_whose_place_it_is(
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     small = ("epochs=1", "world_size=1", "dataset.train_limit=64", "search=random", "search.runs=1")
-    (result,) = expt.sweep(NET, *small, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'").completed
+    (result,) = expt.sweep(
+        NET, *small, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'"
+    ).completed
     assert result.config["model"]["kwargs"] == {"width": 16}

@@ -55,13 +55,19 @@ def written(files: dict[str, str]) -> None:
 
 def configs() -> dict[str, Any]:
     """Those of the sweep's runs, by their folders."""
-    return {path.parent.name: json.loads(path.read_text())["config"] for path in Path("sweep").glob("*/result.json")}
+    return {
+        path.parent.name: json.loads(path.read_text())["config"]
+        for path in Path("sweep").glob("*/result.json")
+    }
 
 
 def test_a_sweep_over_a_group_of_ones_own(here: Path) -> None:
     done = run("-m", "+recipe=a,b", *SMALL, cwd=here)
     assert done.returncode == 0, done.stderr
-    assert {name: config["epochs"] for name, config in configs().items()} == {"recipe=a": 1, "recipe=b": 2}
+    assert {name: config["epochs"] for name, config in configs().items()} == {
+        "recipe=a": 1,
+        "recipe=b": 2,
+    }
     assert "\nrecipe  accuracy/val" in done.stdout
 
 
@@ -92,7 +98,10 @@ def test_each_way_to_name_one_makes_a_sweep(
         (["+recipe=3"], "+recipe=3: not one of a, b."),
         (["recipe=a"], "recipe=a: nothing chooses recipe yet; type +recipe=a"),
         (["+recipe=a", "~aug"], "~aug: nothing chooses aug."),
-        (["aug@model.opts=b"], "aug@model.opts=b: nothing chooses aug@model.opts yet; type +aug@model.opts=b"),
+        (
+            ["aug@model.opts=b"],
+            "aug@model.opts=b: nothing chooses aug@model.opts yet; type +aug@model.opts=b",
+        ),
         (
             ["agu@model.opts=b"],
             "agu@model.opts=b: there is no group agu; a group of your own has its YAML in conf/agu here, or in "
@@ -112,9 +121,13 @@ def test_a_mistake_in_a_group_of_ones_own(here: Path, words: list[str], told: st
         assert str(caught.value) == told
 
 
-@pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL", "{lr:1},mlp", "mlp,null"])
+@pytest.mark.parametrize(
+    "value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL", "{lr:1},mlp", "mlp,null"]
+)
 def test_a_group_is_chosen_by_name(value: str) -> None:
-    with pytest.raises(ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"):
+    with pytest.raises(
+        ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"
+    ):
         refuse_no_names([f"model={value}"])
     refuse_no_names([f"epochs={value}", "model={_target_: a.B, x: 1},mlp", "~model=null"])
 
@@ -124,11 +137,26 @@ def test_a_group_is_chosen_by_name(value: str) -> None:
     [
         ("model=range(1,3)", "a model has a name, and no number; give several, as in model=A,B"),
         ("model=range(1,3),5", "a model has a name, and no number; give several, as in model=A,B"),
-        ("optimizer=shuffle(range(1,3))", "an optimizer has a name, and no number; give several, as in optimizer=A,B"),
-        ("+recipe=range(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
-        ("+recipe=sort(range(1,3))", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
-        ("+aug@model=range(1,3)", "an aug has a name, and no number; give several, as in +aug@model=A,B"),
-        ("+recipe=interval(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+        (
+            "optimizer=shuffle(range(1,3))",
+            "an optimizer has a name, and no number; give several, as in optimizer=A,B",
+        ),
+        (
+            "+recipe=range(1,3)",
+            "a recipe has a name, and no number; give several, as in +recipe=A,B",
+        ),
+        (
+            "+recipe=sort(range(1,3))",
+            "a recipe has a name, and no number; give several, as in +recipe=A,B",
+        ),
+        (
+            "+aug@model=range(1,3)",
+            "an aug has a name, and no number; give several, as in +aug@model=A,B",
+        ),
+        (
+            "+recipe=interval(1,3)",
+            "a recipe has a name, and no number; give several, as in +recipe=A,B",
+        ),
     ],
 )
 def test_a_group_is_no_range(here: Path, word: str, mend: str) -> None:
@@ -143,7 +171,9 @@ def test_a_named_grid_has_no_range_of_a_group_either(here: Path, more: tuple[str
     for key, value in ("model", "range(1,3)"), ("+recipe", "interval(1,3)"):
         of_grid = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
         written({"sweep/s.yaml": f"# @package _global_\n{of_grid}\n"})
-        told = re.escape(f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in {key}=A,B")
+        told = re.escape(
+            f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in {key}=A,B"
+        )
         with pytest.raises(ConfigError, match=told):
             expt.sweep("sweep=s", *more, *SMALL)
 
@@ -153,7 +183,9 @@ def test_several_of_a_group_may_be_named_by_a_pattern() -> None:
     refuse_no_names(["model=glob([mlp,conv*])", "optimizer=glob(*,exclude=[m*])"])
 
 
-def test_conf_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conf_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf/nginx").mkdir(parents=True)
     (tmp_path / "conf/nginx/site.yaml").touch()
@@ -190,7 +222,10 @@ def test_a_choice_that_expt_has_too_is_refused(
         command_line.main(words)
     told = " ".join(capsys.readouterr().err.split())
     assert caught.value.code == 2
-    assert "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file another" in told
+    assert (
+        "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file another"
+        in told
+    )
     assert not Path("outputs").exists()
 
 
@@ -232,11 +267,19 @@ def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
             "defaults: [override /aug: a]",
             "aug: recipe/n.yaml overrides it, and nothing chooses it; write /aug there, without override",
         ),
-        ("model: mlp", "model=mlp: is text; in YAML a choice stands in 'defaults: [override /model: mlp]'"),
+        (
+            "model: mlp",
+            "model=mlp: is text; in YAML a choice stands in 'defaults: [override /model: mlp]'",
+        ),
     ],
 )
 def test_a_slip_in_the_defaults_of_a_recipe(here: Path, text: str, told: str) -> None:
-    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": f"# @package _global_\n{text}\n"})
+    written(
+        {
+            "model/net.yaml": "_target_: own_net.Net\n",
+            "recipe/n.yaml": f"# @package _global_\n{text}\n",
+        }
+    )
     with pytest.raises(ConfigError) as caught:
         expt.run("+recipe=n")
     assert str(caught.value) == told
@@ -244,7 +287,9 @@ def test_a_slip_in_the_defaults_of_a_recipe(here: Path, text: str, told: str) ->
 
 def test_a_named_grid_without_the_plus(here: Path) -> None:
     written({"sweep/s.yaml": OF_BOTH["sweep/s.yaml"].replace("+recipe", "recipe")})
-    told = r"^recipe=a: the named grid has it, and nothing chooses recipe yet; write \+recipe there$"
+    told = (
+        r"^recipe=a: the named grid has it, and nothing chooses recipe yet; write \+recipe there$"
+    )
     with pytest.raises(ConfigError, match=told):
         expt.sweep("sweep=s", *SMALL)
 
@@ -265,7 +310,9 @@ def test_a_named_grid_without_the_plus(here: Path) -> None:
         ),
     ],
 )
-def test_a_plus_too_many(here: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plus_too_many(
+    here: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         expt.sweep(*words, *SMALL)
     assert str(caught.value) == told
@@ -274,15 +321,25 @@ def test_a_plus_too_many(here: Path, words: list[str], told: str, capsys: pytest
 
 def test_what_was_meant_by_the_name_of_an_own_choice(here: Path) -> None:
     recipe = "# @package _global_\ndefaults: [override /model: net]\n"
-    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": recipe, "recipe/empty.yaml": ""})
+    written(
+        {
+            "model/net.yaml": "_target_: own_net.Net\n",
+            "recipe/n.yaml": recipe,
+            "recipe/empty.yaml": "",
+        }
+    )
     written({"recipe/old.yml": recipe, "recipe/sub/one.yaml": recipe})
     for words, told in {
         ("+recipe=old",): f"recipe=old: is {here}/conf/recipe/old.yml; its name must end in .yaml",
         ("+recipe=sub",): "recipe=sub: is a group itself, recipe/sub; type +recipe/sub=NAME",
         ("+recipe=sub/zz",): "recipe/sub=zz: not one of one.",
-        ("+recipe=empty",): "recipe: its YAML is empty; begin it with # @package _global_, and what it sets",
-        ("+recipe=n", "model.act=tanh"): "model.act=tanh: the YAML has no key 'model.act'; add it there, or type "
-        "+model.act=tanh",
+        (
+            "+recipe=empty",
+        ): "recipe: its YAML is empty; begin it with # @package _global_, and what it sets",
+        (
+            "+recipe=n",
+            "model.act=tanh",
+        ): "model.act=tanh: the YAML has no key 'model.act'; add it there, or type +model.act=tanh",
     }.items():
         with pytest.raises(ConfigError) as caught:
             expt.run(*words)

@@ -11,16 +11,26 @@ from expt.command.parents import with_parent
 from expt.errors import ConfigError
 
 
-def test_each_of_several_values_may_be_of_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_values_may_be_of_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="fork=latest: there is no run in outputs yet"):
         with_parent(["-m", "fork=latest,latest@40"])
-    known = {"config": {}, "identity": "1", "seedless_identity": "2", "content": {"data": "3", "code": "4"}}
+    known = {
+        "config": {},
+        "identity": "1",
+        "seedless_identity": "2",
+        "content": {"data": "3", "code": "4"},
+    }
     record = {"status": "completed", "started": 1.0, "arguments": list[str](), **known}
     for folder in ("outputs/a/b", "outputs/sweeps/c/lr=1,seed=1", "p:q"):
         Path(folder).mkdir(parents=True)
         Path(folder, "result.json").write_text(json.dumps(record))
     words = ["-m", "fork=latest@epoch:1,p:q@best,'latest/lr=1,seed=1'"]
-    assert with_parent(words)[-1] == "fork='outputs/a/b@epoch:1','p:q@best','outputs/sweeps/c/lr=1,seed=1'"
+    assert (
+        with_parent(words)[-1]
+        == "fork='outputs/a/b@epoch:1','p:q@best','outputs/sweeps/c/lr=1,seed=1'"
+    )
     with pytest.raises(ConfigError, match="fork=p:q@epoch:x: @epoch:x names no checkpoint"):
         with_parent(["-m", "fork=p:q@40,p:q@epoch:x"])

@@ -41,7 +41,9 @@ def loader() -> Iterator[ConfigLoader]:
 
 def context_and_master(loader: ConfigLoader, *words: str) -> tuple[HydraContext, DictConfig]:
     """What a launcher is given for a sweep."""
-    master = loader.load_configuration("config", [f"hydra.sweep.dir={os.devnull}", *words], RunMode.MULTIRUN)
+    master = loader.load_configuration(
+        "config", [f"hydra.sweep.dir={os.devnull}", *words], RunMode.MULTIRUN
+    )
     return HydraContext(config_loader=loader, callbacks=Callbacks()), master
 
 
@@ -55,11 +57,18 @@ def test_a_sweeper_checks_what_is_new_alone(loader: ConfigLoader) -> None:
         _ = seen.seed
     context.config_loader.load_sweep_config(master, ["seed=2", "tensorboard={images:false}"])
     keys = ["seed=2", "tensorboard={imagez:false}"]
-    for mistake in (keys, ["seed=2", "model=mpl"], ["seeed=2", "model=mlp"], ["seed=[", "model=convnet"]):
+    for mistake in (
+        keys,
+        ["seed=2", "model=mpl"],
+        ["seeed=2", "model=mlp"],
+        ["seed=[", "model=convnet"],
+    ):
         with pytest.raises(HydraException):
             context.config_loader.load_sweep_config(master, mistake)
     assert composer.compose(master, ["seed=1", "model=mlp"]).seed == 1
-    assert composer.compose(master, ["seed=1", "model=mlp"]) is not composer.compose(master, ["seed=1", "model=mlp"])
+    assert composer.compose(master, ["seed=1", "model=mlp"]) is not composer.compose(
+        master, ["seed=1", "model=mlp"]
+    )
 
 
 def test_the_second_loader_knows_all_that_hydras_does(loader: ConfigLoader) -> None:
@@ -70,7 +79,9 @@ def test_the_second_loader_knows_all_that_hydras_does(loader: ConfigLoader) -> N
     assert loader.load_sweep_config.__self__ is loader  # type: ignore[attr-defined]  # and it is as it was
 
 
-def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(loader: ConfigLoader) -> None:
+def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(
+    loader: ConfigLoader,
+) -> None:
     context, master = context_and_master(loader)
     master.hydra.runtime.choices["hydra/sweeper"] = "optuna"
     composer = PointComposer(context, master)
@@ -82,7 +93,9 @@ def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(loader:
 def test_groups_are_found_without_reading_a_file_and_where_the_primary_one_says(
     loader: ConfigLoader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searched: bool
 ) -> None:
-    from hydra._internal.core_plugins.file_config_source import FileConfigSource  # Hydra imports its plugins anew
+    from hydra._internal.core_plugins.file_config_source import (
+        FileConfigSource,
+    )  # Hydra imports its plugins anew
 
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.yaml").touch()
@@ -142,11 +155,19 @@ def outcome(compose: Any) -> Any:
 def parts(node: Any, key: str = "") -> Iterator[object]:
     """Every node with its kind, its flags and what it may hold."""
     assert isinstance(node, Node)
-    metadata = {name: value for name, value in vars(node._metadata).items() if name != "resolver_cache"}
-    held = node._value() if not isinstance(node, Container) or node._is_none() or node._is_missing() else None
+    metadata = {
+        name: value for name, value in vars(node._metadata).items() if name != "resolver_cache"
+    }
+    held = (
+        node._value()
+        if not isinstance(node, Container) or node._is_none() or node._is_missing()
+        else None
+    )
     yield key, type(node), metadata, repr(held)
     if isinstance(node, DictConfig | ListConfig) and isinstance(node._content, dict | list):
-        keys: list[Any] = list(node._content) if isinstance(node, DictConfig) else list(range(len(node)))
+        keys: list[Any] = (
+            list(node._content) if isinstance(node, DictConfig) else list(range(len(node)))
+        )
         for below in keys:
             found = node._get_node(below)
             assert isinstance(found, Node)
@@ -154,7 +175,10 @@ def parts(node: Any, key: str = "") -> Iterator[object]:
             yield from parts(found, f"{key}.{below!r}")
 
 
-MASTERS = ((), ("batch_size=32", "hydra.job.env_copy=[HOME]", "hydra.job.config.override_dirname.kv_sep=:"))
+MASTERS = (
+    (),
+    ("batch_size=32", "hydra.job.env_copy=[HOME]", "hydra.job.config.override_dirname.kv_sep=:"),
+)
 
 
 @functools.cache  # with what it has composed: Hydra takes 0.1 s for a point
@@ -163,7 +187,9 @@ def of_a_command(loader: ConfigLoader, *words: str) -> tuple[DictConfig, PointCo
     return master, PointComposer(context, master)
 
 
-def same_as_hydras(loader: ConfigLoader, words: list[str], master_words: tuple[str, ...] = ()) -> None:
+def same_as_hydras(
+    loader: ConfigLoader, words: list[str], master_words: tuple[str, ...] = ()
+) -> None:
     master, composer = of_a_command(loader, *master_words)
     with hydra_words.parsed_once():
         for _ in range(2):  # what was made of the first copy leaves the second alone
@@ -173,7 +199,9 @@ def same_as_hydras(loader: ConfigLoader, words: list[str], master_words: tuple[s
     if quick is not None:
         whole = plain(composer.compose(master, words), sweep=True)
         assert fill_auto_of_a_sweep(quick) == whole
-        assert repr(fill_auto_of_a_sweep(quick)) == repr(whole), "1 is not true, and the order stays"
+        assert repr(fill_auto_of_a_sweep(quick)) == repr(whole), (
+            "1 is not true, and the order stays"
+        )
 
 
 SOME = WORDS[::5]
@@ -181,13 +209,17 @@ SOME = WORDS[::5]
 
 
 @pytest.mark.parametrize(
-    "word", [*SOME, *(pytest.param(word, marks=pytest.mark.slow) for word in WORDS if word not in SOME)]
+    "word",
+    [*SOME, *(pytest.param(word, marks=pytest.mark.slow) for word in WORDS if word not in SOME)],
 )
 def test_a_word_of_any_kind_makes_what_hydra_makes_of_it(loader: ConfigLoader, word: str) -> None:
     same_as_hydras(loader, [word, "seed=5"])
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(st.sampled_from(WORDS), max_size=5), st.sampled_from(MASTERS))
 def test_any_words_make_what_hydra_makes_of_them(
     loader: ConfigLoader, words: list[str], master_words: tuple[str, ...]
@@ -195,7 +227,9 @@ def test_any_words_make_what_hydra_makes_of_them(
     same_as_hydras(loader, words, master_words)
 
 
-@pytest.mark.parametrize("words", [["+recipe=a", "seed=4"], ["model=own", "aug@model.opts=b", "model.opts.flip=5"]])
+@pytest.mark.parametrize(
+    "words", [["+recipe=a", "seed=4"], ["model=own", "aug@model.opts=b", "model.opts.flip=5"]]
+)
 def test_of_groups_of_ones_own_a_point_is_what_hydra_composes(
     loader: ConfigLoader, tmp_path: Path, words: list[str]
 ) -> None:
@@ -208,10 +242,14 @@ def test_of_groups_of_ones_own_a_point_is_what_hydra_composes(
 PIECES = [f"{group}={path.stem}" for group in ALONE for path in options(group)]
 
 
-@pytest.mark.parametrize("word", [*PIECES[:2], *(pytest.param(word, marks=pytest.mark.slow) for word in PIECES[2:])])
+@pytest.mark.parametrize(
+    "word", [*PIECES[:2], *(pytest.param(word, marks=pytest.mark.slow) for word in PIECES[2:])]
+)
 def test_what_tests_piece_together_is_what_hydra_composes(loader: ConfigLoader, word: str) -> None:
     def settings(*words: str) -> Any:
-        found: Any = OmegaConf.to_container(loader.load_configuration("config", [*words], RunMode.RUN))
+        found: Any = OmegaConf.to_container(
+            loader.load_configuration("config", [*words], RunMode.RUN)
+        )
         return {key: found[key] for key in found if key != "hydra"}
 
     group, _, name = word.partition("=")
@@ -220,9 +258,15 @@ def test_what_tests_piece_together_is_what_hydra_composes(loader: ConfigLoader, 
     assert repr(expected[group]) == repr(_piece(group, name)), "1 is not true, and the order stays"
 
 
-def test_hydra_composes_once_for_all_values(loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_composes_once_for_all_values(
+    loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context, master = context_and_master(loader)
-    composer, real, asked = PointComposer(context, master), ConfigLoaderImpl.load_sweep_config, list[list[str]]()
+    composer, real, asked = (
+        PointComposer(context, master),
+        ConfigLoaderImpl.load_sweep_config,
+        list[list[str]](),
+    )
 
     def load(self: ConfigLoaderImpl, master: DictConfig, words: list[str]) -> DictConfig:
         asked.append(words)

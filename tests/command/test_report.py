@@ -29,14 +29,28 @@ from tests.runs.test_leaderboard import leave_run
 Told = Callable[..., list[str]]
 
 
-def leave(folder: Path, started: float, accuracy: float | None, model: str = "mlp", **more: Any) -> None:
+def leave(
+    folder: Path, started: float, accuracy: float | None, model: str = "mlp", **more: Any
+) -> None:
     """A run as it stands in its result.json; completed if it has an accuracy."""
-    config = {"model": {"name": model}, "dataset": {"name": "digits"}, "optimizer": {"lr": more.pop("lr", 0.1)}}
-    about: dict[str, Any] = {"started": started, "world_size": 2, "config": {**config, "objective": "accuracy/val"}}
+    config = {
+        "model": {"name": model},
+        "dataset": {"name": "digits"},
+        "optimizer": {"lr": more.pop("lr", 0.1)},
+    }
+    about: dict[str, Any] = {
+        "started": started,
+        "world_size": 2,
+        "config": {**config, "objective": "accuracy/val"},
+    }
     create_result(RunPaths(folder), **about)
     update_result(RunPaths(folder), **more)
     if accuracy is not None:
-        metrics = {"accuracy/val": accuracy - 0.01, "accuracy/test": accuracy - 0.02, "loss/val": 1 - accuracy}
+        metrics = {
+            "accuracy/val": accuracy - 0.01,
+            "accuracy/test": accuracy - 0.02,
+            "loss/val": 1 - accuracy,
+        }
         best = {"metric": "accuracy/val", "value": accuracy, "epoch": 1}
         outcome: dict[str, Any] = {
             "best": best,
@@ -85,7 +99,9 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
         (["--filter", "accuracy/test<0.9", "--filter", "status!=failed"], ["b", "a"]),
     ],
 )
-def test_runs_are_chosen_and_sorted(outputs: Path, words: list[str], expected: list[str], told: Told) -> None:
+def test_runs_are_chosen_and_sorted(
+    outputs: Path, words: list[str], expected: list[str], told: Told
+) -> None:
     head, *lines = told(*words)
     assert head.split()[:6] == ["run", "status", "model", "dataset", "workers", "best"]
     assert head.split()[6:] == ["accuracy/val", "accuracy/test", "train", "time"]
@@ -95,7 +111,16 @@ def test_runs_are_chosen_and_sorted(outputs: Path, words: list[str], expected: l
 def test_a_line_says_what_a_person_looks_for(outputs: Path, told: Told) -> None:
     lines = [line.split() for line in told()]
     assert lines[1] == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
-    assert lines[2] == ["outputs/day/b", "completed", "convnet", "digits", "2", "0.8000", "0.7800", "01:10"]
+    assert lines[2] == [
+        "outputs/day/b",
+        "completed",
+        "convnet",
+        "digits",
+        "2",
+        "0.8000",
+        "0.7800",
+        "01:10",
+    ]
 
 
 def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
@@ -126,12 +151,26 @@ def test_runs_of_one_folder_stand_below_it_where_the_terminal_is_narrow(outputs:
 
 def test_runs_without_a_number_have_no_column_for_it(outputs: Path, told: Told) -> None:
     head, line = told("--filter", "status=failed")
-    assert head.split() == ["run", "status", "model", "dataset", "workers", "best", "accuracy/val", "train", "time"]
+    assert head.split() == [
+        "run",
+        "status",
+        "model",
+        "dataset",
+        "workers",
+        "best",
+        "accuracy/val",
+        "train",
+        "time",
+    ]
     assert line.split() == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
 
 
 def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) -> None:
-    for name, text in {"cut": '{"status": "comp', "other": "[1, 2]", "foreign": '{"accuracy": 1}'}.items():
+    for name, text in {
+        "cut": '{"status": "comp',
+        "other": "[1, 2]",
+        "foreign": '{"accuracy": 1}',
+    }.items():
         (outputs / "day" / name).mkdir()
         (outputs / "day" / name / "result.json").write_text(text)
     lines = [line.split() for line in told()]
@@ -148,7 +187,9 @@ def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path, words: list[str])
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "expt.report", *words]
-    done = subprocess.run(command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -158,18 +199,30 @@ def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
     text = Path("all.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["run"].rpartition("/")[2] for row in rows] == ["lr=1", "b", "lr=2", "a"]
-    assert (rows[1]["model"], rows[1]["optimizer.lr"], rows[1]["accuracy/test"]) == ("convnet", "0.05", "0.78")
+    assert (rows[1]["model"], rows[1]["optimizer.lr"], rows[1]["accuracy/test"]) == (
+        "convnet",
+        "0.05",
+        "0.78",
+    )
     assert rows[0]["accuracy/test"] == ""
     assert told("--csv", "-") == text.splitlines()
 
 
-def test_a_setting_of_null_is_an_empty_cell_and_found_as_it_is_typed(outputs: Path, told: Told) -> None:
+def test_a_setting_of_null_is_an_empty_cell_and_found_as_it_is_typed(
+    outputs: Path, told: Told
+) -> None:
     for name, value in (("c", None), ("d", 5)):
         leave(outputs / "day" / name, 500, 0.5)
-        update_result(RunPaths(outputs / "day" / name), config={"max_steps": value, "model": {"name": "None"}})
-    (row,) = csv.DictReader(told("--csv", "-", "--filter", "max_steps=null", "--filter", "model=None"))
+        update_result(
+            RunPaths(outputs / "day" / name), config={"max_steps": value, "model": {"name": "None"}}
+        )
+    (row,) = csv.DictReader(
+        told("--csv", "-", "--filter", "max_steps=null", "--filter", "model=None")
+    )
     assert (row["run"], row["max_steps"], row["model"]) == ("outputs/day/c", "", "None")
-    assert ["max_steps", "null", "5"] in [line.split() for line in told("outputs/day/c", "outputs/day/d")]
+    assert ["max_steps", "null", "5"] in [
+        line.split() for line in told("outputs/day/c", "outputs/day/d")
+    ]
 
 
 def test_two_runs_side_by_side(outputs: Path, told: Told) -> None:
@@ -222,13 +275,19 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
     for name in ("a", "b"):
         writer = MetricsWriter(RunPaths(outputs / "day" / name))
         for step in (1, 2):
-            writer.write(step, step, {f"{metric}/{split}": 0.5 for metric in ("loss", "accuracy") for split in SPLITS})
+            writer.write(
+                step,
+                step,
+                {f"{metric}/{split}": 0.5 for metric in ("loss", "accuracy") for split in SPLITS},
+            )
         writer.close()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         told("outputs/day", "--plot", "curves.svg")
     text = Path("curves.svg").read_text()
     assert [text.count(f">outputs/day/{name}<") for name in ("a", "b")] == [1, 1]
-    assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "train: two runs, two panels, and the legend"
+    assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, (
+        "train: two runs, two panels, and the legend"
+    )
 
 
 SPLITS = ("train", "val", "test")
@@ -290,7 +349,9 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
         {"status": "running", "started": "yesterday"},
     ],
 )
-def test_a_malformed_record_is_damaged_and_hides_no_other(record: dict[str, Any], outputs: Path, told: Told) -> None:
+def test_a_malformed_record_is_damaged_and_hides_no_other(
+    record: dict[str, Any], outputs: Path, told: Told
+) -> None:
     (outputs / "sweeps/s/lr=1/result.json").write_text(json.dumps(record))
     lines = [line.split() for line in told()]
     assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]
@@ -300,14 +361,24 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(record: dict[str, Any]
     assert len(told("--csv", "-")) == 1 + 4
 
 
-def test_whose_weights_a_run_began_with_is_told_back_to_the_first(outputs: Path, told: Told) -> None:
+def test_whose_weights_a_run_began_with_is_told_back_to_the_first(
+    outputs: Path, told: Told
+) -> None:
     def begun(name: str, **more: Any) -> dict[str, Any]:
         run = str(outputs / name)
-        return {"file": f"{run}/checkpoints/best.pt", "run": run, "identity": name, "which": "best", **more}
+        return {
+            "file": f"{run}/checkpoints/best.pt",
+            "run": run,
+            "identity": name,
+            "which": "best",
+            **more,
+        }
 
     for number, name in enumerate(("a", "b", "c", "d")):
         more: dict[str, Any] = (
-            {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)} if number else {}
+            {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)}
+            if number
+            else {}
         )
         leave(outputs / name, 10.0 + number, 0.5, identity=name, **more)
     leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
@@ -324,4 +395,6 @@ def test_whose_weights_a_run_began_with_is_told_back_to_the_first(outputs: Path,
     update_result(RunPaths(outputs / "b"), identity="another")
     lines = told(here)
     assert f"weights      2 runs: from {here}/gone (best, no longer there)" in lines
-    assert f"weights      {here}/c: from {here}/b (best, epoch 2, another run is there now)" in lines
+    assert (
+        f"weights      {here}/c: from {here}/b (best, epoch 2, another run is there now)" in lines
+    )

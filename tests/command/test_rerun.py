@@ -23,7 +23,9 @@ def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
     return {"status": status, "metrics": metrics}
 
 
-def test_numbers_are_compared_but_for_those_of_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_are_compared_but_for_those_of_the_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     then = record({"loss/val": 0.5, "speed/epoch_s": 1.0, "memory/x": 3.0, "ranks/y": 1.0})
     compare(then, record({"loss/val": 0.5, "speed/epoch_s": 9.0}))
     assert capsys.readouterr() == ("repeated     the same numbers in all 1 metrics\n", "")
@@ -34,18 +36,25 @@ def test_numbers_are_compared_but_for_those_of_the_machine(capsys: pytest.Captur
     )
 
 
-def test_of_a_run_that_had_not_completed_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_run_that_had_not_completed_nothing_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     compare(record({"loss/val": 0.5}, "interrupted"), record({"loss/val": 0.1}))
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_holds_no_settings_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     create_result(RunPaths(tmp_path / "refused"), error="bad")
     for folder in (tmp_path / "refused", tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=r"holds no run that could be .* with a result\.json"):
             rerun(folder, None, typed_at=0.0)
-    with pytest.raises(ConfigError, match=rf"{tmp_path}: holds 1 runs; name one of them, as in .* {tmp_path}/refused$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{tmp_path}: holds 1 runs; name one of them, as in .* {tmp_path}/refused$",
+    ):
         rerun(tmp_path, None, typed_at=0.0)
     RunPaths(tmp_path / "refused").result.write_text("{")
     with pytest.raises(ConfigError, match=r"refused/result\.json: is damaged"):
@@ -55,9 +64,16 @@ def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("words", "source"),
-    [(["epochs=1"], None), (["resume=auto"], None), (["resume='my run'"], "my run"), (["resume=null"], None)],
+    [
+        (["epochs=1"], None),
+        (["resume=auto"], None),
+        (["resume='my run'"], "my run"),
+        (["resume=null"], None),
+    ],
 )
-def test_a_run_that_went_on_begins_anew_as_it_once_began(words: list[str], source: str | None, tmp_path: Path) -> None:
+def test_a_run_that_went_on_begins_anew_as_it_once_began(
+    words: list[str], source: str | None, tmp_path: Path
+) -> None:
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         settings = plain(compose("config", ["resume=auto"]), sweep=False)
@@ -69,7 +85,9 @@ def test_a_run_that_went_on_begins_anew_as_it_once_began(words: list[str], sourc
 
 
 def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seed=3: a rerun has all its recorded settings.* it is \./seed=3"):
+    with pytest.raises(
+        ConfigError, match=r"seed=3: a rerun has all its recorded settings.* it is \./seed=3"
+    ):
         rerun(tmp_path, Path("seed=3"), typed_at=0.0)
     with pytest.raises(ConfigError, match="holds no run"):
         rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)

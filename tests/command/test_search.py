@@ -36,10 +36,20 @@ from expt.search.space import Parameter
 from tests.composing import composed
 from tests.conftest import run, start
 
-SMALL = {"epochs": 1, "world_size": 1, "dataset": {"train_limit": 64}, "tensorboard": {"images": False}}
+SMALL = {
+    "epochs": 1,
+    "world_size": 1,
+    "dataset": {"train_limit": 64},
+    "tensorboard": {"images": False},
+}
 ONE_BY_ONE = {"launcher": {"max_concurrent": 1}}
 LR = {"lr": expt.interval(1e-3, 1.0, log=True)}
-SPACE: Any = {"optimizer": LR, "model": {"hidden": [(8,), (16,)]}, "hydra": ONE_BY_ONE, "quiet": True}
+SPACE: Any = {
+    "optimizer": LR,
+    "model": {"hidden": [(8,), (16,)]},
+    "hydra": ONE_BY_ONE,
+    "quiet": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +66,15 @@ def records(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def points(folder: Path) -> dict[int, Any]:
-    return {number: (each["arguments"], each["objective"]["value"]) for number, each in records(folder).items()}
+    return {
+        number: (each["arguments"], each["objective"]["value"])
+        for number, each in records(folder).items()
+    }
 
 
-def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(searched: Path, tmp_path: Path) -> None:
+def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(
+    searched: Path, tmp_path: Path
+) -> None:
     found = records(searched)
     assert sorted(found) == [0, 1, 2]
     for record in found.values():
@@ -83,7 +98,9 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
     again = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 5}, folder=whole)
     after = points(whole)
     assert {number: after[number] for number in before} == before
-    assert {number: after[number] for number in range(3)} == points(searched), "it repeats to the point"
+    assert {number: after[number] for number in range(3)} == points(searched), (
+        "it repeats to the point"
+    )
     assert len(after) == 5
     assert len(result) == 4
     assert again.best.objective == max(value for _, value in after.values())
@@ -106,7 +123,9 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
     )
 
 
-def test_a_point_named_twice_is_so_in_a_second_command_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_point_named_twice_is_so_in_a_second_command_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It has no run of its own, and none that was lost; a paused one does not go on for it."""
     found = {"name": "random", "runs": 4, "seed": 2, "rungs": "asha"}
     two_epochs: Any = {**SMALL, "epochs": 2}
@@ -115,23 +134,51 @@ def test_a_point_named_twice_is_so_in_a_second_command_too(tmp_path: Path, capsy
     for _ in range(2):
         expt.sweep(two_epochs, **axes, hydra=ONE_BY_ONE, search=found, folder=tmp_path)
         out = capsys.readouterr().out
-        told.append([line.partition("] ")[2] for line in out.splitlines() if line.startswith("[") or "now" in line])
-    assert [line[:11] for line in told[0][:4]] == ["paused     ", "named twice", "paused     ", "named twice"]
+        told.append(
+            [
+                line.partition("] ")[2]
+                for line in out.splitlines()
+                if line.startswith("[") or "now" in line
+            ]
+        )
+    assert [line[:11] for line in told[0][:4]] == [
+        "paused     ",
+        "named twice",
+        "paused     ",
+        "named twice",
+    ]
     assert told[1] == [line for line in told[0] if line.startswith("named twice")]
 
 
 def test_a_point_that_was_added_to_a_search_is_taken_up_again_before_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["epochs=1", "world_size=1", "dataset.train_limit=320", "tensorboard.images=false", "optimizer.lr=1.5"]
+    words = [
+        "epochs=1",
+        "world_size=1",
+        "dataset.train_limit=320",
+        "tensorboard.images=false",
+        "optimizer.lr=1.5",
+    ]
     added.keep(tmp_path, [added.Added(words, ["optimizer.lr", "dataset.train_limit"])])
     for runs in (1, 2):
-        expt.sweep(SMALL, optimizer=LR, search={"name": "random", "runs": runs}, folder=tmp_path, hydra=ONE_BY_ONE)
+        expt.sweep(
+            SMALL,
+            optimizer=LR,
+            search={"name": "random", "runs": runs},
+            folder=tmp_path,
+            hydra=ONE_BY_ONE,
+        )
         told = capsys.readouterr()
         assert ("[1/2] done        lr=1.5,train_limit=320" in told.out) is (runs == 1), "once"
-        assert "lr=1.5,train_limit=320  accuracy/val" in told.out.partition("best         ")[2], "outside of the space"
+        assert "lr=1.5,train_limit=320  accuracy/val" in told.out.partition("best         ")[2], (
+            "outside of the space"
+        )
         assert told.err == ""
-    numbers = [json.loads(path.read_text()).get("search") for path in sorted(tmp_path.glob("*/result.json"))]
+    numbers = [
+        json.loads(path.read_text()).get("search")
+        for path in sorted(tmp_path.glob("*/result.json"))
+    ]
     assert [each for each in numbers if each is None] == [None]
     assert len(numbers) == 3
 
@@ -149,23 +196,39 @@ def test_a_warm_start_informs_and_counts_for_nothing(
     monkeypatch.setattr(Searching, "next", following)
     search = {"name": "random", "runs": 1, "warm_start": [str(searched)]}
     expt.sweep(
-        SMALL, optimizer=LR, model={"hidden": [(8,), (16,)]}, search=search, folder=tmp_path / "warm", quiet=True
+        SMALL,
+        optimizer=LR,
+        model={"hidden": [(8,), (16,)]},
+        search=search,
+        folder=tmp_path / "warm",
+        quiet=True,
     )
     values = sorted(value for _, value in points(searched).values())
     assert [number for number, _ in seen[0]] == [None] * 3
     assert sorted(objectives[0] or 0.0 for _, objectives in seen[0]) == values
-    with pytest.raises(ConfigError, match=r"search\.warm_start=.*: holds no run with a point of this space"):
+    with pytest.raises(
+        ConfigError, match=r"search\.warm_start=.*: holds no run with a point of this space"
+    ):
         expt.sweep(
-            SMALL, optimizer={"momentum": expt.interval(0.91, 0.99)}, search=search, folder=tmp_path / "b", quiet=True
+            SMALL,
+            optimizer={"momentum": expt.interval(0.91, 0.99)},
+            search=search,
+            folder=tmp_path / "b",
+            quiet=True,
         )
 
 
-def test_a_search_concludes_with_its_best_and_report_does(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_concludes_with_its_best_and_report_does(
+    searched: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     best = max(records(searched).values(), key=lambda record: record["objective"]["value"])
     assert report.main([str(searched)]) == 0
     out = capsys.readouterr().out
     assert f"best         {best['name']}  accuracy/val {best['objective']['value']:.4f}" in out
-    assert f"optimizer.lr={best['config']['optimizer']['lr']}" in out.partition("      alone: python -m expt ")[2]
+    assert (
+        f"optimizer.lr={best['config']['optimizer']['lr']}"
+        in out.partition("      alone: python -m expt ")[2]
+    )
     assert "optimizer.lr" in out.splitlines()[0]
     assert "model.hidden" in out.splitlines()[0]
 
@@ -173,14 +236,32 @@ def test_a_search_concludes_with_its_best_and_report_does(searched: Path, capsys
 def test_several_goals_make_a_table_and_limits_leave_runs_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    search = {"name": "nsga2", "runs": 3, "constraints": ["loss/val<1000", "speed/epoch_s>0"], "batch": 2}
+    search = {
+        "name": "nsga2",
+        "runs": 3,
+        "constraints": ["loss/val<1000", "speed/epoch_s>0"],
+        "batch": 2,
+    }
     goals = ("speed/samples_per_s", "loss/val")
-    runs = expt.sweep(SMALL, optimizer=LR, search=search, objective=goals, folder=tmp_path / "two", hydra=ONE_BY_ONE)
+    runs = expt.sweep(
+        SMALL,
+        optimizer=LR,
+        search=search,
+        objective=goals,
+        folder=tmp_path / "two",
+        hydra=ONE_BY_ONE,
+    )
     out = capsys.readouterr().out
-    assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, "what a run is best at is a metric"
+    assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, (
+        "what a run is best at is a metric"
+    )
     assert "limits       3 of 3 runs keep loss/val<1000 and speed/epoch_s>0" in out
     assert " of 3 runs, which no other beats in all goals" in out
-    assert out.partition("Pareto")[2].splitlines()[1].split() == ["run", "speed/samples_per_s", "loss/val"]
+    assert out.partition("Pareto")[2].splitlines()[1].split() == [
+        "run",
+        "speed/samples_per_s",
+        "loss/val",
+    ]
 
 
 def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
@@ -189,7 +270,12 @@ def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
             raise OverrideParseException("a=b=c", "no viable alternative")
 
     maker: Any = Maker()
-    assert FixedSettings(maker, ["a"], ()).differences({"a": "b=c"}, {"status": "completed", "config": {}}) == []
+    assert (
+        FixedSettings(maker, ["a"], ()).differences(
+            {"a": "b=c"}, {"status": "completed", "config": {}}
+        )
+        == []
+    )
 
 
 def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_folder(
@@ -220,18 +306,28 @@ def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_fo
 
 
 def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:
-    words = ("-m", "search=tpe", "optimizer.lr=tag(log,interval(0.001,1.0))", "hydra.launcher.dry_run=true")
+    words = (
+        "-m",
+        "search=tpe",
+        "optimizer.lr=tag(log,interval(0.001,1.0))",
+        "hydra.launcher.dry_run=true",
+    )
     budget = ("gpus=0", "search.budget=20gpu-h")
     first = run(*words, *budget, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
     told = "search.budget=20gpu-h: its runs are on CPU cores, whose time counts; write 20core-h, or another number"
     assert first.stderr == f"warning: {told}\n"
-    assert first.stdout.splitlines()[-1] == "point 1 of 6; each later one is chosen when its turn comes"
+    assert (
+        first.stdout.splitlines()[-1]
+        == "point 1 of 6; each later one is chosen when its turn comes"
+    )
     of_searched = ("model.hidden=[8],[16]", "epochs=1", "world_size=1", "dataset.train_limit=64")
     none = run(*words, *of_searched, "search.runs=3", f"hydra.sweep.dir={searched}", cwd=tmp_path)
     assert none.stdout == "no further point of 3\n", none.stderr
 
 
-def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(searched: Path, tmp_path: Path) -> None:
+def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(
+    searched: Path, tmp_path: Path
+) -> None:
     """`expt report` reads the limits there, and the goals."""
     folder = tmp_path / "search"
     shutil.copytree(searched, folder)
@@ -242,12 +338,17 @@ def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(searche
         assert (folder / "multirun.yaml").read_bytes() == before
         expt.sweep(SMALL, seed=[1, 2], quiet=True, **instead, folder=folder)
         assert (folder / "multirun.yaml").read_bytes() == before, "a grid's is Hydra's"
-    with FileLock(RunPaths(folder).lock), pytest.raises(ConfigError, match="another command is at work there"):
+    with (
+        FileLock(RunPaths(folder).lock),
+        pytest.raises(ConfigError, match="another command is at work there"),
+    ):
         expt.sweep(SMALL, seed=[1, 2], quiet=True, folder=folder)
     assert (folder / "multirun.yaml").read_bytes() == before
 
 
-def space(*words: str, when: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> dict[str, Parameter]:
+def space(
+    *words: str, when: tuple[str, ...] = (), beside: tuple[str, ...] = ()
+) -> dict[str, Parameter]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -273,7 +374,9 @@ def test_a_run_is_of_one_choice_alone() -> None:
     told = "a run may have patience and min_delta, and be both; name the same keys in each mapping"
     with pytest.raises(ConfigError, match=told):
         space("early_stop={metric:loss/val,patience:1},{metric:loss/val,min_delta:0}")
-    assert space("early_stop=null,{metric:loss/val,patience:1},{metric:loss/val,patience:2}").keys() == {"early_stop"}
+    assert space(
+        "early_stop=null,{metric:loss/val,patience:1},{metric:loss/val,patience:2}"
+    ).keys() == {"early_stop"}
 
 
 def test_hydras_grammar_is_the_space() -> None:
@@ -290,7 +393,10 @@ def test_hydras_grammar_is_the_space() -> None:
     assert kinds["seed"] == ("int", 0, 2, False, 1)
     assert kinds["label_smoothing"] == ("float", 0, pytest.approx(0.2), False, 0.1)
     assert (found["model"].choices, found["ema"].meant) == (("mlp", "convnet"), (None, 0.9))
-    assert (found["model.dropout"].when, found["model.hidden"].when) == (("model", "convnet"), ("model", "mlp"))
+    assert (found["model.dropout"].when, found["model.hidden"].when) == (
+        ("model", "convnet"),
+        ("model", "mlp"),
+    )
     assert found["model.hidden"].meant == ([8], [16, 16])
 
 
@@ -331,17 +437,29 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["model=interval(0,1)"], "model=interval(0,1): a model has a name, and no number; give several, as in"),
-        (["optimizer.lr=tag(log,interval(0,1))"], "on a scale of logarithms all values are above 0"),
+        (
+            ["model=interval(0,1)"],
+            "model=interval(0,1): a model has a name, and no number; give several, as in",
+        ),
+        (
+            ["optimizer.lr=tag(log,interval(0,1))"],
+            "on a scale of logarithms all values are above 0",
+        ),
         (
             ["optimizer.lr=interval(1,1)"],
             "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
         ),
         (["seed=range(3,3)"], "seed: its range is empty"),
         (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of airbench, "),
-        (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: input should be greater than"),
+        (
+            ["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"],
+            "batch_size=0: input should be greater than",
+        ),
         (["amp=interval(0,1)"], "amp="),
-        (["optimizer.lr=tag(steep,interval(0,2))"], "optimizer.lr: the tag steep says nothing here"),
+        (
+            ["optimizer.lr=tag(steep,interval(0,2))"],
+            "optimizer.lr: the tag steep says nothing here",
+        ),
         (["seed=tag(log,choice(1,2))"], "choices have no scale"),
         (["epochs=3"], "search: nothing to search; type an axis"),
     ],
@@ -356,14 +474,29 @@ def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
     ("when", "problem"),
     [
         ("model=resnet18: model.dropout=0.1,0.2", "resnet18 is none of model=mlp,convnet"),
-        ("modl=mlp: model.dropout=0.1,0.2", "modl is no axis with choices in this search. Did you mean 'model'?"),
-        ("optimzer=sgd: epochs=1,2", "optimzer is no axis with choices in this search. Did you mean 'optimizer'?"),
-        ("seeed=1: epochs=1,2", "seeed is no axis with choices in this search. Did you mean 'seed'?"),
-        ("zz=1: epochs=1,2", "zz is no axis with choices in this search. Name a key that has several values, as in"),
+        (
+            "modl=mlp: model.dropout=0.1,0.2",
+            "modl is no axis with choices in this search. Did you mean 'model'?",
+        ),
+        (
+            "optimzer=sgd: epochs=1,2",
+            "optimzer is no axis with choices in this search. Did you mean 'optimizer'?",
+        ),
+        (
+            "seeed=1: epochs=1,2",
+            "seeed is no axis with choices in this search. Did you mean 'seed'?",
+        ),
+        (
+            "zz=1: epochs=1,2",
+            "zz is no axis with choices in this search. Name a key that has several values, as in",
+        ),
         ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
         ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
         ("optimizer=sdg: optimizer.lr=0.1,0.2", "sdg is no optimizer. Did you mean 'sgd'?"),
-        ("model=mlp: seed=range(3,5)", "seed: is searched twice in one point; name it once, or below different"),
+        (
+            "model=mlp: seed=range(3,5)",
+            "seed: is searched twice in one point; name it once, or below different",
+        ),
     ],
 )
 def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
@@ -375,7 +508,10 @@ def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["lr=interval(0.1,1)"], "lr=interval(0.1,1): there is no key 'lr'. Did you mean 'optimizer.lr'?"),
+        (
+            ["lr=interval(0.1,1)"],
+            "lr=interval(0.1,1): there is no key 'lr'. Did you mean 'optimizer.lr'?",
+        ),
         (
             ["model=mlp,convnet", 'search.when=["model=mlp: model.hiden=[32],[64]"]'],
             "model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
@@ -394,7 +530,9 @@ def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
         ),
     ],
 )
-def test_a_mistyped_axis_is_told_as_that_of_a_grid(words: list[str], problem: str, tmp_path: Path) -> None:
+def test_a_mistyped_axis_is_told_as_that_of_a_grid(
+    words: list[str], problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as raised:
         expt.sweep("search=random", *words, folder=tmp_path / "none")
     assert str(raised.value) == problem
@@ -402,13 +540,23 @@ def test_a_mistyped_axis_is_told_as_that_of_a_grid(words: list[str], problem: st
 
 
 def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
-    lr = ("optimizer=adam: optimizer.lr=interval(1e-4,1e-2)", "optimizer=sgd: optimizer.lr=interval(1e-2,1)")
+    lr = (
+        "optimizer=adam: optimizer.lr=interval(1e-4,1e-2)",
+        "optimizer=sgd: optimizer.lr=interval(1e-2,1)",
+    )
     found = space("optimizer=sgd,adam", when=lr)
-    assert (found["optimizer.lr"].when, found["optimizer.lr"].low) == (("optimizer", "sgd"), 1e-2), "the last of two"
+    assert (found["optimizer.lr"].when, found["optimizer.lr"].low) == (
+        ("optimizer", "sgd"),
+        1e-2,
+    ), "the last of two"
     chain = ("model=mlp: model.hidden=[8],[16]", "model.hidden=[8]: model.dropout=interval(0,0.5)")
     assert space("model=mlp,convnet", when=chain)["model.dropout"].when == ("model.hidden", "[8]")
     with pytest.raises(ConfigError, match="seed: is searched twice in one point"):
-        space("model=mlp,convnet", "optimizer=sgd,adam", when=("model=mlp: seed=1,2", "optimizer=sgd: seed=2,3"))
+        space(
+            "model=mlp,convnet",
+            "optimizer=sgd,adam",
+            when=("model=mlp: seed=1,2", "optimizer=sgd: seed=2,3"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -417,10 +565,18 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
         (["model=mlp,convnet"], ["model=mlp: model=mlp,convnet"], ""),
         ([], ["model=mlp: model=mlp,convnet"], ""),  # of what is not searched else
         (["seed=1,2"], ["seed=1: model=mlp,convnet", "model=mlp: seed=1,2"], ", by model"),
-        ([], ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"], ", by optimizer"),
+        (
+            [],
+            ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"],
+            ", by optimizer",
+        ),
         (
             ["seed=1,2"],
-            ["seed=1: model=mlp,convnet", "model=mlp: optimizer=sgd,adam", "optimizer=sgd: seed=1,2"],
+            [
+                "seed=1: model=mlp,convnet",
+                "model=mlp: optimizer=sgd,adam",
+                "optimizer=sgd: seed=1,2",
+            ],
             ", by optimizer",
         ),
     ],
@@ -444,7 +600,9 @@ def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:
     blocks = ("model=mlp: model.hidden=[8],[16]", "model=convnet: seed=1,2")
     found = space(when=blocks)  # model=mlp is the default
     assert {name: each.when for name, each in found.items()} == {"model.hidden": None}
-    with pytest.raises(ConfigError, match=r"nothing to search, and no condition of search\.when holds"):
+    with pytest.raises(
+        ConfigError, match=r"nothing to search, and no condition of search\.when holds"
+    ):
         space(when=blocks[1:])
 
 
@@ -476,29 +634,42 @@ def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_
     }
 
 
-def test_runs_of_other_settings_in_the_folder_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_other_settings_in_the_folder_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a grid would train anew: not what changes no number, and `resume=auto` goes on from a shorter run."""
     folder = tmp_path / "search"
 
     def search(runs: int, **more: Any) -> Any:
         found = {"name": "random", "runs": runs}
-        return expt.sweep({**SMALL, **more}, optimizer=LR, hydra=ONE_BY_ONE, search=found, folder=folder)
+        return expt.sweep(
+            {**SMALL, **more}, optimizer=LR, hydra=ONE_BY_ONE, search=found, folder=folder
+        )
 
     short = search(2)
     capsys.readouterr()
     search(1, epochs=2)
     out, err = capsys.readouterr()
-    assert f"hydra.sweep.dir={folder}: has 2 runs of other settings (epochs), which do not count here" in err
+    assert (
+        f"hydra.sweep.dir={folder}: has 2 runs of other settings (epochs), which do not count here"
+        in err
+    )
     assert "[1/1] done" in out
     (longer,) = [each for each in records(folder).values() if each["config"]["epochs"] == 2]
     assert longer["search"]["number"] == 2
-    assert longer["overrides"]["optimizer.lr"] == short[0].record["overrides"]["optimizer.lr"], "the first point again"
+    assert longer["overrides"]["optimizer.lr"] == short[0].record["overrides"]["optimizer.lr"], (
+        "the first point again"
+    )
     assert f"best         {longer['name']}  " in out
     assert report.main([str(folder)]) == 0
-    assert f"best         {longer['name']}  " in capsys.readouterr().out, "whichever has the highest value"
+    assert f"best         {longer['name']}  " in capsys.readouterr().out, (
+        "whichever has the highest value"
+    )
     again = search(2, epochs=2, threads=1, print_every=100, resume="auto")
     assert len(again) == 2, "what changes no number makes no other run"
-    assert "has 2 runs of other settings (epochs), which do not count here" in capsys.readouterr().err
+    assert (
+        "has 2 runs of other settings (epochs), which do not count here" in capsys.readouterr().err
+    )
     further = records(folder)[3]
     assert further["overrides"]["optimizer.lr"] == short[1].record["overrides"]["optimizer.lr"]
     assert short[1].folder.name in further["resumed_from"]["checkpoint"]

@@ -15,7 +15,10 @@ from tests.tracking.folders import measure, record
     ("words", "line"),
     [
         (["run", "--to", "mlflo"], "--to mlflo: not one of mlflow, wandb. Did you mean 'mlflow'?"),
-        (["run", "--to", "mlflow", "--tracking-uri", "localhost:1"], "--tracking-uri=localhost:1: has no scheme"),
+        (
+            ["run", "--to", "mlflow", "--tracking-uri", "localhost:1"],
+            "--tracking-uri=localhost:1: has no scheme",
+        ),
         (["other"], "these 1 runs name no dashboard; say which, as in --to mlflow"),
         (["empty", "--to", "wandb"], "empty: holds no run to send"),
         (
@@ -25,7 +28,9 @@ from tests.tracking.folders import measure, record
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],
 )
-def test_what_cannot_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str) -> None:
+def test_what_cannot_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
     monkeypatch.setattr(send, "is_installed", lambda name: True)
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")

@@ -18,7 +18,9 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.result import COMPLETED, PAUSED, RUNNING, create_result, update_result
 from tests.requests import request
 
-LONG = "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"
+LONG = (
+    "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"
+)
 
 
 class Screen:
@@ -44,7 +46,9 @@ class Screen:
         writer.close()
 
     def complete(self, job: Job, value: float | None, seconds: float) -> None:
-        update_result(job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value})
+        update_result(
+            job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}
+        )
         job.end(None, job.started_at + seconds)
         self.display.ended(job)
 
@@ -83,7 +87,11 @@ def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) ->
     screen = Screen(tmp_path, total=2)
     job = screen.job("a")
     update_result(
-        job.paths, status=PAUSED, objective={"name": "accuracy/val", "value": 0.5}, config={"epochs": 3}, epoch_s=[1.0]
+        job.paths,
+        status=PAUSED,
+        objective={"name": "accuracy/val", "value": 0.5},
+        config={"epochs": 3},
+        epoch_s=[1.0],
     )
     for until in (1, 2):
         job.go_on(until)
@@ -145,19 +153,29 @@ def test_what_workers_print_is_told_with_run_and_rank(tmp_path: Path, *, termina
         log.write("soon\nat the [end]")
         display.update([job])  # too soon to look again
         screen.complete(job, 0.5, 1.0)
-    lines = [line.rstrip() for line in screen.text.splitlines() if "rank" in line or "done " in line]
+    lines = [
+        line.rstrip() for line in screen.text.splitlines() if "rank" in line or "done " in line
+    ]
     assert lines[:3] == [f"[lr=0.1, rank 1] {text}" for text in ("at once", "soon", "at the [end]")]
     assert lines[3].startswith("[1/1] done")
 
 
-def test_a_dry_run_says_how_far_it_has_composed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [Job(request(tmp_path / f"seed={seed}").paths, request(tmp_path / f"seed={seed}")) for seed in range(6)]
+def test_a_dry_run_says_how_far_it_has_composed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [
+        Job(request(tmp_path / f"seed={seed}").paths, request(tmp_path / f"seed={seed}"))
+        for seed in range(6)
+    ]
     runs: Any = [SimpleNamespace(job=job, finish=lambda: None) for job in jobs]
     seconds = iter(range(100))
     show_dry_run(iter(runs), 6, clock=lambda: float(next(seconds)))
     out, err = capsys.readouterr()
     assert err.splitlines()[0] == "2 of 6 points composed, the last is seed=1"
-    assert [line.split()[1] for line in out.splitlines()] == ["run", *(f"seed={seed}" for seed in range(6))]
+    assert [line.split()[1] for line in out.splitlines()] == [
+        "run",
+        *(f"seed={seed}" for seed in range(6)),
+    ]
     jobs[0].paths.checkpoints.mkdir(parents=True)
     jobs[0].paths.last.touch()
     show_dry_run(iter(runs[:2]), 2)
@@ -174,7 +192,9 @@ def test_a_pause_shows_what_the_run_is_compared_by(tmp_path: Path) -> None:
             best = {"metric": "accuracy/val", "value": 0.75, "epoch": 1}
             objective = {"name": "accuracy/val", "value": 0.75}
             reached: Any = {"best": best, "objective": objective, "metrics": {"accuracy/val": last}}
-            update_result(job.paths, status=PAUSED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached)
+            update_result(
+                job.paths, status=PAUSED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached
+            )
             job.status = PAUSED
             display.ended(job)
     assert screen.text.splitlines()[1:] == [

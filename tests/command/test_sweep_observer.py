@@ -11,7 +11,9 @@ from expt.runs.result import FAILED, create_result
 from tests.requests import request
 
 
-def test_a_run_that_could_record_nothing_leaves_nothing_that_would_keep_it_from_another_try(tmp_path: Path) -> None:
+def test_a_run_that_could_record_nothing_leaves_nothing_that_would_keep_it_from_another_try(
+    tmp_path: Path,
+) -> None:
     """On a full disk: its folder is there, and no result.json."""
     asked = request(tmp_path / "run")
     asked.paths.folder.mkdir()

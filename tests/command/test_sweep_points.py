@@ -38,10 +38,14 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
     with hydra_at_hand():
         loader = GlobalHydra.instance().config_loader()
 
-        def compose(points: Sequence[Sequence[str]], *words: str, first: int = 0) -> list[ComposedRun]:
+        def compose(
+            points: Sequence[Sequence[str]], *words: str, first: int = 0
+        ) -> list[ComposedRun]:
             asked = [f"hydra.sweep.dir='{tmp_path}'", *words]
             master = loader.load_configuration("config", asked, RunMode.MULTIRUN)
-            composer = PointComposer(HydraContext(config_loader=loader, callbacks=Callbacks()), master)
+            composer = PointComposer(
+                HydraContext(config_loader=loader, callbacks=Callbacks()), master
+            )
             return list(Grid(tmp_path, HERE).compose(composer, master, points, first))
 
         yield compose
@@ -50,20 +54,32 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 def complete(run: ComposedRun, value: float) -> None:
     config = request_of(run.job).config
     create_result(run.job.paths, identity=identity(config), arguments=run.overrides)
-    update_result(run.job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value})
+    update_result(
+        run.job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}
+    )
     run.job.paths.metrics.touch()
 
 
-def test_each_point_is_a_run_in_a_folder_that_says_what_differs(tmp_path: Path, composed: Composed) -> None:
+def test_each_point_is_a_run_in_a_folder_that_says_what_differs(
+    tmp_path: Path, composed: Composed
+) -> None:
     points = [["seed=0", "epochs=2"], ["seed=1", "epochs=2"]]
     first, second = composed(points, "seed=0,1", "epochs=2", first=5)
-    assert [run.job.paths.folder for run in (first, second)] == [tmp_path / "seed=0", tmp_path / "seed=1"]
+    assert [run.job.paths.folder for run in (first, second)] == [
+        tmp_path / "seed=0",
+        tmp_path / "seed=1",
+    ]
     assert [run.hydra_config.hydra.job.num for run in (first, second)] == [5, 6]
     assert second.hydra_config.hydra.runtime.output_dir == str(tmp_path / "seed=1")
     config = request_of(second.job).config
-    assert (config.seed, config.epochs, config.threads) == (1, 2, 1), "in a sweep a worker has one thread"
+    assert (config.seed, config.epochs, config.threads) == (1, 2, 1), (
+        "in a sweep a worker has one thread"
+    )
     assert second.about["overrides"] == {"seed": 1, "epochs": 2}
-    assert (second.prepare_return().overrides, second.prepare_return().cfg["seed"]) == (points[1], 1)  # type: ignore[index]
+    assert (second.prepare_return().overrides, second.prepare_return().cfg["seed"]) == (
+        points[1],
+        1,
+    )  # type: ignore[index]
     assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
 
 
@@ -71,7 +87,9 @@ def test_a_value_may_be_of_hydras_own_part_as_in_a_single_run(
     tmp_path: Path, composed: Composed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    about = "mlflow.experiment='${hydra:job.config_name} ${hydra:job.num} ${hydra:runtime.output_dir}'"
+    about = (
+        "mlflow.experiment='${hydra:job.config_name} ${hydra:job.num} ${hydra:runtime.output_dir}'"
+    )
     runs = composed([["seed=0", about], ["seed=1", about]], "seed=0,1", about)
     found = [request_of(run.job).config.mlflow.experiment for run in runs]
     assert found == [f"config {number} {tmp_path}/seed={number}" for number in (0, 1)]
@@ -92,7 +110,9 @@ def test_a_point_named_twice_is_one_run(composed: Composed) -> None:
     assert other.job is first.job, "10 epochs are the default"
 
 
-def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, composed: Composed) -> None:
+def test_what_is_complete_is_known_whatever_it_was_called(
+    tmp_path: Path, composed: Composed
+) -> None:
     (run,) = composed([["seed=0"]], "seed=0,1")
     complete(run, 0.75)
     same, new = composed([["seed=0", "epochs=10"], ["seed=0", "epochs=2"]], "epochs=10,2")
@@ -103,7 +123,9 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, compos
 
 
 @pytest.mark.parametrize("copy", ["a backup", "z backup"])
-def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, composed: Composed, copy: str) -> None:
+def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(
+    tmp_path: Path, composed: Composed, copy: str
+) -> None:
     (run,) = composed([["seed=0"]], "seed=0,1")
     complete(run, 0.75)
     update_result(run.job.paths, name="seed=0")
@@ -122,7 +144,11 @@ def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_onc
     before = composed(points, "seed=0,1,2")
     for run in before[1:]:
         complete(run, 0.5)
-        update_result(run.job.paths, config=shown(request_of(run.job).config), content={"data": "then", "code": None})
+        update_result(
+            run.job.paths,
+            config=shown(request_of(run.job).config),
+            content={"data": "then", "code": None},
+        )
     read = []
 
     def gone(config: object, **_: object) -> object:
@@ -144,22 +170,33 @@ def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_onc
 def test_a_folder_of_another_run_is_left_to_it(
     tmp_path: Path, composed: Composed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    create_result(RunPaths(tmp_path / "seed=0"), identity="of an older sweep", arguments=["seed=0", "epochs=3"])
+    create_result(
+        RunPaths(tmp_path / "seed=0"),
+        identity="of an older sweep",
+        arguments=["seed=0", "epochs=3"],
+    )
     (run,) = composed([["seed=0"]], "seed=0,1")
     assert run.job.paths.folder == tmp_path / f"seed=0,{identity(request_of(run.job).config)}"
     for text in ("{", "[1]"):
         (tmp_path / "seed=0" / "result.json").write_text(text)
         (run,) = composed([["seed=0"]], "seed=0,1")
         assert run.job.paths.folder.name.startswith("seed=0,"), "also where its record is damaged"
-    assert f"warning: {tmp_path}/seed=0/result.json: is damaged; what is there is" in capsys.readouterr().err
+    assert (
+        f"warning: {tmp_path}/seed=0/result.json: is damaged; what is there is"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_point_that_cannot_run_is_a_job_with_its_error(tmp_path: Path, composed: Composed) -> None:
+def test_a_point_that_cannot_run_is_a_job_with_its_error(
+    tmp_path: Path, composed: Composed
+) -> None:
     bad, good = composed([["batch_size=63"], ["batch_size=64"]], "batch_size=63,64")
     assert (bad.job.request, good.job.error) == (None, None)
     assert "must divide by 2 workers" in str(bad.job.error)
     assert bad.finish().status == JobStatus.FAILED
-    create_result(bad.job.paths, arguments=bad.overrides, error="it was refused by an earlier command")
+    create_result(
+        bad.job.paths, arguments=bad.overrides, error="it was refused by an earlier command"
+    )
     update_result(bad.job.paths, status="failed")
     (again,) = composed([["batch_size=63", "world_size=1"]], "batch_size=63")
     assert again.job.paths.folder.name != "batch_size=63", "other words ask for another run"
@@ -176,7 +213,11 @@ def test_a_run_that_failed_is_nan_for_a_sweeper(composed: Composed) -> None:
 
 
 def test_variables_for_the_workers_may_ask_for_the_run(composed: Composed) -> None:
-    point = ["seed=7", "+hydra.job.env_set.WHERE=${hydra.sweep.subdir}", "+hydra.job.env_set.SEED=${seed}"]
+    point = [
+        "seed=7",
+        "+hydra.job.env_set.WHERE=${hydra.sweep.subdir}",
+        "+hydra.job.env_set.SEED=${seed}",
+    ]
     (run,) = composed([point], "seed=7,8")
     assert request_of(run.job).env == {"WHERE": run.job.name, "SEED": "7"}
 
@@ -201,7 +242,9 @@ def test_what_is_complete_but_for_its_files_is_made_anew(
     assert "its metrics.jsonl is gone; the run is made anew" in capsys.readouterr().err
 
 
-def test_a_record_that_does_not_say_what_it_is_of_is_of_no_point(tmp_path: Path, composed: Composed) -> None:
+def test_a_record_that_does_not_say_what_it_is_of_is_of_no_point(
+    tmp_path: Path, composed: Composed
+) -> None:
     create_result(RunPaths(tmp_path / "seed=0"))
     (run,) = composed([["seed=0"]], "seed=0,1")
     assert run.job.paths.folder.name.startswith("seed=0,")

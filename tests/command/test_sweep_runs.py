@@ -26,7 +26,9 @@ def composed(statuses: str) -> Iterator[ComposedRun]:
     for number, letter in enumerate(statuses):
         done = letter == "c"
         objective = Objective(name="loss/val", value=0.5) if done else None
-        job = Job(RunPaths(Path(str(number))), None, COMPLETED if done else QUEUED, objective=objective)
+        job = Job(
+            RunPaths(Path(str(number))), None, COMPLETED if done else QUEUED, objective=objective
+        )
         yield ComposedRun(number, [], job, OmegaConf.create, {})
 
 
@@ -47,5 +49,7 @@ def test_the_points_to_come_that_are_complete_are_looked_for_while_there_is_time
     runs: Runs = {}
     display = SweepDisplay(Console(file=io.StringIO()), total=len(to_come), folder=Path())
     ticks = itertools.count(0.0, seconds)
-    found = see_completed(composed(to_come), runs, display, [*map(Path, in_folder)], lambda: next(ticks))
+    found = see_completed(
+        composed(to_come), runs, display, [*map(Path, in_folder)], lambda: next(ticks)
+    )
     assert ([job.name for job in runs], found) == ([*seen], may_be_more)

@@ -39,7 +39,9 @@ def refused() -> Iterator[Refused]:
 
 
 def test_each_wrong_value_is_told_once(refused: Refused) -> None:
-    points = [[f"optimizer.lr={lr}", f"seed={seed}"] for lr in ("0.1", "abc", "-1") for seed in (0, -1)]
+    points = [
+        [f"optimizer.lr={lr}", f"seed={seed}"] for lr in ("0.1", "abc", "-1") for seed in (0, -1)
+    ]
     assert refused(*points) == (
         "optimizer.lr='abc': input should be a valid number",
         "optimizer.lr=-1: input should be greater than 0",
@@ -52,27 +54,41 @@ def test_each_wrong_value_is_told_once(refused: Refused) -> None:
 
 
 def test_what_a_mapping_does_not_name_stays(refused: Refused) -> None:
-    assert not refused(["tensorboard={images: false}", "seed=1"], ["tensorboard={norms: false}", "seed=2"])
+    assert not refused(
+        ["tensorboard={images: false}", "seed=1"], ["tensorboard={norms: false}", "seed=2"]
+    )
     assert not refused(["dataset={train_limit: 64}"], ["optimizer={groups: [{match: x, lr: 0.1}]}"])
     (wrong,) = refused(["tensorboard={images: 3, norms: true}"])
     assert wrong.startswith("tensorboard.images=3: input should be ")
 
 
 def test_what_only_some_points_cannot_have_is_left_to_them(refused: Refused) -> None:
-    assert not refused(["batch_size=64", "world_size=2"], ["batch_size=63", "world_size=2"], ["gpus=0"], ["gpus=4"])
-    assert not refused(["batch_size=64"], ["batch_size='32 per worker'"], ["world_size=auto"], ["seed=${epochs}"])
+    assert not refused(
+        ["batch_size=64", "world_size=2"], ["batch_size=63", "world_size=2"], ["gpus=0"], ["gpus=4"]
+    )
+    assert not refused(
+        ["batch_size=64"], ["batch_size='32 per worker'"], ["world_size=auto"], ["seed=${epochs}"]
+    )
     own = ["model.kernels=3", "hydra.verbose=x", "~sweep"]
-    assert not refused(["model=mlp", "seed=0"], ["model=convnet", "seed=0", *own]), "convnet may take another type"
-    assert not refused(["seed=0"], ["experiment=ddp_mlp", "model.hidden=x"], ["experiment=d2l_resnet18"])
+    assert not refused(["model=mlp", "seed=0"], ["model=convnet", "seed=0", *own]), (
+        "convnet may take another type"
+    )
+    assert not refused(
+        ["seed=0"], ["experiment=ddp_mlp", "model.hidden=x"], ["experiment=d2l_resnet18"]
+    )
     assert refused(["seed=0"], ["model.hidden=x"])
 
 
 def test_a_group_of_ones_own_may_set_anything(refused: Refused) -> None:
     assert not refused(["+recipe=a", "model.hidden=[3]"], ["+recipe=b", "model.hidden=x"])
-    assert refused(["+recipe=a", "model.hidden=[3]"], ["+recipe=a", "model.hidden=x"]), "of one choice it is known"
+    assert refused(["+recipe=a", "model.hidden=[3]"], ["+recipe=a", "model.hidden=x"]), (
+        "of one choice it is known"
+    )
     assert refused(["+recipe=a", "seed=0"], ["+recipe=b", "seed=-1"])
 
 
-def test_a_long_list_of_values_takes_no_longer(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_values_takes_no_longer(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sweep_values, "MAX_VALUES", 3)
     assert len(refused(*([f"seed={-seed}"] for seed in range(9)), ["epochs=x"])) == 3

@@ -27,7 +27,12 @@ def python(folder: Path, redirected: str, **extra: str) -> subprocess.CompletedP
     (folder / "prints.py").write_text(PRINTS)
     command = f"{sys.executable} prints.py {redirected}"
     return subprocess.run(
-        ["sh", "-c", command], cwd=folder, env=environment(**extra), capture_output=True, text=True, check=True
+        ["sh", "-c", command],
+        cwd=folder,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
 
@@ -44,17 +49,24 @@ def test_what_a_terminal_cannot_show_is_written_otherwise(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("word", ["-q", "--quiet"])
-def test_quietly_no_more_than_warnings_is_printed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quietly_no_more_than_warnings_is_printed(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in ([word, "epochs=1"], ["epochs=1"]):
         with terminal.quietly(arguments) as words:
             print("a number")
             warn("a warning")
         assert words == ["epochs=1"]
-        assert capsys.readouterr() == ("" if word in arguments else "a number\n", "warning: a warning\n")
+        assert capsys.readouterr() == (
+            "" if word in arguments else "a number\n",
+            "warning: a warning\n",
+        )
 
 
 @pytest.mark.parametrize("asked", ["preflight=true", "hydra.launcher.dry_run=true"])
-def test_what_a_command_does_nothing_but_print_is_printed(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_command_does_nothing_but_print_is_printed(
+    asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with terminal.quietly(["-q", asked]) as words:
         print("a plan")
     assert (words, capsys.readouterr().out) == ([asked], "a plan\n")

@@ -38,13 +38,17 @@ PINNED = {
 }
 
 
-@pytest.mark.parametrize(("words", "known"), PINNED.items(), ids=[words or "defaults" for words in PINNED])
+@pytest.mark.parametrize(
+    ("words", "known"), PINNED.items(), ids=[words or "defaults" for words in PINNED]
+)
 def test_an_identity_stays_what_it_was_in_earlier_versions(words: str, known: str) -> None:
     assert identity(config(*words.split())) == known
 
 
 def test_a_batch_norm_of_all_workers_is_what_it_was_under_its_former_name() -> None:
-    assert identity(config("batch_norm=sync", gpus=("a", "b"))) == "761878e9700a", "of ddp.sync_batchnorm=true"
+    assert identity(config("batch_norm=sync", gpus=("a", "b"))) == "761878e9700a", (
+        "of ddp.sync_batchnorm=true"
+    )
 
 
 def test_a_rate_that_falls_with_no_layer_is_none_that_falls() -> None:
@@ -55,8 +59,14 @@ def test_a_rate_that_falls_with_no_layer_is_none_that_falls() -> None:
 
 def test_pictures_read_in_other_channels_are_another_run() -> None:
     folder = ("dataset=image_folder", "dataset.root=photos")
-    assert identity(config(*folder, "dataset.channels=3")) == PINNED["dataset=image_folder dataset.root=photos"]
-    assert identity(config(*folder, "dataset.channels=1")) != PINNED["dataset=image_folder dataset.root=photos"]
+    assert (
+        identity(config(*folder, "dataset.channels=3"))
+        == PINNED["dataset=image_folder dataset.root=photos"]
+    )
+    assert (
+        identity(config(*folder, "dataset.channels=1"))
+        != PINNED["dataset=image_folder dataset.root=photos"]
+    )
 
 
 def test_a_limit_that_takes_other_images_than_it_did_is_another_run() -> None:
@@ -66,7 +76,13 @@ def test_a_limit_that_takes_other_images_than_it_did_is_another_run() -> None:
 
 EVERY_KEY = (
     ("dataset=mnist", "model=convnet", "scheduler=cosine", "init=kaiming"),
-    ("dataset=image_folder", "dataset.root=photos", "scheduler=step", "optimizer=adam", "init=xavier"),
+    (
+        "dataset=image_folder",
+        "dataset.root=photos",
+        "scheduler=step",
+        "optimizer=adam",
+        "init=xavier",
+    ),
     ("dataset=synthetic", "model=resnet18", "scheduler=one_cycle", "init=orthogonal"),
     ("init=normal", "scheduler=plateau"),
     ("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
@@ -91,7 +107,9 @@ def replaced(instance: Any, path: list[str], value: object) -> Any:
     copy = object.__new__(type(instance))
     for field in dataclasses.fields(instance):
         object.__setattr__(copy, field.name, getattr(instance, field.name))
-    object.__setattr__(copy, first, replaced(getattr(instance, first), rest, value) if rest else value)
+    object.__setattr__(
+        copy, first, replaced(getattr(instance, first), rest, value) if rest else value
+    )
     return copy
 
 
@@ -108,21 +126,31 @@ def keys() -> list[tuple[RunConfig, str]]:
 
 def test_every_key_counts_but_for_those_that_change_no_result() -> None:
     own = [(one, key) for one, key in keys() if key.partition(".")[0] not in OF_TRACKERS]
-    changed = [(key, identity(one), identity(replaced(one, key.split("."), "changed"))) for one, key in own]
-    assert {key for key, before, after in changed if before == after} == NOT_IN_EXPERIMENT == NOT_IN_RESULT
+    changed = [
+        (key, identity(one), identity(replaced(one, key.split("."), "changed"))) for one, key in own
+    ]
+    assert (
+        {key for key, before, after in changed if before == after}
+        == NOT_IN_EXPERIMENT
+        == NOT_IN_RESULT
+    )
     assert len(changed) > 100
 
 
 def test_where_copies_of_a_run_go_does_not_count() -> None:
     found = [(one, key) for one, key in keys() if key.partition(".")[0] in OF_TRACKERS]
     assert {key.partition(".")[0] for _, key in found} == {"send", "mlflow", "wandb"}
-    assert all(identity(replaced(one, key.split("."), "changed")) == identity(one) for one, key in found)
+    assert all(
+        identity(replaced(one, key.split("."), "changed")) == identity(one) for one, key in found
+    )
 
 
 def test_a_person_s_own_arguments_count() -> None:
     settings = {"_target_": "mine.Net", "width": 3}
     node = composed()
-    one, other = (parse({**node, "model": {**settings, "width": w}}, Machine(cpus=8)) for w in (3, 4))
+    one, other = (
+        parse({**node, "model": {**settings, "width": w}}, Machine(cpus=8)) for w in (3, 4)
+    )
     assert identity(one) != identity(other)
 
 
@@ -135,26 +163,44 @@ def test_the_arguments_of_a_nested_class_count() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [({"x": {}}, {}), ({"x.y": 1}, {"x": {"y": 1}}), ({"x": {"y": {}}}, {"x": {}}), ({"x": [{}]}, {"x": []})],
+    [
+        ({"x": {}}, {}),
+        ({"x.y": 1}, {"x": {"y": 1}}),
+        ({"x": {"y": {}}}, {"x": {}}),
+        ({"x": [{}]}, {"x": []}),
+    ],
     ids=str,
 )
-def test_arguments_whose_flat_keys_are_alike_are_told_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_arguments_whose_flat_keys_are_alike_are_told_apart(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     node = composed()
     found = {
-        identity(parse({**node, "model": {"_target_": "mine.Net", **each}}, Machine(cpus=8))) for each in (one, other)
+        identity(parse({**node, "model": {"_target_": "mine.Net", **each}}, Machine(cpus=8)))
+        for each in (one, other)
     }
     assert len(found) == 2
 
 
 def test_arguments_that_are_told_apart_are_known_as_before() -> None:
-    own = {"_target_": "mine.Net", "width": 3, "head": {"_target_": "mine.Head", "sizes": [1, {"deep": {}}]}}
+    own = {
+        "_target_": "mine.Net",
+        "width": 3,
+        "head": {"_target_": "mine.Head", "sizes": [1, {"deep": {}}]},
+    }
     metric = {"_target_": "torchmetrics.PearsonCorrCoef", "better": "max"}
-    node = {**composed(), "model": own, "task": {"name": "classification", "metrics": {"pearson": metric}}}
+    node = {
+        **composed(),
+        "model": own,
+        "task": {"name": "classification", "metrics": {"pearson": metric}},
+    }
     assert identity(parse(node, Machine(cpus=8))) == "9fa729a5c63f"
 
 
 def test_a_default_spelled_out_is_the_same_run() -> None:
-    assert identity(config("model=mlp", "seed=0", "epochs=10", "world_size=2")) == identity(config())
+    assert identity(config("model=mlp", "seed=0", "epochs=10", "world_size=2")) == identity(
+        config()
+    )
 
 
 def test_an_identity_is_12_hexadecimal_digits() -> None:
@@ -164,7 +210,9 @@ def test_an_identity_is_12_hexadecimal_digits() -> None:
     assert json.loads(json.dumps(shown(config("seed=3"))))["seed"] == 3
 
 
-def test_a_secret_is_neither_shown_nor_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_neither_shown_nor_part_of_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("EXPT_TEST_FOLDER", "/secret/folder")
     with_secret = config("dataset=mnist", "dataset.root=${oc.env:EXPT_TEST_FOLDER}")
     assert with_secret.secrets == {"EXPT_TEST_FOLDER": "/secret/folder"}
@@ -177,7 +225,11 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EXPT_TEST_PIN", "4711")
-    own = ("+model._target_=mine.Net", "+model.pin='${oc.decode:${oc.env:EXPT_TEST_PIN}}'", "epochs=4711")
+    own = (
+        "+model._target_=mine.Net",
+        "+model.pin='${oc.decode:${oc.env:EXPT_TEST_PIN}}'",
+        "epochs=4711",
+    )
     made = config(*own)
     assert isinstance(made.model, Target)
     assert made.model.kwargs["pin"] == 4711
@@ -190,8 +242,15 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
 
 
 def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
-    settings: dict[str, Any] = hyperparameters(dataclasses.asdict(config("model=mlp", "optimizer.lr=0.5")))
-    assert (settings["model"], settings["optimizer"], settings["optimizer.lr"], settings["seed"]) == (
+    settings: dict[str, Any] = hyperparameters(
+        dataclasses.asdict(config("model=mlp", "optimizer.lr=0.5"))
+    )
+    assert (
+        settings["model"],
+        settings["optimizer"],
+        settings["optimizer.lr"],
+        settings["seed"],
+    ) == (
         "mlp",
         "sgd",
         0.5,

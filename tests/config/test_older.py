@@ -50,7 +50,11 @@ def test_a_crop_showed_black_and_all_parameters_were_trained_to_the_end() -> Non
 
 
 def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:
-    own = {"name": "_target_", "target": "torch.optim.lr_scheduler.StepLR", "kwargs": {"step_size": 3}}
+    own = {
+        "name": "_target_",
+        "target": "torch.optim.lr_scheduler.StepLR",
+        "kwargs": {"step_size": 3},
+    }
     then = parse_again(recorded(scheduler=own), Machine(cpus=8))
     assert then.scheduler.interval == "step"
     assert identity(then) == "c6d843e7c277", "by which it is found"
@@ -71,7 +75,9 @@ def test_a_transformer_had_no_choice_of_its_parts() -> None:
     before = {**settings, "model": {key: settings["model"][key] for key in OF_A_TRANSFORMER}}
     resumed, now = brought_up_to_date(before)["model"], settings["model"]
     assert {**resumed, "size": None} == now, "or it could not be resumed"
-    assert identity(parse_again(before, Machine(cpus=8))) == identity(config(*words)) == "fb6eb45e94c4"
+    assert (
+        identity(parse_again(before, Machine(cpus=8))) == identity(config(*words)) == "fb6eb45e94c4"
+    )
 
 
 OF_A_TRANSFORMER = ("name", "layers", "heads", "width", "dropout", "tied")

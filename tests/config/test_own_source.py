@@ -25,7 +25,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     package = tmp_path / "twice_written"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "parts.py").write_text("from twice_written.width import WIDTH\nclass Part:\n    width = WIDTH\n")
+    (package / "parts.py").write_text(
+        "from twice_written.width import WIDTH\nclass Part:\n    width = WIDTH\n"
+    )
     _write(package, 1)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -59,7 +61,9 @@ def test_a_cache_that_python_has_written_is_not_taken(own: Path) -> None:
 
     def by_python() -> int:
         env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-        return int(subprocess.run(command, cwd=own.parent, env=env, capture_output=True, check=True).stdout)
+        return int(
+            subprocess.run(command, cwd=own.parent, env=env, capture_output=True, check=True).stdout
+        )
 
     assert by_python() == 1
     _write(own, 2)
@@ -78,7 +82,10 @@ def test_who_may_not_read_the_source_may_not_read_what_is_cached(own: Path) -> N
     (file := own / "width.py").chmod(0o600)
     _width()
     cached = Path(importlib.util.cache_from_source(str(file)))
-    assert (cached.stat().st_mode & 0o777, (own / "parts.py").stat().st_mode & 0o044 > 0) == (0o600, True)
+    assert (cached.stat().st_mode & 0o777, (own / "parts.py").stat().st_mode & 0o044 > 0) == (
+        0o600,
+        True,
+    )
 
 
 def test_a_folder_may_get_another_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +96,14 @@ def test_a_folder_may_get_another_name(own: Path, monkeypatch: pytest.MonkeyPatc
     own.rename(elsewhere / own.name)
     monkeypatch.syspath_prepend(str(elsewhere))
     found: Any = importlib.import_module("twice_written.width")
-    assert found.__spec__.loader.get_code(found.__name__).co_filename == str(elsewhere / own.name / "width.py")
+    assert found.__spec__.loader.get_code(found.__name__).co_filename == str(
+        elsewhere / own.name / "width.py"
+    )
 
 
-def test_nothing_is_cached_where_python_is_to_write_nothing(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cached_where_python_is_to_write_nothing(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert _width() == 1
     assert not (own / "__pycache__").exists()

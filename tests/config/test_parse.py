@@ -25,9 +25,17 @@ FREE_OF_TORCH = (
     "launch.one_run", "launch.pool",
 )  # fmt: skip
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
-OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+OPTIONS = [
+    f"{group}={path.stem}"
+    for group in GROUPS
+    for path in sorted((conf_dir() / group).glob("*.yaml"))
+]
 
-CALLED = {"plain_sgd": "sgd", "nesterov_sgd": "sgd", "warm_cosine": "cosine"}  # further settings of one kind
+CALLED = {
+    "plain_sgd": "sgd",
+    "nesterov_sgd": "sgd",
+    "warm_cosine": "cosine",
+}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
 
@@ -46,7 +54,9 @@ def parsed() -> Parse:
     return parse_overrides
 
 
-def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_travel_without_their_secrets(
+    parsed: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(secrets, "_names", {})
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
     sent = composed("dataset=mnist", "seed=7")
@@ -55,16 +65,24 @@ def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: pytes
     assert (there.seed, getattr(there.dataset, "root", None)) == (7, "/elsewhere")
     assert there.secrets == {"EXPT_TEST_ROOT": "/elsewhere"}
     assert there.gpu_indices == parsed("dataset=mnist", on=machine(gpus=2)).gpu_indices
-    assert secrets.hidden("/elsewhere/x") == "${oc.env:EXPT_TEST_ROOT}/x", "what is printed there shows none"
+    assert secrets.hidden("/elsewhere/x") == "${oc.env:EXPT_TEST_ROOT}/x", (
+        "what is printed there shows none"
+    )
 
 
 def test_the_defaults(parsed: Parse) -> None:
     config = parsed()
     assert config.model == groups.MLP(name="mlp", hidden=(256,), dropout=0.0)
     assert config.init == groups.DefaultInit(name="default")
-    assert config.optimizer == groups.SGD(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False)
+    assert config.optimizer == groups.SGD(
+        name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False
+    )
     assert config.scheduler == groups.Constant(name="constant", warmup_epochs=0.0)
-    assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == ("digits", 0.1, (0.3053,))
+    assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == (
+        "digits",
+        0.1,
+        (0.3053,),
+    )
     assert (config.batch_size, config.epochs, config.max_steps, config.seed) == (64, 10, None, 0)
     assert (config.objective, config.amp, config.ddp.bucket_cap_mb) == ("accuracy/val", False, 25)
 
@@ -77,10 +95,20 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
     group, _, name = option.partition("=")
     asked = {
         "image_folder": ["dataset.root=photos"],
-        "segmentation_folder": ["dataset.root=photos", "dataset.num_classes=3", "task=segmentation", "model=unet"],
+        "segmentation_folder": [
+            "dataset.root=photos",
+            "dataset.num_classes=3",
+            "task=segmentation",
+            "model=unet",
+        ],
         "diabetes": ["task=regression"],
         "table": ["dataset.path=t.csv", "dataset.targets=y"],
-        "unet": ["task=segmentation", "dataset=segmentation_folder", "dataset.root=photos", "dataset.num_classes=3"],
+        "unet": [
+            "task=segmentation",
+            "dataset=segmentation_folder",
+            "dataset.root=photos",
+            "dataset.num_classes=3",
+        ],
         "model=torchvision": ["model.arch=vgg11"],
         "dataset=torchvision": ["dataset.set=KMNIST"],
         "huggingface": ["dataset.path=flowers"],
@@ -93,7 +121,9 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
 def test_the_groups_of_the_schema_are_those_of_conf() -> None:
     options = (option.partition("=") for option in OPTIONS)
     named = {(group, CALLED.get(name, name)) for group, _, name in options}
-    assert named == {(group, name) for group in GROUPS for name in groups.GROUPS[group] if name != "_target_"}
+    assert named == {
+        (group, name) for group in GROUPS for name in groups.GROUPS[group] if name != "_target_"
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,7 +141,9 @@ def test_the_groups_of_the_schema_are_those_of_conf() -> None:
         (0, ["debug=true"], (0, 1, "gloo", 8)),
         (8, ["debug=true"], (1, 1, "nccl", 8)),
     ],
-    ids=lambda value: str(value) if isinstance(value, int) else " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: (
+        str(value) if isinstance(value, int) else " ".join(value) if isinstance(value, list) else ""
+    ),
 )
 def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[Any, ...]) -> None:
     config = parsed(*overrides, on=machine(gpus))
@@ -340,7 +372,9 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("gpus", "overrides", "problems"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_each_mistake_earns_its_line(parsed: Parse, gpus: int, overrides: list[str], problems: list[str]) -> None:
+def test_each_mistake_earns_its_line(
+    parsed: Parse, gpus: int, overrides: list[str], problems: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(*overrides, on=machine(gpus))
     assert list(caught.value.problems) == problems
@@ -386,9 +420,15 @@ def test_a_processor_with_fp16_may_use_it(parsed: Parse) -> None:
 
 @pytest.mark.parametrize("group", ["model", "optimizer", "scheduler"])
 def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
-    own = getattr(parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "mine"}}), group)
+    own = getattr(
+        parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "mine"}}), group
+    )
     assert isinstance(own, constraints.Target)
-    assert (own.name, own.target, own.kwargs) == ("_target_", "mine.Own", {"lr": 3, "sizes": [1, 2], "name": "mine"})
+    assert (own.name, own.target, own.kwargs) == (
+        "_target_",
+        "mine.Own",
+        {"lr": 3, "sizes": [1, 2], "name": "mine"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,7 +448,14 @@ def test_a_name_is_an_argument_but_for_that_of_a_choice_which_the_class_is_laid_
 
 
 def test_a_dataset_of_ones_own(parsed: Parse) -> None:
-    node = {"_target_": "mine.Own", "num_classes": 3, "root": "x", "train": {"split": "a"}, "mean": [0.5], "std": [1.0]}
+    node = {
+        "_target_": "mine.Own",
+        "num_classes": 3,
+        "root": "x",
+        "train": {"split": "a"},
+        "mean": [0.5],
+        "std": [1.0],
+    }
     dataset = parsed(dataset=node).dataset
     assert (dataset.target, dataset.num_classes, dataset.kwargs) == ("mine.Own", 3, {"root": "x"})
     assert (dataset.train, dataset.test, dataset.mean) == ({"split": "a"}, {"train": False}, (0.5,))
@@ -436,7 +483,9 @@ def test_a_configuration_is_frozen(parsed: Parse) -> None:
 def test_a_mistake_is_told_without_torch() -> None:
     modules = ", ".join(f"expt.{name}" for name in FREE_OF_TORCH)
     program = f"import sys, {modules}; assert 'torch' not in sys.modules, 'torch was imported'"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 

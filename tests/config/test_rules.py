@@ -25,7 +25,11 @@ def machine(gpus: int = 0, **facts: Any) -> Machine:
 
 
 def problems(defaults: Mapping[str, Any], on: Machine, **changed: Any) -> list[str]:
-    nested = {key: {**(defaults[key] or {}), **value} for key, value in changed.items() if isinstance(value, dict)}
+    nested = {
+        key: {**(defaults[key] or {}), **value}
+        for key, value in changed.items()
+        if isinstance(value, dict)
+    }
     try:
         parse({**defaults, **changed, **nested}, on)
     except ConfigError as error:
@@ -272,7 +276,11 @@ def test_each_rule_at_its_edge(
     [
         (2, {"strategy": "hsdp"}, "strategy=fsdp"),
         (3, {"strategy": "hsdp"}, "strategy=fsdp"),
-        (3, {"strategy": "hsdp", "sharding": {"shards": 2}}, "strategy=fsdp with sharding.shards=auto"),
+        (
+            3,
+            {"strategy": "hsdp", "sharding": {"shards": 2}},
+            "strategy=fsdp with sharding.shards=auto",
+        ),
         (6, {"strategy": "hsdp"}, "strategy=fsdp, or sharding.shards=2 or 3"),
         (6, {"strategy": "fsdp", "sharding": {"shards": 4}}, "sharding.shards=auto"),
     ],
@@ -286,7 +294,9 @@ def test_what_is_advised_for_shards_is_possible(
     for number in re.findall(r"\b\d", use):
         assert problems(defaults, machine(0), **asked, sharding={"shards": int(number)}) == []
     if "fsdp" in use:
-        assert problems(defaults, machine(0), world_size=workers, batch_size=6, strategy="fsdp") == []
+        assert (
+            problems(defaults, machine(0), world_size=workers, batch_size=6, strategy="fsdp") == []
+        )
 
 
 @pytest.mark.parametrize("key", ["model", "task"])
@@ -294,13 +304,17 @@ def test_a_persons_own_code_is_not_recorded(key: str, defaults: dict[str, Any]) 
     own = {**defaults, "gpus": 1, key: {"_target_": "mine.Own"}}
     assert problems(own, machine(1)) == []
     (problem,) = problems(own, machine(1), cuda_graph=True)
-    assert problem.startswith(f"cuda_graph=true: repeats no Python, which {key}._target_=mine.Own may need; ")
+    assert problem.startswith(
+        f"cuda_graph=true: repeats no Python, which {key}._target_=mine.Own may need; "
+    )
 
 
 @pytest.mark.parametrize(
     "lists", [{"kernels": [3]}, {"strides": [1] * 4}, {"paddings": []}, {"widths": [1, 2]}], ids=str
 )
-def test_a_convolution_needs_each_of_its_settings(lists: dict[str, Any], defaults: dict[str, Any]) -> None:
+def test_a_convolution_needs_each_of_its_settings(
+    lists: dict[str, Any], defaults: dict[str, Any]
+) -> None:
     model = composed("model=convnet")["model"]
     assert problems({**defaults, "model": model}, machine()) == []
     (problem,) = problems({**defaults, "model": model}, machine(), model=lists)
@@ -329,10 +343,15 @@ def test_tables_and_tasks_that_do_not_go_together(words: str, begins: str) -> No
     assert caught.value.problems[0].startswith(begins)
 
 
-def test_parameters_that_are_trained_in_a_few_epochs_need_a_schedule_that_can_end_for_them() -> None:
+def test_parameters_that_are_trained_in_a_few_epochs_need_a_schedule_that_can_end_for_them() -> (
+    None
+):
     groups = "optimizer.groups=[{match:bias,epochs:3}]"
     for scheduler in ("constant", "cosine", "step", "triangular", "one_cycle"):
-        assert parse(composed(groups, f"scheduler={scheduler}"), machine()).optimizer.groups[0].epochs == 3
+        assert (
+            parse(composed(groups, f"scheduler={scheduler}"), machine()).optimizer.groups[0].epochs
+            == 3
+        )
     with pytest.raises(ConfigError) as caught:
         parse(composed(groups, "scheduler=plateau"), machine())
     assert list(caught.value.problems) == [

@@ -23,7 +23,9 @@ def test_every_sampler_has_all_keys_at_their_defaults() -> None:
     for name in get_args(SamplerName):
         content = {key: value for key, value in found[name].items() if key != "defaults"}
         if name != "pbt":
-            assert {*content} == {field.name for field in dataclasses.fields(Search)} - OF_POPULATIONS
+            assert {*content} == {
+                field.name for field in dataclasses.fields(Search)
+            } - OF_POPULATIONS
         assert parse_search(content) == parse_search({"name": name, "runs": content["runs"]})
 
 
@@ -41,7 +43,9 @@ def test_what_the_sampler_heeds_or_is_as_by_default_is_taken(given: dict[str, An
 
 
 def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
-    found = parse_search({"name": "tpe", "constraints": "a<1", "when": {"model=mlp": ["seed=1,2", "epochs=1,2"]}})
+    found = parse_search(
+        {"name": "tpe", "constraints": "a<1", "when": {"model=mlp": ["seed=1,2", "epochs=1,2"]}}
+    )
     assert found.constraints == ("a<1",)
     assert found.when == ("model=mlp: seed=1,2", "model=mlp: epochs=1,2")
 

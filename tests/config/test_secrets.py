@@ -48,7 +48,9 @@ def test_a_secret_is_found_as_python_and_json_write_it(secret: str) -> None:
         assert "${oc.env:A}" in secrets.hidden(text)
 
 
-def test_keys_that_a_resolver_makes_of_a_variable_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_a_resolver_makes_of_a_variable_are_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("EXPT_TEST_A", "{token-4711: [anna], b: {other-4712: 1}}")
     node = "${oc.decode:${oc.env:EXPT_TEST_A}}"
     content = plain(OmegaConf.create({"model": {"users": node}}))
@@ -77,7 +79,9 @@ def test_what_was_hidden_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert secrets.restored({"a": ["${oc.env:EXPT_TEST_A}/x", 3]}, read) == {"a": ["today's/x", 3]}
     assert read == {"EXPT_TEST_A": "today's"}
     monkeypatch.delenv("EXPT_TEST_A")
-    with pytest.raises(ConfigError, match=r"^EXPT_TEST_A: the run took this variable from the environment"):
+    with pytest.raises(
+        ConfigError, match=r"^EXPT_TEST_A: the run took this variable from the environment"
+    ):
         secrets.restored("${oc.env:EXPT_TEST_A}", read)
 
 
@@ -111,16 +115,29 @@ NESTED = {
 }
 
 
-def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"QUOTED": "'secret-4711'", "MILLIONS": "47_110_815", "WORD": "hello", "SHORT": "0.1"}
+def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {
+        "QUOTED": "'secret-4711'",
+        "MILLIONS": "47_110_815",
+        "WORD": "hello",
+        "SHORT": "0.1",
+    }
     variables["LOGIN"] = "{user: anna, pins: [1234567, ab]}"
     for name, value in variables.items():
         monkeypatch.setenv(f"EXPT_TEST_{name}", value)
     OmegaConf.register_new_resolver("expt_upper", str.upper, replace=True)
-    content = plain(OmegaConf.create({"model": NESTED, "optimizer": {"lr": 47110815, "seed": 1234567}}))
+    content = plain(
+        OmegaConf.create({"model": NESTED, "optimizer": {"lr": 47110815, "seed": 1234567}})
+    )
     read = content.pop("secrets")
     values, login = content["model"], "${oc.decode:${oc.env:EXPT_TEST_LOGIN}}"
-    assert (values["token"], values["number"], values["deep"]) == ("secret-4711", 47110815, "x-HELLO")
+    assert (values["token"], values["number"], values["deep"]) == (
+        "secret-4711",
+        47110815,
+        "x-HELLO",
+    )
     hidden = {
         **NESTED,
         "login": login,
@@ -129,10 +146,14 @@ def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monk
         "short": 0.1,
     }
     written = {"model": {"kwargs": values}, "optimizer": content["optimizer"]}
-    assert secrets.hidden_settings(written, read) == {**written, "model": {"kwargs": hidden}}, "and no other number"
+    assert secrets.hidden_settings(written, read) == {**written, "model": {"kwargs": hidden}}, (
+        "and no other number"
+    )
     other = {"model": {"kwargs": {"login": {**values["login"], "more": 1}}}}
     by_parts = {"user": f"{login}[user]", "pins": [f"{login}[pins][0]", "ab"]}
-    assert secrets.hidden_settings(other, read) == {"model": {"kwargs": {"login": {**by_parts, "more": 1}}}}
+    assert secrets.hidden_settings(other, read) == {
+        "model": {"kwargs": {"login": {**by_parts, "more": 1}}}
+    }
     assert secrets.restored(by_parts, {}) == values["login"]
     again: dict[str, str] = {}
     assert secrets.restored({"model": {"kwargs": hidden}}, again) == {"model": {"kwargs": values}}
@@ -141,7 +162,8 @@ def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monk
     assert not any(word in secrets.hidden(text) for word in text.replace(",", "").split()[1:])
     monkeypatch.setenv("EXPT_TEST_LOGIN", "{user: otto}")
     with pytest.raises(
-        ConfigError, match=r"\[pins\]\[0\]: cannot be made of the environment anew .*; type the key again"
+        ConfigError,
+        match=r"\[pins\]\[0\]: cannot be made of the environment anew .*; type the key again",
     ):
         secrets.restored(by_parts, {})
     monkeypatch.delenv("EXPT_TEST_LOGIN")

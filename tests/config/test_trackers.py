@@ -21,11 +21,16 @@ from tests.conftest import Configured
         (["mlflow.tracking_uri='http://'"], "names no host"),
         (["mlflow.tracking_uri='http://a:99999'"], "is no address (Port out of range 0-65535)"),
         (["mlflow.tracking_uri=''"], "is no address"),
-        (["mlflow.tracking_uri='https://me:word@host/'"], "=https://host/: a password would be written into the run"),
+        (
+            ["mlflow.tracking_uri='https://me:word@host/'"],
+            "=https://host/: a password would be written into the run",
+        ),
         (["wandb.mode=onlin"], "wandb.mode='onlin': input should be 'online' or 'offline'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(configured: Configured, words: list[str], line: str) -> None:
+def test_what_cannot_be_is_refused_in_a_line(
+    configured: Configured, words: list[str], line: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         configured(*words)
     assert line in str(raised.value)
@@ -51,7 +56,9 @@ def test_a_password_of_the_environment_is_used_and_not_written(
     config = configured("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")
     assert config.mlflow.tracking_uri == "https://me:word@host"
     assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
-    assert not {key for key in hyperparameters(shown(config)) if key.startswith(("send", "mlflow", "wandb"))}
+    assert not {
+        key for key in hyperparameters(shown(config)) if key.startswith(("send", "mlflow", "wandb"))
+    }
 
 
 def test_an_impossible_address_of_the_environment_is_told_before_the_run(

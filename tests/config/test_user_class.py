@@ -34,7 +34,10 @@ def test_a_subclass_is_built_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("no_such_module.Own", r"^_target_=no_such_module.Own: cannot import no_such_module \(.*on PYTHONPATH"),
+        (
+            "no_such_module.Own",
+            r"^_target_=no_such_module.Own: cannot import no_such_module \(.*on PYTHONPATH",
+        ),
         (f"{__name__}.Owm", r"has no Owm\. Did you mean 'Own'\?"),
         (f"{__name__}.not_a_class", "refused, it is not a subclass of builtins.dict$"),
         (f"{__name__}.Path", "refused, it is not a subclass of builtins.dict$"),
@@ -49,13 +52,17 @@ def test_what_is_no_such_class_is_refused_and_not_called(path: str, text: str) -
 
 def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
     before = Own.built
-    with pytest.raises(ConfigError, match=r"missing a required argument: 'size'; it was given width"):
+    with pytest.raises(
+        ConfigError, match=r"missing a required argument: 'size'; it was given width"
+    ):
         build(f"{__name__}.Own", dict, width=3)
     with pytest.raises(ConfigError, match=r"it was given siz\. Did you mean 'size'\?"):
         build(f"{__name__}.Own", dict, siz=3)
     with pytest.raises(ConfigError, match=r"it was given nothing; add size beside _target_$"):
         build(f"{__name__}.Own", dict)
-    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'x'; it was given size, x; leave it out$"):
+    with pytest.raises(
+        ConfigError, match=r"unexpected keyword argument 'x'; it was given size, x; leave it out$"
+    ):
         build(f"{__name__}.Own", dict, size=3, x=1)
     assert Own.built == before
 
@@ -76,34 +83,53 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
 ) -> None:
     (tmp_path / "own_constructor.py").write_text(RAISES)
     monkeypatch.syspath_prepend(tmp_path)
-    name, where = "own_constructor.Net", f"({tmp_path}/own_constructor.py, line 4); mend that line, or what it is given"
-    for wrong, told in (("abc", 'TypeError: can only concatenate str (not "int") to str'), ([], "TypeError: can only")):
+    name, where = (
+        "own_constructor.Net",
+        f"({tmp_path}/own_constructor.py, line 4); mend that line, or what it is given",
+    )
+    for wrong, told in (
+        ("abc", 'TypeError: can only concatenate str (not "int") to str'),
+        ([], "TypeError: can only"),
+    ):
         with pytest.raises(ConfigError) as refused:
             build(name, dict, width=wrong)
-        assert str(refused.value).startswith(f"_target_={name}: cannot be built as Net(width={wrong!r}): {told}")
+        assert str(refused.value).startswith(
+            f"_target_={name}: cannot be built as Net(width={wrong!r}): {told}"
+        )
         assert str(refused.value).endswith(where)
-    with pytest.raises(ConfigError, match=r"Net\(width=4\): FileNotFoundError: .*, line 6\); mend that line"):
+    with pytest.raises(
+        ConfigError, match=r"Net\(width=4\): FileNotFoundError: .*, line 6\); mend that line"
+    ):
         build(f"{__name__}.Holder", dict, below=[{"_target_": name, "width": 4}])
     with pytest.raises(RuntimeError, match="allocate"):
         build(name, dict, width=5)
     monkeypatch.setattr(secrets, "_names", {"a-rather-long-secret-0815-4711": "TOKEN"})
-    with pytest.raises(ConfigError, match=r"Net\(width='\$\{oc\.env:TOKEN\}'\)"):  # and none of it where it is cut
+    with pytest.raises(
+        ConfigError, match=r"Net\(width='\$\{oc\.env:TOKEN\}'\)"
+    ):  # and none of it where it is cut
         build(name, dict, width="a-rather-long-secret-0815-4711")
 
 
-def test_a_mistake_in_the_source_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_the_source_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_mistake.py").write_text("import os\nclass Net(:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        ConfigError, match=rf"^_target_=own_mistake.Net: {tmp_path}/own_mistake.py, line 2: invalid syntax$"
+        ConfigError,
+        match=rf"^_target_=own_mistake.Net: {tmp_path}/own_mistake.py, line 2: invalid syntax$",
     ):
         build("own_mistake.Net", dict)
 
 
-def test_a_file_that_is_no_text_is_named_by_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_text_is_named_by_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_null.py").write_bytes(b"x = 1\0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null bytes$") as raised:
+    with pytest.raises(
+        ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null bytes$"
+    ) as raised:
         build("own_null.Net", dict)
     assert "None" not in str(raised.value)
 
@@ -113,7 +139,10 @@ def test_a_file_that_is_no_text_is_named_by_its_module(tmp_path: Path, monkeypat
     [
         ("import os\n\nraise RuntimeError('no licence\\nask for one')", "RuntimeError: no licence"),
         ("\n\nimport no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("\nimport json\njson.loads('')", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        (
+            "\nimport json\njson.loads('')",
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        ),
         ("import sys\n\nsys.exit(3)", "SystemExit: 3"),
     ],
 )
@@ -125,7 +154,10 @@ def test_what_its_module_raises_is_told_with_the_line(
     with pytest.raises(ConfigError) as refused:
         build("own_raises.Net", dict)
     where = f"({tmp_path}/own_raises.py, line 3)"
-    assert str(refused.value) == f"_target_=own_raises.Net: importing own_raises raised {raised} {where}"
+    assert (
+        str(refused.value)
+        == f"_target_=own_raises.Net: importing own_raises raised {raised} {where}"
+    )
 
 
 class Noted:
@@ -151,18 +183,30 @@ class Holder(dict[str, object]):
 
 def test_what_arguments_name_is_built_before_the_class_itself() -> None:
     Noted.made.clear()
-    deep = {"several": [noted("a", inner=noted("b")), 3], "below": {"one": noted("c")}, "plain": [1, {"x": None}]}
+    deep = {
+        "several": [noted("a", inner=noted("b")), 3],
+        "below": {"one": noted("c")},
+        "plain": [1, {"x": None}],
+    }
     held = build(f"{__name__}.Holder", dict, **deep)
     assert Noted.made == ["b", "a", "c"]
     first, second = held["several"]
-    assert (first.label, first.inner.label, second, held["below"]["one"].label) == ("a", "b", 3, "c")
+    assert (first.label, first.inner.label, second, held["below"]["one"].label) == (
+        "a",
+        "b",
+        3,
+        "c",
+    )
     assert held["plain"] == [1, {"x": None}]
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("subprocess.Popen", "refused, it is of Python's own library; name a class of a package, or your own"),
+        (
+            "subprocess.Popen",
+            "refused, it is of Python's own library; name a class of a package, or your own",
+        ),
         ("os.system", "refused, it is of Python's own library"),
         ("builtins.eval", "refused, it is of Python's own library"),
         ("ctypes.CDLL", "refused, it is of Python's own library"),
@@ -178,8 +222,15 @@ def test_what_arguments_name_is_built_before_the_class_itself() -> None:
 def test_nothing_is_called_where_one_of_them_is_refused(wrong: object, says: str) -> None:
     Noted.made.clear()
     with pytest.raises(ConfigError) as refused:
-        build(f"{__name__}.Holder", dict, first=noted("a"), last=[noted("b", inner={"_target_": wrong})])
-    assert str(refused.value).startswith(f"_target_={wrong}: {says}" if "has no" not in says else f"_target_={wrong}: ")
+        build(
+            f"{__name__}.Holder",
+            dict,
+            first=noted("a"),
+            last=[noted("b", inner={"_target_": wrong})],
+        )
+    assert str(refused.value).startswith(
+        f"_target_={wrong}: {says}" if "has no" not in says else f"_target_={wrong}: "
+    )
     assert says in str(refused.value)
     assert Noted.made == []
 
@@ -209,10 +260,15 @@ def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
         build(f"{__name__}.Odd", object, pth="here", base=2)
 
 
-def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(secrets, "_names", {})
     secrets.remember({"TOKEN": "first\nsecond"})
-    for given, told in (("\n  no text  \nmore", "ValueError: no text "), ("of first\nsecond", "of ${oc.env:TOKEN} ")):
+    for given, told in (
+        ("\n  no text  \nmore", "ValueError: no text "),
+        ("of first\nsecond", "of ${oc.env:TOKEN} "),
+    ):
         with pytest.raises(ConfigError) as refused:
             build(f"{__name__}.Odd", object, path="here", base=2, said=given)
         assert told in str(refused.value)

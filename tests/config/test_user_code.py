@@ -19,7 +19,9 @@ from tests.conftest import Configured
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path, with a module, and a package of which one part imports another."""
-    (tmp_path / "my_net.py").write_text("import my_layers\nimport torch\nraise RuntimeError('was run')\n")
+    (tmp_path / "my_net.py").write_text(
+        "import my_layers\nimport torch\nraise RuntimeError('was run')\n"
+    )
     (tmp_path / "my_layers.py").write_text("WIDTH = 3\n")
     package = tmp_path / "my_package"
     (package / "deep").mkdir(parents=True)
@@ -62,7 +64,9 @@ def test_what_is_not_imported_does_not_count(own: Path) -> None:
     assert fingerprint(["my_package.deep.net.Net", "my_net.Net"]) == before
 
 
-def test_the_same_source_elsewhere_is_the_same(own: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_same_source_elsewhere_is_the_same(
+    own: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     before = fingerprint(["my_net.Net"])
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     for name in ("my_net.py", "my_layers.py"):
@@ -76,7 +80,8 @@ def test_the_same_source_elsewhere_is_the_same(own: Path, tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.mlp.MLP"]
+    "name",
+    ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.mlp.MLP"],
 )
 def test_an_installed_class_is_known_by_its_version(name: str) -> None:
     assert fingerprint([name]) is None
@@ -94,7 +99,9 @@ def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
     (own / "my_package/__init__.py").write_text("")
     (own / "my_package/parts.py").write_text("from my_layers import WIDTH\n")
     assert importlib.import_module(name).WIDTH == 3
-    (own / "my_layers.py").write_text("WIDTH = 12345\n")  # a file of another size, whose time may be the same
+    (own / "my_layers.py").write_text(
+        "WIDTH = 12345\n"
+    )  # a file of another size, whose time may be the same
     import_anew([f"{name}.Part"])
     assert importlib.import_module(name).WIDTH == 12345
 
@@ -110,19 +117,38 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
         train={"x": {"_target_": "b.C"}},
     )
     callback = constraints.Target(target="mine.Watch", kwargs={"of": {"_target_": "d.D"}})
-    config = dataclasses.replace(configured(), optimizer=optimizer, dataset=data, callbacks=(callback,))
+    config = dataclasses.replace(
+        configured(), optimizer=optimizer, dataset=data, callbacks=(callback,)
+    )
     found = targets(config)
-    assert found == ("mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B", "mine.Watch", "d.D")
-    assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
+    assert found == (
+        "mine.Data",
+        "mine.T",
+        "b.C",
+        "mine.Opt",
+        "mine.Deep",
+        "a.B",
+        "mine.Watch",
+        "d.D",
+    )
+    assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, (
+        "else such a run would be stale"
+    )
 
 
 def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
-    config = configured("+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}")
+    config = configured(
+        "+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}"
+    )
     assert targets(config) == ("mine.Metric", "mine.Deep")
-    assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config), "else such a run would be stale"
+    assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config), (
+        "else such a run would be stale"
+    )
 
 
 def test_the_transforms_of_a_dataset_count_too(configured: Configured) -> None:
-    config = configured("dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_: mine.Deep}]}]")
+    config = configured(
+        "dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_: mine.Deep}]}]"
+    )
     assert targets(config) == ("mine.Noise", "a.B", "mine.Deep")
     assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config)

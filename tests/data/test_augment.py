@@ -23,7 +23,9 @@ from expt.errors import ConfigError
 
 CPU = torch.device("cpu")
 SIZE, HEIGHT, WIDTH = 203, 7, 5
-IMAGES = torch.randint(1, 256, (SIZE, 2, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    1, 256, (SIZE, 2, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 LABELS = torch.arange(SIZE)
 ALL_THREE = Augmentation(crop_padding=2, flip=True, cutout=3)
 MEAN, STD = (0.4, 0.6), (0.2, 0.3)
@@ -62,7 +64,10 @@ def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tenso
     """One image [C, H, W], pixel by pixel; `numbers` are below 2**15."""
     flip, top, left, cut_y, cut_x = numbers
     padding = augment.crop_padding
-    top, left = top * (2 * padding + 1) // 2**15 - padding, left * (2 * padding + 1) // 2**15 - padding
+    top, left = (
+        top * (2 * padding + 1) // 2**15 - padding,
+        left * (2 * padding + 1) // 2**15 - padding,
+    )
     first_row = cut_y * HEIGHT // 2**15 - augment.cutout // 2
     first_column = cut_x * WIDTH // 2**15 - augment.cutout // 2
     made = torch.empty(image.shape)
@@ -91,7 +96,9 @@ def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tenso
     ],
     ids=str,
 )
-def test_each_image_is_augmented_as_by_hand(make: Callable[..., Loader], augment: Augmentation) -> None:
+def test_each_image_is_augmented_as_by_hand(
+    make: Callable[..., Loader], augment: Augmentation
+) -> None:
     drawn = Augmentation.draw(SIZE, seed=5, epoch=2)
     position = 0
     for batch in make(seed=5, augment=augment, drop_last=True).epoch(2):
@@ -108,9 +115,13 @@ def test_every_offset_comes_as_often_as_the_others() -> None:
     augment = Augmentation(crop_padding=1, flip=True)
     moved = augment.move(marked, Augmentation.draw(len(marked), seed=0, epoch=0))
     assert moved.dtype == torch.uint8
-    torch.testing.assert_close(moved.float().div(255).mean(0), torch.full((1, 3, 3), 1 / 9), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        moved.float().div(255).mean(0), torch.full((1, 3, 3), 1 / 9), atol=0.01, rtol=0
+    )
     places = augment.move(marked[:1].expand(9, -1, -1, -1), Augmentation.draw(9, seed=0, epoch=0))
-    assert len({tuple(image.flatten().tolist()) for image in places}) > 1  # not one place for a batch
+    assert (
+        len({tuple(image.flatten().tolist()) for image in places}) > 1
+    )  # not one place for a batch
     flipped = Augmentation(flip=True).move(
         torch.tensor([0, 1]).expand(20_000, 1, 1, 2), Augmentation.draw(20_000, seed=0, epoch=0)
     )
@@ -121,16 +132,23 @@ def test_every_offset_comes_as_often_as_the_others() -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_size: int) -> None:
     alone = list(make(augment=ALL_THREE).epoch(1))
-    ranks = [make(augment=ALL_THREE, shard=Shard(rank, world_size)).epoch(1) for rank in range(world_size)]
+    ranks = [
+        make(augment=ALL_THREE, shard=Shard(rank, world_size)).epoch(1)
+        for rank in range(world_size)
+    ]
     for whole, *parts in zip(alone, *ranks, strict=True):
         images = torch.cat([part.inputs for part in parts if not part.weightless])
         assert torch.equal(images, whole.inputs)
 
 
 @make_loader
-def test_a_run_that_goes_on_in_the_middle_of_an_epoch_draws_the_same(make: Callable[..., Loader]) -> None:
+def test_a_run_that_goes_on_in_the_middle_of_an_epoch_draws_the_same(
+    make: Callable[..., Loader],
+) -> None:
     whole, rest = (list(make(augment=ALL_THREE).epoch(1, skip=skip)) for skip in (0, 9))
-    assert all(torch.equal(one.inputs, other.inputs) for one, other in zip(whole[9:], rest, strict=True))
+    assert all(
+        torch.equal(one.inputs, other.inputs) for one, other in zip(whole[9:], rest, strict=True)
+    )
 
 
 @make_loader
@@ -151,7 +169,9 @@ def test_an_evaluation_is_not_augmented(make: Callable[..., Loader]) -> None:
 
 
 def test_streamed_and_stored_images_are_augmented_alike() -> None:
-    for one, other in zip(in_memory(augment=ALL_THREE).epoch(1), streamed(augment=ALL_THREE).epoch(1), strict=True):
+    for one, other in zip(
+        in_memory(augment=ALL_THREE).epoch(1), streamed(augment=ALL_THREE).epoch(1), strict=True
+    ):
         assert torch.equal(one.inputs, other.inputs)
 
 
@@ -164,7 +184,12 @@ def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
 
 def digits(**augment: Any) -> datasets.Digits:
     return datasets.Digits(
-        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None, augment=datasets.Augment(**augment)
+        name="digits",
+        val_fraction=0.1,
+        train_limit=None,
+        mean=None,
+        std=None,
+        augment=datasets.Augment(**augment),
     )
 
 
@@ -209,7 +234,9 @@ def test_what_augments_is_drawn_apart_from_the_order() -> None:
         of_the_order = torch.Generator().manual_seed(indexing.mix(seed, epoch))
         same_stream = torch.randint(1 << 15, (5, SIZE), dtype=torch.int16, generator=of_the_order)
         assert not torch.equal(Augmentation.draw(SIZE, seed, epoch), same_stream)
-    drawn = [Augmentation.draw(SIZE, seed, epoch) for seed, epoch in ((0, 1), (1, 0), (0, 2), (1, 1))]
+    drawn = [
+        Augmentation.draw(SIZE, seed, epoch) for seed, epoch in ((0, 1), (1, 0), (0, 2), (1, 1))
+    ]
     assert not any(torch.equal(one, other) for i, one in enumerate(drawn) for other in drawn[:i])
 
 
@@ -221,7 +248,11 @@ def test_alternating_flips_show_each_image_both_ways_in_two_epochs(
     """Whatever the number of workers, and the batch from which a run goes on."""
 
     def mirrored(epoch: int, rank: int = 0, world_size: int = 1, skip: int = 0) -> dict[int, bool]:
-        options = {"augment": Augmentation(flip="alternate"), "shard": Shard(rank, world_size), "balanced": balanced}
+        options = {
+            "augment": Augmentation(flip="alternate"),
+            "shard": Shard(rank, world_size),
+            "balanced": balanced,
+        }
         found = {}
         for batch in make(**options, mean=None, std=None).epoch(epoch, skip):
             for image, label in zip(batch.inputs, batch.targets.tolist(), strict=True):

@@ -32,13 +32,23 @@ def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: st
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(size):
-                Image.new("RGB", (20 + number, 12), (100 * label, 10 * number, 7)).save(folder / f"{number}.png")
+                Image.new("RGB", (20 + number, 12), (100 * label, 10 * number, 7)).save(
+                    folder / f"{number}.png"
+                )
     return root
 
 
 def folder_config(root: Path, **options: Any) -> datasets.ImageFolder:
-    chosen: dict[str, Any] = {"val_fraction": 0.25, "train_limit": None, "mean": None, "std": None, **options}
-    return datasets.ImageFolder(name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen)
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.25,
+        "train_limit": None,
+        "mean": None,
+        "std": None,
+        **options,
+    }
+    return datasets.ImageFolder(
+        name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen
+    )
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -48,7 +58,11 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert (data.info.channels, data.info.shapes["image_size"], data.info.class_names) == (3, (8, 10), ("cat", "dog"))
+    assert (data.info.channels, data.info.shapes["image_size"], data.info.class_names) == (
+        3,
+        (8, 10),
+        ("cat", "dog"),
+    )
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
     assert [batch.inputs.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
 
@@ -62,7 +76,9 @@ def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_val_folder_validates(tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_val_folder_validates(
+    tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is held out of train then, and nothing is a test set but test/."""
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     dataset = folder_config(write_folder(tmp_path / "images", test="val"), cache=cache)
@@ -72,7 +88,14 @@ def test_a_val_folder_validates(tmp_path: Path, cache: bool, monkeypatch: pytest
     assert data.test is None
     assert data.val is not None
     (batch,) = data.val.evaluation()
-    assert [round(value) for value in (255 * batch.inputs[:, 0].mean((1, 2))).tolist()] == [0, 0, 0, 100, 100, 100]
+    assert [round(value) for value in (255 * batch.inputs[:, 0].mean((1, 2))).tolist()] == [
+        0,
+        0,
+        0,
+        100,
+        100,
+        100,
+    ]
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert isinstance(data.train, InMemoryLoader if cache else StreamLoader)
 
@@ -107,10 +130,14 @@ def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         colour, grey = (folder_config(root, channels=channels, cache=cache) for channels in (3, 1))
         for each in (colour, grey, colour):
             prepare(each)
-        (in_colour,), (in_grey,) = (list(build_data(each).test.evaluation()) for each in (colour, grey))  # type: ignore[union-attr]
+        (in_colour,), (in_grey,) = (
+            list(build_data(each).test.evaluation()) for each in (colour, grey)
+        )  # type: ignore[union-attr]
         assert (in_colour.inputs.shape[1], in_grey.inputs.shape[1]) == (3, 1)
         luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-        torch.testing.assert_close(in_grey.inputs, (in_colour.inputs * luma).sum(1, keepdim=True), atol=0.01, rtol=0)
+        torch.testing.assert_close(
+            in_grey.inputs, (in_colour.inputs * luma).sum(1, keepdim=True), atol=0.01, rtol=0
+        )
 
 
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
@@ -122,7 +149,9 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
     write_folder(tmp_path / "val", test="val")
     (tmp_path / "val/val/fox").mkdir()
-    assert f"have different classes: only one of them has {tmp_path}/val/val/fox" in raised(tmp_path / "val")
+    assert f"have different classes: only one of them has {tmp_path}/val/val/fox" in raised(
+        tmp_path / "val"
+    )
     (tmp_path / "bare/train").mkdir(parents=True)
     (tmp_path / "bare/test").mkdir()
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
@@ -147,7 +176,13 @@ def test_an_unreadable_image_is_named_when_read(tmp_path: Path) -> None:
 
 
 def build_data(dataset: Any, **options: Any) -> Data:
-    chosen: dict[str, Any] = {"batch_size": 4, "shard": Shard(), "seed": 0, "drop_last": True, "num_workers": 0}
+    chosen: dict[str, Any] = {
+        "batch_size": 4,
+        "shard": Shard(),
+        "seed": 0,
+        "drop_last": True,
+        "num_workers": 0,
+    }
     chosen = {"device": torch.device("cpu"), "channels_last": False, **chosen, **options}
     return build(dataset, **chosen)
 
@@ -158,12 +193,24 @@ def of_test(data: Data) -> Loader:
 
 
 def digits(**options: Any) -> datasets.Digits:
-    chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": (0.3053,), "std": (0.376,), **options}
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.1,
+        "train_limit": None,
+        "mean": (0.3053,),
+        "std": (0.376,),
+        **options,
+    }
     return datasets.Digits(name="digits", **chosen)
 
 
 def synthetic(**options: Any) -> datasets.Synthetic:
-    chosen: dict[str, Any] = {"train_size": 1500, "test_size": 200, "channels": 2, "image_size": (6, 5), **options}
+    chosen: dict[str, Any] = {
+        "train_size": 1500,
+        "test_size": 200,
+        "channels": 2,
+        "image_size": (6, 5),
+        **options,
+    }
     chosen = {
         "num_classes": 7,
         "seed": 0,
@@ -182,7 +229,12 @@ def test_digits_are_built() -> None:
     assert (info.channels, info.shapes["image_size"], info.num_classes) == (1, (8, 8), 10)
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
-    assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (12, 1293, 144, 360)
+    assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (
+        12,
+        1293,
+        144,
+        360,
+    )
     images = torch.cat([batch.inputs for batch in data.train.epoch(0)])
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
@@ -194,12 +246,17 @@ def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture
     for rank in (0, 1):
         build_data(digits(train_limit=2000), shard=Shard(rank, 2))
     build_data(digits(train_limit=1293))
-    told = "warning: dataset.train_limit=2000: there are 1293 samples to train on, and all are used\n"
+    told = (
+        "warning: dataset.train_limit=2000: there are 1293 samples to train on, and all are used\n"
+    )
     assert capsys.readouterr().err == told
 
 
 def test_validation_is_held_out_whatever_the_seed() -> None:
-    one, other = (build_data(digits(train_limit=limit), seed=seed).val for seed, limit in ((0, None), (1, 100)))
+    one, other = (
+        build_data(digits(train_limit=limit), seed=seed).val
+        for seed, limit in ((0, None), (1, 100))
+    )
     assert one is not None
     assert other is not None
     (batch,), (again,) = one.evaluation(), other.evaluation()
@@ -207,9 +264,13 @@ def test_validation_is_held_out_whatever_the_seed() -> None:
 
 
 def test_too_few_images_for_a_batch() -> None:
-    with pytest.raises(DataError, match=r"set has 50 samples, fewer than batch_size=64; .*drop_last=false"):
+    with pytest.raises(
+        DataError, match=r"set has 50 samples, fewer than batch_size=64; .*drop_last=false"
+    ):
         build_data(digits(train_limit=50), batch_size=64)
-    with pytest.raises(DataError, match="; use batch_size=48, or drop_last=false"):  # what is told is not refused
+    with pytest.raises(
+        DataError, match="; use batch_size=48, or drop_last=false"
+    ):  # what is told is not refused
         build_data(digits(train_limit=50), batch_size=64, batch_parts=4)
     with pytest.raises(DataError, match="; use drop_last=false"):
         build_data(digits(train_limit=50), batch_size=64, batch_parts=64)
@@ -228,8 +289,12 @@ def test_synthetic_images_show_their_class() -> None:
     data = build_data(synthetic(), batch_size=1500)
     (train,), (test,) = data.train.epoch(0), of_test(data).evaluation()
     assert data.info.class_names == tuple("0123456")
-    means = torch.stack([train.inputs[train.targets == label].mean(0).flatten() for label in range(7)])
-    assert (torch.cdist(test.inputs.flatten(1), means).argmin(1) == test.targets).float().mean() > 0.9
+    means = torch.stack(
+        [train.inputs[train.targets == label].mean(0).flatten() for label in range(7)]
+    )
+    assert (
+        torch.cdist(test.inputs.flatten(1), means).argmin(1) == test.targets
+    ).float().mean() > 0.9
     (again,) = build_data(synthetic(), batch_size=1500).train.epoch(0)
     assert torch.equal(again.inputs, train.inputs)
     (different,) = of_test(build_data(synthetic(seed=1))).evaluation()
@@ -270,13 +335,19 @@ class Endless(IterableDataset[Any]):
 
 
 def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> datasets.TargetDataset:
-    return datasets.TargetDataset(target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs})
+    return datasets.TargetDataset(
+        target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs}
+    )
 
 
 def test_a_person_s_own_dataset() -> None:
     data = build_data(own(), batch_size=9, num_workers=1)
     info = data.info
-    assert (info.channels, info.shapes["image_size"], info.class_names) == (1, (5, 4), ("0", "1", "2"))
+    assert (info.channels, info.shapes["image_size"], info.class_names) == (
+        1,
+        (5, 4),
+        ("0", "1", "2"),
+    )
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
     assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
@@ -288,20 +359,27 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
     limited = dataclasses.replace(own("Sorted"), train_limit=9, val_fraction=0.0)
     (batch,) = build_data(limited, batch_size=9).train.epoch(0)
     assert batch.targets.bincount().tolist() == [3, 3, 3]
-    (batch,) = build_data(dataclasses.replace(limited, target=f"{__name__}.Own"), batch_size=9).train.epoch(0)
+    (batch,) = build_data(
+        dataclasses.replace(limited, target=f"{__name__}.Own"), batch_size=9
+    ).train.epoch(0)
     assert (255 * batch.inputs).max() > 20
 
 
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword"),
+        (
+            own(colour=1),
+            r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword",
+        ),
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
         (own(size=0), "its training part has no samples"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_explained(dataset: datasets.TargetDataset, text: str) -> None:
+def test_a_dataset_that_does_not_fit_is_explained(
+    dataset: datasets.TargetDataset, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         build_data(dataset)

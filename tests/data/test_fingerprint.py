@@ -29,7 +29,13 @@ from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
 
-QUICK = ("epochs=1", "dataset.train_limit=64", "world_size=1", "max_steps=1", "tensorboard.images=false")
+QUICK = (
+    "epochs=1",
+    "dataset.train_limit=64",
+    "world_size=1",
+    "max_steps=1",
+    "tensorboard.images=false",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +45,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(name: Any, root: Path | str) -> datasets.Downloaded:
     return datasets.Downloaded(
-        name=name, root=str(root), download=False, val_fraction=0.1, train_limit=None, mean=None, std=None
+        name=name,
+        root=str(root),
+        download=False,
+        val_fraction=0.1,
+        train_limit=None,
+        mean=None,
+        std=None,
     )
 
 
@@ -62,7 +74,9 @@ def images(root: Path, seed: int = 0) -> Path:
             (root / split / name).mkdir(parents=True, exist_ok=True)
             for number in range(40):
                 pixels = chance.integers(0, 256, (8, 8, 3), np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number}.png", compress_level=0)
+                Image.fromarray(pixels).save(
+                    root / split / name / f"{number}.png", compress_level=0
+                )
     return root
 
 
@@ -72,11 +86,15 @@ def test_originals_are_known_by_their_name(fashion_mnist: str, mnist: str) -> No
 
 
 def test_one_known_set_is_not_taken_for_another(mnist: str) -> None:
-    with pytest.raises(DataError, match=r"those of mnist; use dataset=mnist, or another dataset\.root"):
+    with pytest.raises(
+        DataError, match=r"those of mnist; use dataset=mnist, or another dataset\.root"
+    ):
         digits_of(known("fashion_mnist", mnist))
 
 
-def test_other_files_are_known_by_their_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_known_by_their_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_idx_set(tmp_path / "one")
     write_idx_set(tmp_path / "two", sizes=(31, 20))
     shutil.copytree(tmp_path / "one", tmp_path / "packed")
@@ -98,7 +116,9 @@ def test_a_folder_is_the_same_on_another_machine(tmp_path: Path) -> None:
     assert digits_of(folder(one)) == digits_of(folder(tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("change", ["overwritten", "renamed", "added", "removed", "in test", "in val"])
+@pytest.mark.parametrize(
+    "change", ["overwritten", "renamed", "added", "removed", "in test", "in val"]
+)
 def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
     root = images(tmp_path / "one")
     before = digits_of(folder(root))
@@ -135,7 +155,12 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = digits_of(folder(root))
     (remembered,) = (tmp_path / "cache").rglob("*.json")
     text = remembered.read_text()
-    for content in (text.replace('"', "'"), "[]", "{}", json.dumps(dict.fromkeys(json.loads(text), 5))):
+    for content in (
+        text.replace('"', "'"),
+        "[]",
+        "{}",
+        json.dumps(dict.fromkeys(json.loads(text), 5)),
+    ):
         remembered.write_text(content)
         assert digits_of(folder(root)) == first
     monkeypatch.setattr(fingerprint, "_md5", None)  # nothing is read
@@ -153,7 +178,12 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", seed=1)
-    words = ("dataset=image_folder", "dataset.image_size=[8,8]", *QUICK, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    words = (
+        "dataset=image_folder",
+        "dataset.image_size=[8,8]",
+        *QUICK,
+        f"hydra.sweep.dir='{tmp_path / 'sweep'}'",
+    )
     results = expt.sweep(f"dataset.root='{tmp_path / 'a'}','{tmp_path / 'b'}'", *words)
     assert len({result.folder for result in results}) == 2
     (again,) = expt.sweep(f"dataset.root='{tmp_path / 'b'}'", "seed=0", *words)
@@ -166,10 +196,19 @@ def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
 
 def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -> None:
     root = images(tmp_path / "a")
-    own = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", "world_size=1", "epochs=2")
+    own = (
+        "dataset=image_folder",
+        "dataset.image_size=[8,8]",
+        f"dataset.root='{root}'",
+        "world_size=1",
+        "epochs=2",
+    )
     trained(*own, "batch_size=16", "max_steps=2")
     images(root, seed=3)
-    with pytest.raises(ConfigError, match=r"its files are not those that the run of .*; give dataset\.root=PATH with"):
+    with pytest.raises(
+        ConfigError,
+        match=r"its files are not those that the run of .*; give dataset\.root=PATH with",
+    ):
         trained("resume=auto", "max_steps=4")
     images(root)
     assert trained("resume=auto", "max_steps=4").result["steps"] == 4
@@ -189,7 +228,15 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "own_net_of_mine.py").write_text(NET)
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net_of_mine.Net\n")
-    words = ("--config-dir", str(tmp_path / "conf"), "model=own", "seed=0,1", "epochs=1", "max_steps=1", "world_size=1")
+    words = (
+        "--config-dir",
+        str(tmp_path / "conf"),
+        "model=own",
+        "seed=0,1",
+        "epochs=1",
+        "max_steps=1",
+        "world_size=1",
+    )
     sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     before = {result.folder for result in expt.sweep(*sweep)}
     assert {result.folder for result in expt.sweep(*sweep)} == before
@@ -207,7 +254,13 @@ def _as_an_older_version(result: expt.Result) -> None:
 
 def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> None:
     root = images(tmp_path / "a")
-    words = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", *QUICK, "seed=0,1")
+    words = (
+        "dataset=image_folder",
+        "dataset.image_size=[8,8]",
+        f"dataset.root='{root}'",
+        *QUICK,
+        "seed=0,1",
+    )
     sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     results = expt.sweep(*sweep)
     for result in results:
@@ -218,7 +271,9 @@ def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> N
 
 
 def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
-    first = trained("epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first")
+    first = trained(
+        "epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first"
+    )
     words = ("epochs=1", "max_steps=4", "world_size=1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     results = expt.sweep(f"resume=null,'{first.folder}'", *words)
     assert len({result.folder for result in results}) == 2
@@ -226,11 +281,24 @@ def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> N
 
 
 def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
-    (tmp_path / "own_net.py").write_text(NET + f"from pathlib import Path\nPath({str(tmp_path)!r}, 'began').touch()\n")
+    (tmp_path / "own_net.py").write_text(
+        NET + f"from pathlib import Path\nPath({str(tmp_path)!r}, 'began').touch()\n"
+    )
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net.Net\n")
-    words = ("-m", "--config-dir", "conf", "model=own", "seed=0,1", "epochs=1", "world_size=1", "hydra.sweep.dir=sweep")
-    process = start(*words, "hydra.launcher.max_concurrent=1", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    words = (
+        "-m",
+        "--config-dir",
+        "conf",
+        "model=own",
+        "seed=0,1",
+        "epochs=1",
+        "world_size=1",
+        "hydra.sweep.dir=sweep",
+    )
+    process = start(
+        *words, "hydra.launcher.max_concurrent=1", cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
     wait_until((tmp_path / "began").exists, process)
     (tmp_path / "own_net.py").write_text(NET)
     out, err = process.communicate(timeout=60)
@@ -244,7 +312,13 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
 
 def test_a_completed_sweep_needs_its_data_no_more(tmp_path: Path) -> None:
     root = images(tmp_path / "a")
-    words = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", *QUICK, "seed=0,1")
+    words = (
+        "dataset=image_folder",
+        "dataset.image_size=[8,8]",
+        f"dataset.root='{root}'",
+        *QUICK,
+        "seed=0,1",
+    )
     sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     before = {result.folder for result in expt.sweep(*sweep)}
     root.rename(tmp_path / "away")
@@ -252,9 +326,15 @@ def test_a_completed_sweep_needs_its_data_no_more(tmp_path: Path) -> None:
     assert {path.parent for path in (tmp_path / "sweep").glob("*/result.json")} == before
 
 
-def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(tmp_path: Path, fashion_mnist: str) -> None:
+def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
+    tmp_path: Path, fashion_mnist: str
+) -> None:
     (tmp_path / "data").symlink_to(fashion_mnist)
-    data = ("dataset=fashion_mnist", f"dataset.root='{tmp_path / 'data'}'", "dataset.download=false")
+    data = (
+        "dataset=fashion_mnist",
+        f"dataset.root='{tmp_path / 'data'}'",
+        "dataset.download=false",
+    )
     sweep = (*data, *QUICK, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     for result in expt.sweep(*sweep):  # as if stopped on its way
         record = dict(read_result(RunPaths(result.folder)), status="interrupted")
@@ -269,7 +349,12 @@ def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(tmp_path: Path,
 
 def test_an_old_record_answers_for_one_folder_of_images(tmp_path: Path) -> None:
     roots = [images(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    words = ("dataset=image_folder", "dataset.image_size=[8,8]", *QUICK, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    words = (
+        "dataset=image_folder",
+        "dataset.image_size=[8,8]",
+        *QUICK,
+        f"hydra.sweep.dir='{tmp_path / 'sweep'}'",
+    )
     (first,) = expt.sweep(f"dataset.root='{roots[0]}'", *words, "seed=0")
     _as_an_older_version(first)
     both = expt.sweep(f"dataset.root='{roots[0]}','{roots[1]}'", *words)
@@ -282,7 +367,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, fashion_mnist: str, damage: str
     path = tmp_path / "set/train-labels-idx1-ubyte.gz"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes({"cut short": bytes(content[:999]), "not gzip": b"hello"}.get(damage, bytes(content)))
+    path.write_bytes(
+        {"cut short": bytes(content[:999]), "not gzip": b"hello"}.get(damage, bytes(content))
+    )
     with pytest.raises(DataError, match=path.name):
         digits_of(known("fashion_mnist", tmp_path / "set"))
 
@@ -328,23 +415,34 @@ def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: C
     assert identity(elsewhere, fingerprint.content_of(elsewhere)) == identity(
         config, content._replace(weights=fingerprint.content_of(elsewhere).weights)
     ), "wherever they lie"
-    assert identity(elsewhere, fingerprint.content_of(elsewhere)) != identity(config, content), "but not what they are"
+    assert identity(elsewhere, fingerprint.content_of(elsewhere)) != identity(config, content), (
+        "but not what they are"
+    )
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         fingerprint.content_of(config)
     assert fingerprint.content_of(dataclasses.replace(config, resume="auto")).weights is None
 
 
-def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(tmp_path: Path, configured: Configured) -> None:
+def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(
+    tmp_path: Path, configured: Configured
+) -> None:
     shorter = configured("epochs=2", f"weights={tmp_path}/gone.pt")
     made = Content(weights="abcd")
     told: Made = {"data": None, "code": None, "weights": "abcd"}
-    create_result(RunPaths(tmp_path / "run"), config=shown(shorter), content=told, identity=identity(shorter, made))
+    create_result(
+        RunPaths(tmp_path / "run"),
+        config=shown(shorter),
+        content=told,
+        identity=identity(shorter, made),
+    )
     longer = dataclasses.replace(shorter, epochs=4, resume=str(tmp_path / "run"))
     content = fingerprint.content_of(longer)
     assert content == Content(None, None, "abcd", continues=True)
     assert identity(longer, content) == identity(dataclasses.replace(longer, resume=None), made)
     other = dataclasses.replace(longer, gradient_accumulation=2)
     assert not fingerprint.content_of(other).continues
-    assert identity(other, fingerprint.content_of(other)) != identity(dataclasses.replace(other, resume=None), made)
+    assert identity(other, fingerprint.content_of(other)) != identity(
+        dataclasses.replace(other, resume=None), made
+    )
     update_result(RunPaths(tmp_path / "run"), identity="of one that began elsewhere")
     assert not fingerprint.content_of(longer).continues

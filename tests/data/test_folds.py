@@ -15,7 +15,9 @@ from expt.errors import ConfigError
 
 
 @pytest.mark.parametrize(("size", "folds"), [(442, 5), (7, 7), (10, 3)])
-def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(size: int, folds: int) -> None:
+def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(
+    size: int, folds: int
+) -> None:
     classes = torch.arange(size) % 3 * 7  # sorted neither by index nor without gaps
     parts = [split_fold(classes, folds, fold, None) for fold in range(folds)]
     everything = list(range(size))
@@ -24,15 +26,28 @@ def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(s
         assert torch.cat([train, val]).sort().values.tolist() == everything
         assert val.equal(val.sort().values)
         assert train.equal(train.sort().values)
-    for counts in (torch.stack([(classes[val] == each).sum() for _, val in parts]) for each in (0, 7, 14)):
+    for counts in (
+        torch.stack([(classes[val] == each).sum() for _, val in parts]) for each in (0, 7, 14)
+    ):
         assert counts.max() - counts.min() <= 1
     assert {len(val) for _, val in parts} <= {size // folds, -(-size // folds)}
 
 
 def digits(**options: Any) -> Data:
-    chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": None, "std": None, **options}
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.1,
+        "train_limit": None,
+        "mean": None,
+        "std": None,
+        **options,
+    }
     dataset = datasets.Digits(name="digits", **chosen)
-    how: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": torch.device("cpu"), "channels_last": False}
+    how: dict[str, Any] = {
+        "batch_size": 64,
+        "shard": Shard(),
+        "device": torch.device("cpu"),
+        "channels_last": False,
+    }
     return build(dataset, seed=0, drop_last=True, **how)
 
 
@@ -66,5 +81,7 @@ def test_what_a_fold_validates_on_is_trained_on_in_all_others_and_nowhere_else()
 
 
 def test_more_folds_than_samples_are_refused() -> None:
-    with pytest.raises(ConfigError, match="folds=1438: there are 1437 training samples; use 1437 or fewer"):
+    with pytest.raises(
+        ConfigError, match="folds=1438: there are 1437 training samples; use 1437 or fewer"
+    ):
         digits(folds=1438, fold=0)

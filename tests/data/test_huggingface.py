@@ -54,15 +54,21 @@ def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any
     images = [Image.fromarray(pixels(first + index)) for index in range(number)]
     found = [index % 3 for index in range(number)] if labels is None else labels
     label = (
-        hf.ClassLabel(names=NAMES) if labels is None else hf.Value("string" if isinstance(labels[0], str) else "int64")
+        hf.ClassLabel(names=NAMES)
+        if labels is None
+        else hf.Value("string" if isinstance(labels[0], str) else "int64")
     )
-    features = hf.Features({"image": hf.Image(), "label": label, **{name: hf.Value("float32") for name in more}})
+    features = hf.Features(
+        {"image": hf.Image(), "label": label, **{name: hf.Value("float32") for name in more}}
+    )
     return hf.Dataset.from_dict({"image": images, "label": found, **more}, features=features)
 
 
 def of(data: Data, part: str) -> tuple[torch.Tensor, list[Any]]:
     batches = list(getattr(data, part).evaluation())
-    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]).tolist()
+    return torch.cat([batch.inputs for batch in batches]), torch.cat(
+        [batch.targets for batch in batches]
+    ).tolist()
 
 
 def as_saved(splits: Any, folder: Path) -> None:
@@ -83,8 +89,12 @@ def as_images(splits: Any, folder: Path) -> None:
             row["image"].save(path)
 
 
-@pytest.mark.parametrize("write", [as_saved, as_parquet, as_images], ids=["disk", "parquet", "images"])
-def test_each_layout_gives_its_parts(write: Any, chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "write", [as_saved, as_parquet, as_images], ids=["disk", "parquet", "images"]
+)
+def test_each_layout_gives_its_parts(
+    write: Any, chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     splits = hf.DatasetDict({"train": rows(12), "validation": rows(6, 100), "test": rows(3, 200)})
     write(splits, tmp_path / "set")
     content = content_of(chosen()).data
@@ -93,13 +103,23 @@ def test_each_layout_gives_its_parts(write: Any, chosen: Callable[..., RunConfig
     assert (data.info.class_names, data.info.class_counts) == (tuple(NAMES), (4, 4, 4))
     for part, first, number in (("val", 100, 6), ("test", 200, 3)):
         images, labels = of(data, part)
-        order = sorted(range(number), key=lambda index: (index % 3, index)) if write is as_images else range(number)
+        order = (
+            sorted(range(number), key=lambda index: (index % 3, index))
+            if write is as_images
+            else range(number)
+        )
         assert labels == [index % 3 for index in order]
-        expected = torch.stack([torch.from_numpy(pixels(first + index)).permute(2, 0, 1) / 255 for index in order])
+        expected = torch.stack(
+            [torch.from_numpy(pixels(first + index)).permute(2, 0, 1) / 255 for index in order]
+        )
         torch.testing.assert_close(images, expected)
     assert content is not None
     assert content_of(chosen()).data == content, "to read it leaves it as it is"
-    file = next(path for path in (tmp_path / "set").rglob("*") if path.suffix in (".arrow", ".parquet", ".png"))
+    file = next(
+        path
+        for path in (tmp_path / "set").rglob("*")
+        if path.suffix in (".arrow", ".parquet", ".png")
+    )
     file.write_bytes(file.read_bytes() + b"\0")
     assert content_of(chosen()).data != content
 
@@ -110,7 +130,11 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
     rows(8, labels=["dog", "cow"] * 4).save_to_disk(tmp_path / "set")
     crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
     config = chosen(
-        "dataset.val_fraction=0.25", "dataset.image_size=[4,4]", crop, "mixup=0.2", "dataset.sampling=balanced"
+        "dataset.val_fraction=0.25",
+        "dataset.image_size=[4,4]",
+        crop,
+        "mixup=0.2",
+        "dataset.sampling=balanced",
     )
     data = build_data(config, ALONE)
     assert (data.info.train_size, data.info.val_size, data.test) == (6, 2, None)
@@ -127,8 +151,16 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
             "dataset.input=picture: train has no such column; its columns are image, label",
         ),
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
-        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; for rows of numbers name"),
-        (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5; a class is an integer or a text"),
+        (
+            ["dataset.input=weight"],
+            None,
+            "dataset.input=weight: holds float32, not images; for rows of numbers name",
+        ),
+        (
+            ["dataset.target=weight"],
+            None,
+            "dataset.target=weight: holds 1.5; a class is an integer or a text",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_told(
@@ -139,15 +171,23 @@ def test_columns_that_do_not_fit_are_told(
         build_data(chosen(*words), ALONE)
 
 
-def test_a_class_that_is_not_trained_on_is_told(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_class_that_is_not_trained_on_is_told(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     splits = hf.DatasetDict({"train": rows(4, labels=[3, 7, 3, 7]), "test": rows(2, labels=[7, 5])})
     splits.save_to_disk(tmp_path / "set")
-    with pytest.raises(DataError, match=r"dataset.target=label: row 1 of test has 5, which is no class of train"):
+    with pytest.raises(
+        DataError, match=r"dataset.target=label: row 1 of test has 5, which is no class of train"
+    ):
         build_data(chosen(), ALONE)
 
 
-def test_a_folder_that_is_no_dataset_is_told(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"set: there is no such folder; nothing is fetched from the Hub"):
+def test_a_folder_that_is_no_dataset_is_told(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"set: there is no such folder; nothing is fetched from the Hub"
+    ):
         content_of(chosen())
     (tmp_path / "set").mkdir()
     with pytest.raises(DataError, match=r"set: holds no files"):
@@ -161,7 +201,9 @@ def test_the_library_is_asked_for_where_it_is_missing(
     chosen: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package datasets; pip install 'expt\[datasets\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package datasets; pip install 'expt\[datasets\]'"
+    ):
         content_of(chosen())
 
 
@@ -193,7 +235,9 @@ MODEL = ("dataset.input=[a,b]", "model=mlp")
 def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
     numbers: dict[str, Any], chosen: Callable[..., RunConfig]
 ) -> None:
-    config = chosen(*MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true")
+    config = chosen(
+        *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
+    )
     data = build_data(config, ALONE)
     assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 1}
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (40, 8, 9)
@@ -215,28 +259,50 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
     assert found[0, 0, 0, 0].item() == pytest.approx((5 - mean) / std)
 
 
-def test_rows_have_classes_or_labels(numbers: dict[str, Any], chosen: Callable[..., RunConfig]) -> None:
-    data = build_data(chosen(*MODEL, "dataset.target=kind", "task=classification", "dataset.sampling=balanced"), ALONE)
+def test_rows_have_classes_or_labels(
+    numbers: dict[str, Any], chosen: Callable[..., RunConfig]
+) -> None:
+    data = build_data(
+        chosen(*MODEL, "dataset.target=kind", "task=classification", "dataset.sampling=balanced"),
+        ALONE,
+    )
     assert data.info.class_names == ("cold", "warm")
     assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
-    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is no label, which is 0 or 1"):
+    with pytest.raises(
+        DataError, match=r"set/train: column y, row 1: .* is no label, which is 0 or 1"
+    ):
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers to predict; use task"),
-        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers"),
+        (
+            ("dataset.standardise_targets=true",),
+            "dataset.standardise_targets=true: is of numbers to predict; use task",
+        ),
+        (
+            ("dataset.input=[a]", "cutmix=1.0"),
+            "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers",
+        ),
         (
             ("dataset.input=[a]", "model=convnet"),
             "model=convnet: takes images, and dataset=huggingface has rows of num",
         ),
-        (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns, and a class is one; name one"),
-        (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size=[3, 3]: dataset.input names columns"),
-        (("dataset.input=[a]", "dataset.transforms=[{_target_: a.B}]"), "dataset.transforms: are of images, and"),
+        (
+            ("dataset.input=[a]", "dataset.target=[y,z]"),
+            "dataset.target names 2 columns, and a class is one; name one",
+        ),
+        (
+            ("dataset.input=[a]", "dataset.image_size=[3,3]"),
+            "dataset.image_size=[3, 3]: dataset.input names columns",
+        ),
+        (
+            ("dataset.input=[a]", "dataset.transforms=[{_target_: a.B}]"),
+            "dataset.transforms: are of images, and",
+        ),
     ],
 )
 def test_what_does_not_go_with_rows_is_refused(
@@ -250,9 +316,13 @@ def test_runs_on_images_are_known_as_before(configured: Configured) -> None:
     assert identity(configured("dataset=huggingface", "dataset.path=x")) == "36e71fe833cc"
 
 
-def test_an_evaluation_has_the_rows_of_the_run(numbers: dict[str, Any], chosen: Callable[..., RunConfig]) -> None:
+def test_an_evaluation_has_the_rows_of_the_run(
+    numbers: dict[str, Any], chosen: Callable[..., RunConfig]
+) -> None:
     """By the scales of what the run was trained on."""
-    config = chosen(*MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true")
+    config = chosen(
+        *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
+    )
     data = build_data(config, ALONE)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
     again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)

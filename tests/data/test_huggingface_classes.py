@@ -9,7 +9,9 @@ from expt.data import huggingface
 from tests.conftest import Configured
 
 
-def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(configured: Configured) -> None:
+def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
+    configured: Configured,
+) -> None:
     dataset = configured("dataset=huggingface", "dataset.path=set").dataset
     assert isinstance(dataset, HuggingFace)
     assert isinstance(dataset.target, str)

@@ -42,7 +42,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
     def configure(*words: str) -> RunConfig:
-        where = (f"dataset.path={tmp_path / 'set'}", "dataset.num_workers=0", "batch_size=4", "model=mlp")
+        where = (
+            f"dataset.path={tmp_path / 'set'}",
+            "dataset.num_workers=0",
+            "batch_size=4",
+            "model=mlp",
+        )
         return configured("dataset=huggingface", *where, *words)
 
     return configure
@@ -76,10 +81,14 @@ AGES = ("task=regression", "dataset.target=age", "dataset.val_fraction=0.25")
 
 def of(data: Data, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     batches = list(getattr(data, part).evaluation())
-    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches])
+    return torch.cat([batch.inputs for batch in batches]), torch.cat(
+        [batch.targets for batch in batches]
+    )
 
 
-def test_a_folder_of_pictures_with_a_csv_of_numbers(people: Any, chosen: Callable[..., RunConfig]) -> None:
+def test_a_folder_of_pictures_with_a_csv_of_numbers(
+    people: Any, chosen: Callable[..., RunConfig]
+) -> None:
     config = chosen(*AGES, "dataset.mean=[0.5,0.5,0.5]", "dataset.augment.flip=true")
     data = build_data(config, ALONE)
     assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 1}
@@ -87,12 +96,17 @@ def test_a_folder_of_pictures_with_a_csv_of_numbers(people: Any, chosen: Callabl
     assert (data.info.target_names, data.info.class_names, data.are_images) == (("age",), (), False)
     images, ages = of(data, "test")
     assert ages.tolist() == [[20.5 + 3 * index] for index in range(4)]
-    expected = torch.stack([torch.from_numpy(pixels(index)).permute(2, 0, 1) / 255 for index in range(4)]) - 0.5
+    expected = (
+        torch.stack([torch.from_numpy(pixels(index)).permute(2, 0, 1) / 255 for index in range(4)])
+        - 0.5
+    )
     torch.testing.assert_close(images, expected)
     assert build_learner(config, data, ALONE).module(data.blank(2).inputs).shape == (2, 1)
 
 
-def test_numbers_are_standardised_by_those_that_are_trained_on(people: Any, chosen: Callable[..., RunConfig]) -> None:
+def test_numbers_are_standardised_by_those_that_are_trained_on(
+    people: Any, chosen: Callable[..., RunConfig]
+) -> None:
     config = chosen(*AGES, "dataset.standardise_targets=true")
     data = build_data(config, ALONE)
     ages = of(data, "train")[1].double()
@@ -102,23 +116,42 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(people: Any, chos
     assert of(data, "test")[1][2].item() == pytest.approx((26.5 - mean) / std)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
     again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)
-    torch.testing.assert_close(torch.cat([batch.targets for batch in again.batches()]), of(data, "test")[1])
+    torch.testing.assert_close(
+        torch.cat([batch.targets for batch in again.batches()]), of(data, "test")[1]
+    )
 
 
 def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) -> None:
     crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
-    words = ("task=multilabel", "dataset.target=[old,tall]", "dataset.image_size=[4,4]", "dataset.channels=1", crop)
+    words = (
+        "task=multilabel",
+        "dataset.target=[old,tall]",
+        "dataset.image_size=[4,4]",
+        "dataset.channels=1",
+        crop,
+    )
     data = build_data(chosen(*words), ALONE)
     batch = next(data.train.epoch(1))
     assert (batch.inputs.shape, batch.targets.shape) == ((4, 1, 4, 4), (4, 2))
     assert of(data, "test")[1].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1]]
-    with pytest.raises(DataError, match=r"set/train: column age, row 1: 20.5 is no label, which is 0 or 1"):
+    with pytest.raises(
+        DataError, match=r"set/train: column age, row 1: 20.5 is no label, which is 0 or 1"
+    ):
         build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
     for more, told in (
-        (["dataset.target=image", "dataset.input=[old]"], "dataset.target=image: holds images, not numbers; name a"),
-        (["dataset.input=[image]"], "dataset.input=image: holds images, not numbers; name a column of numbers"),
+        (
+            ["dataset.target=image", "dataset.input=[old]"],
+            "dataset.target=image: holds images, not numbers; name a",
+        ),
+        (
+            ["dataset.input=[image]"],
+            "dataset.input=image: holds images, not numbers; name a column of numbers",
+        ),
         (["dataset.target=[age,age]"], "dataset.target: names age twice; name it once"),
-        (["dataset.input=[old,age]"], "dataset.input=age: is one of dataset.target, to be predicted; leave it out"),
+        (
+            ["dataset.input=[old,age]"],
+            "dataset.input=age: is one of dataset.target, to be predicted; leave it out",
+        ),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):
             build_data(chosen(*AGES, *more), ALONE)
@@ -128,24 +161,44 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
     masks = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
     images = [Image.fromarray(pixels(index)) for index in range(8)]
     features = hf.Features({"image": hf.Image(), "mask": hf.Image(), "kind": hf.Value("int64")})
-    found = hf.Dataset.from_dict({"image": images, "mask": masks, "kind": [0] * 8}, features=features)
+    found = hf.Dataset.from_dict(
+        {"image": images, "mask": masks, "kind": [0] * 8}, features=features
+    )
     found.save_to_disk(tmp_path / "set")
-    words = ("task=segmentation", "model=unet", "model.widths=[2,2]", "dataset.target=mask", "dataset.val_fraction=0.5")
+    words = (
+        "task=segmentation",
+        "model=unet",
+        "model.widths=[2,2]",
+        "dataset.target=mask",
+        "dataset.val_fraction=0.5",
+    )
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)
     assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 3}
     (batch,) = data.train.epoch(1)
-    assert (batch.inputs.shape, batch.targets.shape, batch.targets.dtype) == ((4, 3, 6, 5), (4, 6, 5), torch.int64)
+    assert (batch.inputs.shape, batch.targets.shape, batch.targets.dtype) == (
+        (4, 3, 6, 5),
+        (4, 6, 5),
+        torch.int64,
+    )
     images_read, masks_read = of(data, "train")
     for image, mask in zip(images_read, masks_read, strict=True):
         index = next(
             i
             for i in range(8)
-            if torch.equal((image * 255).round().byte(), torch.from_numpy(pixels(i)).permute(2, 0, 1))
+            if torch.equal(
+                (image * 255).round().byte(), torch.from_numpy(pixels(i)).permute(2, 0, 1)
+            )
         )
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
-    with pytest.raises(DataError, match=r"dataset.target=kind: holds int64, not masks; name a column of images"):
+    with pytest.raises(
+        DataError, match=r"dataset.target=kind: holds int64, not masks; name a column of images"
+    ):
         build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
-    with pytest.raises(DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"):
+    with pytest.raises(
+        DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"
+    ):
         of(build_data(chosen(*words, "task.num_classes=2"), ALONE), "train")
-    with pytest.raises(ConfigError, match=re.escape("task.num_classes: the dataset does not tell; give it, as in")):
+    with pytest.raises(
+        ConfigError, match=re.escape("task.num_classes: the dataset does not tell; give it, as in")
+    ):
         chosen(*words)

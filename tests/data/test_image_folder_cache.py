@@ -49,8 +49,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def config(root: Path, **options: Any) -> datasets.ImageFolder:
-    chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": None, "std": None, **options}
-    return datasets.ImageFolder(name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen)
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.1,
+        "train_limit": None,
+        "mean": None,
+        "std": None,
+        **options,
+    }
+    return datasets.ImageFolder(
+        name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen
+    )
 
 
 def spoil(root: Path) -> None:
@@ -65,8 +73,12 @@ def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_the_images_are_decoded_once_on_all_cores(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_folder_cache, "usable_cpus", lambda: 2)  # the training part is two chunks
+def test_the_images_are_decoded_once_on_all_cores(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        image_folder_cache, "usable_cpus", lambda: 2
+    )  # the training part is two chunks
     dataset = config(root)
     prepare(dataset)
     assert len(entries(cache)) == 2
@@ -92,7 +104,12 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
     def loader(cache: bool) -> Loader:
         dataset = config(root, cache=cache, augment=datasets.Augment(crop_padding=2, flip=True))
         prepare(dataset)
-        options: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "channels_last": False}
+        options: dict[str, Any] = {
+            "batch_size": 8,
+            "seed": 0,
+            "drop_last": True,
+            "channels_last": False,
+        }
         return build(dataset, shard=Shard(1, 2), device=torch.device("cpu"), **options).train
 
     stored, streamed = loader(True), loader(False)
@@ -131,7 +148,9 @@ def test_auto_leaves_what_does_not_fit_and_true_does_not(
     assert len(entries(cache)) == 2
 
 
-def test_a_cache_that_cannot_be_written(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"dataset.cache=true: .*file/cache cannot be written"):
@@ -141,7 +160,9 @@ def test_a_cache_that_cannot_be_written(root: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_an_unreadable_image_is_named(root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_image_is_named(
+    root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image_folder_cache, "usable_cpus", lambda: cores)
     (root / "train/dog/39.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"train/dog/39.png cannot be read as an image"):
@@ -153,7 +174,9 @@ def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) 
     decoded = 0
     original = image_folder_cache._decode_chunk
 
-    def counting(images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int) -> None:
+    def counting(
+        images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
+    ) -> None:
         nonlocal decoded
         decoded += len(files)
         original(images, start, files, image_size, channels)
@@ -168,7 +191,10 @@ def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) 
 def test_of_two_processes_at_once_one_decodes(root: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     barrier, counts = context.Barrier(2), context.Queue()
-    both = [context.Process(target=prepare_and_count, args=(config(root), barrier, counts)) for _ in range(2)]
+    both = [
+        context.Process(target=prepare_and_count, args=(config(root), barrier, counts))
+        for _ in range(2)
+    ]
     for process in both:
         process.start()
     assert sum(counts.get(timeout=60) for _ in both) == 90
@@ -197,7 +223,9 @@ def test_16_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "16.png")
     Image.fromarray(grey.astype(np.float32) / 255).save(tmp_path / "float.tif")
     assert (decode(str(tmp_path / "16.png"), None) == decode(str(tmp_path / "8.png"), None)).all()
-    with pytest.raises(DataError, match=r"float\.tif cannot be read as an image \(its pixels are 32-bit floats"):
+    with pytest.raises(
+        DataError, match=r"float\.tif cannot be read as an image \(its pixels are 32-bit floats"
+    ):
         decode(str(tmp_path / "float.tif"), None)
 
 
@@ -208,7 +236,9 @@ def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     assert list_images(root, "train").files == before
 
 
-def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(root: Path, tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text(
         "print('script', flush=True)\n"
         "import functools, sys\n"
@@ -228,7 +258,9 @@ def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(root: Pa
     assert done.stdout == "script\n", done.stderr
 
 
-def test_what_a_killed_command_has_half_written_is_removed_by_the_next(root: Path, cache: Path) -> None:
+def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
+    root: Path, cache: Path
+) -> None:
     begun, left = threading.Event(), threading.Event()
 
     def write(images: Path) -> None:
@@ -251,7 +283,9 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(root: Pat
     assert "other-1.2" in entries(cache)
 
 
-def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_keeps_within_its_limit(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fill(name: str) -> None:
         theirs.fill(name, np.zeros(3, np.int64), (1, 100, 100), lambda images: None)
 

@@ -34,7 +34,8 @@ def test_workers_together_take_each_global_batch_in_order(
     batches = indexing.num_batches(size, batch_size, drop_last)
     for world_size in WORLD_SIZES:
         ranks = [
-            list(indexing.train_pieces(size, batch_size, drop_last, rank, world_size)) for rank in range(world_size)
+            list(indexing.train_pieces(size, batch_size, drop_last, rank, world_size))
+            for rank in range(world_size)
         ]
         assert {len(pieces) for pieces in ranks} == {batches}
         for batch, pieces in enumerate(zip(*ranks, strict=True)):
@@ -46,7 +47,9 @@ def test_workers_together_take_each_global_batch_in_order(
 
 
 @given(sizes, batch_sizes, st.booleans(), st.integers(0, 20))
-def test_skip_is_the_tail_of_the_epoch(size: int, batch_size: int, drop_last: bool, skip: int) -> None:
+def test_skip_is_the_tail_of_the_epoch(
+    size: int, batch_size: int, drop_last: bool, skip: int
+) -> None:
     whole = list(indexing.train_pieces(size, batch_size, drop_last, 1, 3))
     assert list(indexing.train_pieces(size, batch_size, drop_last, 1, 3, skip)) == whole[skip:]
 
@@ -74,7 +77,9 @@ def test_a_split_is_disjoint_and_ordered(size: int, fraction: float, limit: int 
 
 
 @example(100, 3, [1, 50, 49])
-@given(st.integers(1, 200), st.integers(0, 1000), st.lists(st.integers(1, 60), min_size=1, max_size=6))
+@given(
+    st.integers(1, 200), st.integers(0, 1000), st.lists(st.integers(1, 60), min_size=1, max_size=6)
+)
 def test_a_limit_takes_of_each_class_its_share(limit: int, shift: int, sizes: list[int]) -> None:
     """Whatever the classes' order; a larger limit adds to a smaller."""
     classes = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).roll(shift)
@@ -84,7 +89,10 @@ def test_a_limit_takes_of_each_class_its_share(limit: int, shift: int, sizes: li
     assert len(train) == min(limit, len(classes))
     found = classes[train].bincount(minlength=len(sizes)).tolist()
     shares = [size * len(train) / len(classes) for size in sizes]
-    assert all(abs(count - share) <= 0.5 + len(sizes) / 2 for count, share in zip(found, shares, strict=True))
+    assert all(
+        abs(count - share) <= 0.5 + len(sizes) / 2
+        for count, share in zip(found, shares, strict=True)
+    )
     more, _ = indexing.split(len(classes), 0.0, limit + 7, classes)
     assert set(train.tolist()) <= set(more.tolist())
 
@@ -113,7 +121,9 @@ def test_a_permutation_depends_on_seed_and_epoch_alone() -> None:
     assert torch.equal(indexing.permutation(1000, 1, 2), first)
     assert torch.equal(first.sort().values, torch.arange(1000))
     others = [(seed, epoch) for seed in (0, 1, 2, 2**32 - 1) for epoch in range(50)]
-    assert len({tuple(indexing.permutation(1000, *other).tolist()) for other in others}) == len(others)
+    assert len({tuple(indexing.permutation(1000, *other).tolist()) for other in others}) == len(
+        others
+    )
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])

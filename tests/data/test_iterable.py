@@ -48,7 +48,10 @@ class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
         for number in range(SIZE):
             waiting.append(number)
             chosen = waiting.pop(random.randrange(len(waiting)))
-            yield torch.tensor([chosen, torch.rand(()).item(), self._epoch]), torch.tensor(float(number))
+            yield (
+                torch.tensor([chosen, torch.rand(()).item(), self._epoch]),
+                torch.tensor(float(number)),
+            )
 
 
 class Pictures(IterableDataset[tuple[Tensor, int]]):
@@ -69,18 +72,39 @@ class Unknown(IterableDataset[Any]):
 
 
 def data_of(
-    kind: type, rank: int = 0, workers: int = 1, num_workers: int = 0, drop_last: bool = False, **more: Any
+    kind: type,
+    rank: int = 0,
+    workers: int = 1,
+    num_workers: int = 0,
+    drop_last: bool = False,
+    **more: Any,
 ) -> Data:
     classes = 4 if kind is Pictures else None
     kwargs = {key: more.pop(key) for key in ("said",) if key in more}
-    own = TargetDataset(target=f"{__name__}.{kind.__name__}", num_classes=classes, val_fraction=0.2, kwargs=kwargs)
-    settings: dict[str, Any] = {"batch_size": BATCH, "seed": 3, "drop_last": drop_last, "channels_last": False, **more}
-    return build.build(own, shard=Shard(rank, workers), device=torch.device("cpu"), num_workers=num_workers, **settings)
+    own = TargetDataset(
+        target=f"{__name__}.{kind.__name__}", num_classes=classes, val_fraction=0.2, kwargs=kwargs
+    )
+    settings: dict[str, Any] = {
+        "batch_size": BATCH,
+        "seed": 3,
+        "drop_last": drop_last,
+        "channels_last": False,
+        **more,
+    }
+    return build.build(
+        own,
+        shard=Shard(rank, workers),
+        device=torch.device("cpu"),
+        num_workers=num_workers,
+        **settings,
+    )
 
 
 def whole(parts: list[list[Batch]]) -> list[list[Any]]:
     """The global batches of all workers' parts."""
-    together = [[part for part in of_batch if not part.weightless] for of_batch in zip(*parts, strict=True)]
+    together = [
+        [part for part in of_batch if not part.weightless] for of_batch in zip(*parts, strict=True)
+    ]
     return [torch.cat([part.inputs for part in of_batch]).tolist() for of_batch in together]
 
 
@@ -93,16 +117,25 @@ def test_a_batch_is_the_same_on_any_number_of_workers(drop_last: bool) -> None:
     assert [len(batch) for batch in epochs[0]] == [5, 5, 5] + [3] * (not drop_last)
     assert epochs[0] != epochs[1], "drawn anew"
     assert {row[2] for batch in epochs[1] for row in batch} == {2.0}, "it is told of the epoch"
-    targets = [torch.cat([batch.targets for batch in part]) for part in (one.train.epoch(1), one.val.evaluation())]
+    targets = [
+        torch.cat([batch.targets for batch in part])
+        for part in (one.train.epoch(1), one.val.evaluation())
+    ]
     assert all(torch.equal(each, each.sort().values) for each in targets)
     if not drop_last:
         assert torch.equal(torch.cat(targets).sort().values, torch.arange(float(SIZE)))
     for workers in (2, 4):
         several = [data_of(Numbers, rank, workers, drop_last=drop_last) for rank in range(workers)]
-        assert [whole([list(each.train.epoch(epoch)) for each in several]) for epoch in (1, 2)] == epochs
+        assert [
+            whole([list(each.train.epoch(epoch)) for each in several]) for epoch in (1, 2)
+        ] == epochs
         assert whole([list(each.train.epoch(2, skip=2)) for each in several]) == epochs[1][2:]
-        evaluated = [batch.inputs for each in several if each.val for batch in each.val.evaluation()]
-        assert torch.cat(evaluated).tolist() == [row for batch in one.val.evaluation() for row in batch.inputs.tolist()]
+        evaluated = [
+            batch.inputs for each in several if each.val for batch in each.val.evaluation()
+        ]
+        assert torch.cat(evaluated).tolist() == [
+            row for batch in one.val.evaluation() for row in batch.inputs.tolist()
+        ]
     read_ahead = data_of(Numbers, num_workers=3, drop_last=drop_last)
     assert whole([list(read_ahead.train.epoch(2))]) == epochs[1]
 
@@ -119,13 +152,19 @@ def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
-    with pytest.raises(DataError, match=r"^the dataset ended after 23 samples, of which its __len__ says more; mend"):
+    with pytest.raises(
+        DataError,
+        match=r"^the dataset ended after 23 samples, of which its __len__ says more; mend",
+    ):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"
 
 
 def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"must have __len__; where an epoch ends, and which samples are whose, dep"):
+    with pytest.raises(
+        ConfigError,
+        match=r"must have __len__; where an epoch ends, and which samples are whose, dep",
+    ):
         data_of(Unknown)
 
 
@@ -133,7 +172,10 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
     loader = data_of(Pictures).train
     assert isinstance(loader, IterableLoader)
     drawing = dataclasses.replace(loader._options, balanced=torch.zeros(3))
-    with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes in its own order, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^dataset\.sampling=balanced: an IterableDataset comes in its own order, ",
+    ):
         samples.loading(loader._dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
 
 
@@ -142,7 +184,10 @@ class Stream(IterableDataset[Any]):
 
     def __init__(self, train: bool, how: str, size: int = 100) -> None:
         generator = torch.Generator().manual_seed(7)
-        self.images, self.labels = torch.rand(size, 1, 2, 2, generator=generator), torch.arange(size) * 7 % 3
+        self.images, self.labels = (
+            torch.rand(size, 1, 2, 2, generator=generator),
+            torch.arange(size) * 7 % 3,
+        )
         self.how, self.epoch = how, 0
 
     def __len__(self) -> int:
@@ -153,7 +198,9 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         epoch = torch.Generator().manual_seed(self.epoch)
-        order = {"told": torch.randperm(len(self), generator=epoch)}.get(self.how, torch.arange(len(self)))
+        order = {"told": torch.randperm(len(self), generator=epoch)}.get(
+            self.how, torch.arange(len(self))
+        )
         order = torch.randperm(len(self)) if self.how in ("drawn", "and augmented") else order
         for place in order.tolist():
             image, label = self.images[place], int(self.labels[place])
@@ -178,7 +225,9 @@ def test_one_that_shuffles_has_no_val(
     told = rf"^dataset\._target_={__name__}\.Stream: gives its samples in another order in each epoch, .*{mends}"
     with pytest.raises(ConfigError, match=told):
         held_out(how, configured)
-    with pytest.raises(ConfigError, match=r"or dataset\.folds=null dataset\.fold=null dataset\.val_frac"):
+    with pytest.raises(
+        ConfigError, match=r"or dataset\.folds=null dataset\.fold=null dataset\.val_frac"
+    ):
         held_out(how, configured, "+dataset.folds=3", "+dataset.fold=1")
     assert held_out(how, configured, "+dataset.val_fraction=0", "eval_split=test").val is None
     kwargs = {"how": how}
@@ -192,18 +241,26 @@ def test_one_that_shuffles_has_no_val(
 
 
 @pytest.mark.parametrize("how", ["in order", "augmented", "augmented of numbers"])
-def test_one_that_augments_alone_has(how: str, configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_augments_alone_has(
+    how: str, configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = torch.get_rng_state()
     assert held_out(how, configured).val is not None
     assert torch.equal(torch.get_rng_state(), before)
     assert not capsys.readouterr().err
 
 
-def test_where_that_is_not_to_be_told_it_warns(configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_that_is_not_to_be_told_it_warns(
+    configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
     held_out("alike augmented", configured)
     found = capsys.readouterr().err
-    assert found.startswith(f"warning: dataset._target_={__name__}.Stream: its first samples are others in each epoch;")
-    assert found.endswith(": use a map-style Dataset then, or dataset.val_fraction=0 eval_split=test\n")
+    assert found.startswith(
+        f"warning: dataset._target_={__name__}.Stream: its first samples are others in each epoch;"
+    )
+    assert found.endswith(
+        ": use a map-style Dataset then, or dataset.val_fraction=0 eval_split=test\n"
+    )
 
 
 def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path: Path) -> None:
@@ -213,11 +270,24 @@ def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path:
         "+dataset.num_workers=0",
         "task=regression",
     )
-    words += ("model=mlp", "model.hidden=[]", "batch_size=5", "epochs=2", "drop_last=false", "log_every=1")
+    words += (
+        "model=mlp",
+        "model.hidden=[]",
+        "batch_size=5",
+        "epochs=2",
+        "drop_last=false",
+        "log_every=1",
+    )
 
     def stop(run: Run) -> None:
         run.agreement._asked_to_stop = lambda: run.position.step == 6
 
     done = train_alone(*words, "optimizer.lr=0.001")
-    last = train_alone(*words, "optimizer.lr=0.001", name="stopped", before=stop).folder / "checkpoints" / "last.pt"
-    assert values(train_alone(*words, "optimizer.lr=0.001", name="stopped", source=last)) == values(done)
+    last = (
+        train_alone(*words, "optimizer.lr=0.001", name="stopped", before=stop).folder
+        / "checkpoints"
+        / "last.pt"
+    )
+    assert values(train_alone(*words, "optimizer.lr=0.001", name="stopped", source=last)) == values(
+        done
+    )

@@ -30,7 +30,9 @@ from tests.warm import Command
 
 CPU = torch.device("cpu")
 SIZE = 23
-IMAGES = torch.randint(0, 256, (SIZE, 2, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    0, 256, (SIZE, 2, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 LABELS = torch.arange(SIZE)
 ALL = torch.arange(SIZE)
 
@@ -38,7 +40,9 @@ ALL = torch.arange(SIZE)
 class InRam(Dataset[Any]):
     """Samples as `convert` gives them; counts what is read."""
 
-    def __init__(self, convert: Callable[[Tensor], Any] = lambda image: image, labels: Tensor = LABELS) -> None:
+    def __init__(
+        self, convert: Callable[[Tensor], Any] = lambda image: image, labels: Tensor = LABELS
+    ) -> None:
         self.convert = convert
         self.labels = labels
         self.read: list[int] = []
@@ -82,7 +86,9 @@ make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 def same(left: list[Batch], right: list[Batch]) -> bool:
     return len(left) == len(right) and all(
-        torch.equal(one.inputs, two.inputs) and torch.equal(one.targets, two.targets) and one[2] == two[2]
+        torch.equal(one.inputs, two.inputs)
+        and torch.equal(one.targets, two.targets)
+        and one[2] == two[2]
         for one, two in zip(left, right, strict=True)
     )
 
@@ -90,9 +96,13 @@ def same(left: list[Batch], right: list[Batch]) -> bool:
 @make_loader
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_size: int, drop_last: bool) -> None:
+def test_workers_together_see_what_one_sees(
+    make: Callable[..., Loader], world_size: int, drop_last: bool
+) -> None:
     alone = list(make(drop_last=drop_last).epoch(3))
-    loaders = [make(drop_last=drop_last, shard=Shard(rank, world_size)) for rank in range(world_size)]
+    loaders = [
+        make(drop_last=drop_last, shard=Shard(rank, world_size)) for rank in range(world_size)
+    ]
     assert {len(loader) for loader in loaders} == {len(alone)}
     for whole, *parts in zip(alone, *(loader.epoch(3) for loader in loaders), strict=True):
         counted = [part for part in parts if not part.weightless]
@@ -123,7 +133,9 @@ def test_epochs_differ_and_repeat(make: Callable[..., Loader]) -> None:
 @pytest.mark.parametrize("skip", [0, 1, 4, 5, 9])
 def test_skip_gives_the_tail_of_the_epoch(make: Callable[..., Loader], skip: int) -> None:
     shard = Shard(1, 2)
-    assert same(list(make(shard=shard).epoch(2, skip=skip)), list(make(shard=shard).epoch(2))[skip:])
+    assert same(
+        list(make(shard=shard).epoch(2, skip=skip)), list(make(shard=shard).epoch(2))[skip:]
+    )
 
 
 def test_skipped_samples_are_not_read() -> None:
@@ -135,7 +147,9 @@ def test_skipped_samples_are_not_read() -> None:
 
 @make_loader
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 25])
-def test_an_evaluation_counts_each_sample_once(make: Callable[..., Loader], world_size: int) -> None:
+def test_an_evaluation_counts_each_sample_once(
+    make: Callable[..., Loader], world_size: int
+) -> None:
     chosen = ALL[1:]
     seen: list[int] = []
     for rank in range(world_size):
@@ -147,10 +161,14 @@ def test_an_evaluation_counts_each_sample_once(make: Callable[..., Loader], worl
 
 @make_loader
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_images_are_normalised_per_channel(make: Callable[..., Loader], channels_last: bool) -> None:
+def test_images_are_normalised_per_channel(
+    make: Callable[..., Loader], channels_last: bool
+) -> None:
     mean, std = (0.2, 0.7), (0.5, 0.3)
     (batch,) = make(shuffle=False, mean=mean, std=std, channels_last=channels_last).evaluation()
-    expected = (IMAGES.double() / 255 - torch.tensor(mean).view(2, 1, 1)) / torch.tensor(std).view(2, 1, 1)
+    expected = (IMAGES.double() / 255 - torch.tensor(mean).view(2, 1, 1)) / torch.tensor(std).view(
+        2, 1, 1
+    )
     assert batch.inputs.dtype == torch.float32
     torch.testing.assert_close(batch.inputs, expected.float(), rtol=1e-5, atol=1e-6)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -202,7 +220,11 @@ class Noisy(InRam):
 
 def test_what_a_dataset_draws_leaves_the_worker_as_it_was() -> None:
     def state() -> list[str]:
-        return [str(random.getstate()), str(np.random.get_state()[1].tolist()), str(torch.get_rng_state().tolist())]  # type: ignore[index]
+        return [
+            str(random.getstate()),
+            str(np.random.get_state()[1].tolist()),
+            str(torch.get_rng_state().tolist()),
+        ]  # type: ignore[index]
 
     random.seed(1)
     np.random.seed(2)
@@ -253,13 +275,21 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
     raises("sample 7: its image is (2, 3, 3), expected (2, 4, 3)", odd)
     raises("sample 20: its label is 20, expected 0 to 19", InRam(), num_classes=20)
     raises("sample 0: its label is -1, expected 0 to 22", InRam(labels=LABELS - 1))
-    raises("sample 2: its label is 2.5, expected 0 to 22", InRam(labels=torch.tensor([0.0, 1.0, 2.5] * 9)))
-    raises("sample 1: its label is nan, expected 0 to 22", InRam(labels=torch.tensor([0.0, torch.nan] * 12)))
+    raises(
+        "sample 2: its label is 2.5, expected 0 to 22",
+        InRam(labels=torch.tensor([0.0, 1.0, 2.5] * 9)),
+    )
+    raises(
+        "sample 1: its label is nan, expected 0 to 22",
+        InRam(labels=torch.tensor([0.0, torch.nan] * 12)),
+    )
     raises(
         "sample 0: expected an image of uint8 or float, CHW, found Tensor torch.int64 (2, 4, 3)",
         InRam(lambda image: image.long()),
     )
-    raises("sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png"))
+    raises(
+        "sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png")
+    )
 
 
 def test_a_label_may_be_any_whole_number() -> None:
@@ -305,15 +335,22 @@ class OnGPU(ShardedLoader):
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
-            drawn = torch.empty(0) if order.drawn is None else order.drawn[:, piece.start : piece.stop]
+            drawn = (
+                torch.empty(0) if order.drawn is None else order.drawn[:, piece.start : piece.stop]
+            )
             yield Batch(drawn, order.samples[piece.start : piece.stop], piece.global_size)
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": LABELS % 3}, {"augment": Augmentation(flip=True)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"balanced": LABELS % 3}, {"augment": Augmentation(flip=True)}], ids=str
+)
 def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, cpu = (OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device(on), **options)) for on in ("cuda", "cpu"))
+    gpu, cpu = (
+        OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device(on), **options))
+        for on in ("cuda", "cpu")
+    )
     asked = list[int]()
     whole_order = ShardedLoader._whole_order
 
@@ -326,7 +363,17 @@ def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
     for epoch, skip in orders:
         assert same(list(gpu.epoch(epoch, skip)), list(cpu.epoch(epoch, skip)))
     cpu_asked = [epoch for epoch, _ in orders]
-    gpu_asked = [1, 2, 3, 2, 3, 5, 6, 3, 4]  # and the second 2, the 5 and the 3 anew: another was prepared
+    gpu_asked = [
+        1,
+        2,
+        3,
+        2,
+        3,
+        5,
+        6,
+        3,
+        4,
+    ]  # and the second 2, the 5 and the 3 anew: another was prepared
     assert sorted(asked) == sorted(cpu_asked + gpu_asked)
 
 
@@ -338,9 +385,20 @@ def test_an_epoch_that_is_left_prepares_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("batch_size", "world_size", "parts", "expected"),
-    [(64, 1, 1, 512), (512, 1, 1, 2048), (512, 4, 4, 1024), (512, 1, 4, 1024), (4096, 1, 1, 4096), (8, 1, 1, 256)],
+    [
+        (64, 1, 1, 512),
+        (512, 1, 1, 2048),
+        (512, 4, 4, 1024),
+        (512, 1, 4, 1024),
+        (4096, 1, 1, 4096),
+        (8, 1, 1, 256),
+    ],
 )
-def test_a_gpu_evaluates_more_at_a_time(batch_size: int, world_size: int, parts: int, expected: int) -> None:
-    options = dataclasses.replace(FIVE, batch_size=batch_size, shard=Shard(0, world_size), batch_parts=parts)
+def test_a_gpu_evaluates_more_at_a_time(
+    batch_size: int, world_size: int, parts: int, expected: int
+) -> None:
+    options = dataclasses.replace(
+        FIVE, batch_size=batch_size, shard=Shard(0, world_size), batch_parts=parts
+    )
     assert _eval_batch_size(dataclasses.replace(options, device=torch.device("cuda"))) == expected
     assert _eval_batch_size(options) is None

@@ -46,7 +46,9 @@ def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) 
     assert [Path(pair.mask).stem for pair in pairs] == ["a", "b", "c", "d"]
     image, mask = folder(root, (3, 8))[2]
     assert (image.shape, image.dtype, mask.dtype) == ((3, 3, 8), torch.uint8, torch.int64)
-    assert mask.tolist() == [[0, 0, 1, 1, 2, 2, 255, 255]] * 3, "the nearest pixel: no class between two"
+    assert mask.tolist() == [[0, 0, 1, 1, 2, 2, 255, 255]] * 3, (
+        "the nearest pixel: no class between two"
+    )
 
 
 def test_masks_may_be_palettes_and_of_one_and_sixteen_bits(root: Path) -> None:
@@ -72,17 +74,49 @@ def _mask(values: np.ndarray) -> Callable[[Path], None]:
     ("spoil", "told"),
     [
         (_remove("train/masks/b.png"), "images/b.jpg has no mask .*train/masks/b.png; add it"),
-        (_remove("train/images/town/c.jpg"), "masks/town/c.png has no image in .*train/images; add it"),
-        (_mask(np.zeros((6, 5), np.uint8)), "masks/b.png is 6x5, and its image .*images/b.jpg 6x4; make them one size"),
-        (_mask(np.full((6, 4), 3, np.uint8)), r"masks/b.png holds the class 3, expected 0 to 2, or 255 \(task.ignore_"),
-        (_mask(np.zeros((6, 4, 3), np.uint8)), "masks/b.png is a picture of mode RGB; save its mask with one number"),
-        (lambda root: (root / "train/masks/b.png").write_text("no"), "masks/b.png cannot be read as an image"),
-        (lambda root: save(root / "train/images/b.png", np.zeros((6, 4), np.uint8)), "b.jpg and .*b.png have one name"),
-        (lambda root: (root / "test").mkdir(), "no folder .*test/images: expected .*train/images/NAME.jpg and"),
+        (
+            _remove("train/images/town/c.jpg"),
+            "masks/town/c.png has no image in .*train/images; add it",
+        ),
+        (
+            _mask(np.zeros((6, 5), np.uint8)),
+            "masks/b.png is 6x5, and its image .*images/b.jpg 6x4; make them one size",
+        ),
+        (
+            _mask(np.full((6, 4), 3, np.uint8)),
+            r"masks/b.png holds the class 3, expected 0 to 2, or 255 \(task.ignore_",
+        ),
+        (
+            _mask(np.zeros((6, 4, 3), np.uint8)),
+            "masks/b.png is a picture of mode RGB; save its mask with one number",
+        ),
+        (
+            lambda root: (root / "train/masks/b.png").write_text("no"),
+            "masks/b.png cannot be read as an image",
+        ),
+        (
+            lambda root: save(root / "train/images/b.png", np.zeros((6, 4), np.uint8)),
+            "b.jpg and .*b.png have one name",
+        ),
+        (
+            lambda root: (root / "test").mkdir(),
+            "no folder .*test/images: expected .*train/images/NAME.jpg and",
+        ),
     ],
-    ids=["no mask", "no image", "another size", "another class", "colours", "no picture", "two of a name", "no folder"],
+    ids=[
+        "no mask",
+        "no image",
+        "another size",
+        "another class",
+        "colours",
+        "no picture",
+        "two of a name",
+        "no folder",
+    ],
 )
-def test_what_is_wrong_is_told_by_its_file(spoil: Callable[[Path], None], told: str, root: Path) -> None:
+def test_what_is_wrong_is_told_by_its_file(
+    spoil: Callable[[Path], None], told: str, root: Path
+) -> None:
     spoil(root)
     with pytest.raises(DataError, match=told):
         folder(root)[1]
@@ -94,7 +128,12 @@ def test_a_persons_own_samples_are_checked() -> None:
     checked = CheckedSamples(wrong, functools.partial(checked_mask, values=VALUES))  # type: ignore[arg-type]
     assert len(checked) == 5
     assert torch.equal(checked[0][1], mask)
-    told = ("sample 1: .* holds the class 3, expected 0 to 2", "float32", r"int64 \[2\], expected", "is a Tensor, exp")
+    told = (
+        "sample 1: .* holds the class 3, expected 0 to 2",
+        "float32",
+        r"int64 \[2\], expected",
+        "is a Tensor, exp",
+    )
     for index, text in enumerate(told, 1):
         with pytest.raises(DataError, match=text):
             checked[index]
@@ -103,7 +142,9 @@ def test_a_persons_own_samples_are_checked() -> None:
 WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")
 
 
-def test_every_worker_gets_its_share_and_images_are_normalised(root: Path, configured: Configured) -> None:
+def test_every_worker_gets_its_share_and_images_are_normalised(
+    root: Path, configured: Configured
+) -> None:
     words = ("dataset.image_size=[6,4]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.1,0.2,0.5]")
     config = configured(*WORDS, f"dataset.root={root}", *words, "dataset.val_fraction=0.5")
     for rank in range(2):
@@ -119,7 +160,11 @@ def test_every_worker_gets_its_share_and_images_are_normalised(root: Path, confi
         )
         assert (data.info.train_size, data.info.val_size, data.info.num_classes) == (2, 2, 3)
         (batch,) = data.train.epoch(1)
-        assert (batch.inputs.shape, batch.targets.shape, batch.global_size) == ((1, 3, 6, 4), (1, 6, 4), 2)
+        assert (batch.inputs.shape, batch.targets.shape, batch.global_size) == (
+            (1, 3, 6, 4),
+            (1, 6, 4),
+            2,
+        )
         grey = (100 / 255 - 0.5) / torch.tensor([0.1, 0.2, 0.5])
         assert torch.allclose(batch.inputs.mean((0, 2, 3)), grey, atol=0.05)
 
@@ -140,10 +185,15 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
         ),
         (("task=segmentation",), "task=segmentation: dataset=digits has one class for each image"),
         ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset.num_classes=3; leave it out"),
-        ((*WORDS, "+dataset.augment.flip=true"), "dataset.augment: would move images and leave their masks"),
+        (
+            (*WORDS, "+dataset.augment.flip=true"),
+            "dataset.augment: would move images and leave their masks",
+        ),
     ],
 )
-def test_what_cannot_go_together_is_refused(words: tuple[str, ...], told: str, configured: Configured) -> None:
+def test_what_cannot_go_together_is_refused(
+    words: tuple[str, ...], told: str, configured: Configured
+) -> None:
     root = ("dataset.root=pictures",) if "dataset=segmentation_folder" in words else ()
     with pytest.raises(ConfigError) as caught:
         configured(*words, *root)

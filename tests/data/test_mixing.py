@@ -22,7 +22,9 @@ v2: Any = Late("torchvision.transforms.v2")
 
 CPU = torch.device("cpu")
 SIZE, CLASSES = 45, 7
-IMAGES = torch.randint(256, (SIZE, 2, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    256, (SIZE, 2, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 LABELS = torch.arange(SIZE) % CLASSES
 EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, seed=4)
 BOTH = Mixing(CLASSES, mixup=0.4, cutmix=1.0)
@@ -34,7 +36,9 @@ def in_memory(**options: Any) -> Loader:
 
 def streamed(**options: Any) -> Loader:
     chosen = dataclasses.replace(EIGHT, **options)
-    return StreamLoader(Images(IMAGES, LABELS), torch.arange(SIZE), chosen, shape=(2, 6, 5), num_classes=CLASSES)
+    return StreamLoader(
+        Images(IMAGES, LABELS), torch.arange(SIZE), chosen, shape=(2, 6, 5), num_classes=CLASSES
+    )
 
 
 def rows(**options: Any) -> Loader:
@@ -46,7 +50,9 @@ make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 
 @make_loader
-@pytest.mark.parametrize("mixing", [Mixing(CLASSES, mixup=0.4), Mixing(CLASSES, cutmix=1.0), BOTH], ids=str)
+@pytest.mark.parametrize(
+    "mixing", [Mixing(CLASSES, mixup=0.4), Mixing(CLASSES, cutmix=1.0), BOTH], ids=str
+)
 def test_a_batch_is_what_torchvision_makes_of_it(make: Any, mixing: Mixing) -> None:
     kinds = set()
     plain = list(make(augment=Augmentation(flip=True)).epoch(2))
@@ -54,10 +60,18 @@ def test_a_batch_is_what_torchvision_makes_of_it(make: Any, mixing: Mixing) -> N
         zip(make(augment=Augmentation(flip=True), mixing=mixing).epoch(2), plain, strict=True)
     ):
         share, box = mixing.drawn(4, 2, number, (6, 5))
-        params = {"labels": whole.targets, "batch_size": len(whole.targets), "lam": share, "lam_adjusted": share}
+        params = {
+            "labels": whole.targets,
+            "batch_size": len(whole.targets),
+            "lam": share,
+            "lam_adjusted": share,
+        }
         kind: Any = v2.MixUp(num_classes=CLASSES)
         if box is not None:
-            kind, params["box"] = v2.CutMix(num_classes=CLASSES), (box.left, box.top, box.right, box.bottom)
+            kind, params["box"] = (
+                v2.CutMix(num_classes=CLASSES),
+                (box.left, box.top, box.right, box.bottom),
+            )
         assert torch.equal(batch.inputs, kind.transform(whole.inputs, params))
         assert torch.equal(batch.targets, kind.transform(whole.targets, params))
         kinds.add(type(kind).__name__)
@@ -77,7 +91,11 @@ def test_a_box_is_torchvision_s() -> None:
 
 
 def test_a_share_is_drawn_for_each_batch_alone_and_spread_as_beta() -> None:
-    drawn = [Mixing(2, mixup=0.5).drawn(0, epoch, number, (4, 4))[0] for epoch in range(20) for number in range(100)]
+    drawn = [
+        Mixing(2, mixup=0.5).drawn(0, epoch, number, (4, 4))[0]
+        for epoch in range(20)
+        for number in range(100)
+    ]
     assert len(set(drawn)) > 1990
     mean = sum(drawn) / len(drawn)
     assert mean == pytest.approx(0.5, abs=0.03)
@@ -96,13 +114,20 @@ def test_workers_together_see_what_one_sees(make: Any, world_size: int) -> None:
     for whole, *parts in zip(make(**options).epoch(1), *ranks, strict=True):
         shares = [part for part in parts if not part.weightless]
         for field in ("inputs", "targets"):
-            assert torch.equal(torch.cat([getattr(part, field) for part in shares]), getattr(whole, field))
+            assert torch.equal(
+                torch.cat([getattr(part, field) for part in shares]), getattr(whole, field)
+            )
         assert {part.global_size for part in parts} == {whole.global_size} == {whole.size}
 
 
 @make_loader
 def test_a_run_that_goes_on_in_the_middle_of_an_epoch_sees_the_same(make: Any) -> None:
-    options = {"mixing": BOTH, "augment": Augmentation(flip=True), "shard": Shard(1, 2), "balanced": LABELS // 5}
+    options = {
+        "mixing": BOTH,
+        "augment": Augmentation(flip=True),
+        "shard": Shard(1, 2),
+        "balanced": LABELS // 5,
+    }
     whole, rest = (list(make(**options).epoch(3, skip=skip)) for skip in (0, 4))
     assert len(rest) == 2
     for one, other in zip(whole[4:], rest, strict=True):
@@ -122,7 +147,9 @@ def test_an_evaluation_is_not_mixed(make: Any) -> None:
 
 def test_rows_of_a_table_are_mixed_too() -> None:
     mixing = Mixing(CLASSES, mixup=1.0)
-    for number, (batch, whole) in enumerate(zip(rows(mixing=mixing).epoch(1), rows().epoch(1), strict=True)):
+    for number, (batch, whole) in enumerate(
+        zip(rows(mixing=mixing).epoch(1), rows().epoch(1), strict=True)
+    ):
         share = mixing.drawn(4, 1, number, ())[0]
         expected: Tensor = share * whole.inputs + (1 - share) * whole.inputs.roll(1, 0)
         torch.testing.assert_close(batch.inputs, expected)

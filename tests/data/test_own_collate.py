@@ -60,9 +60,9 @@ class Pictures(Dataset[Any]):
             return None
         if self.kind == "encoded":
             return torch.stack(images) * torch.ones((), requires_grad=True), labels
-        return inputs[self.kind] if many and self.kind in inputs else torch.stack(images), targets.get(
-            self.kind, labels
-        )
+        return inputs[self.kind] if many and self.kind in inputs else torch.stack(
+            images
+        ), targets.get(self.kind, labels)
 
 
 class Stream(IterableDataset[Any]):
@@ -93,7 +93,9 @@ def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str
     expected = PIXELS.clone() if kind == "heights" else (PIXELS * 144).byte() / 255
     if kind == "heights":
         expected[::2, :, 2] = 0
-    expected = (expected - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.1, 0.2]).view(2, 1, 1)
+    expected = (expected - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.1, 0.2]).view(
+        2, 1, 1
+    )
     torch.testing.assert_close(torch.cat([batch.inputs for batch in found]), expected)
     assert torch.cat([batch.targets for batch in found]).tolist() == [0, 1] * 4
 
@@ -101,7 +103,11 @@ def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str
 def test_a_batch_of_an_encoder_can_be_handed_on_by_another_process() -> None:
     config = TargetDataset(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
     options = LoaderOptions(batch_size=8, device=CPU)
-    (batch,) = own_dataset.source(config, 1, Classification()).train.load(torch.arange(8), options).epoch(1)
+    (batch,) = (
+        own_dataset.source(config, 1, Classification())
+        .train.load(torch.arange(8), options)
+        .epoch(1)
+    )
     assert torch.equal(batch.inputs, PIXELS)
     assert not batch.inputs.requires_grad
 
@@ -123,9 +129,15 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
         ),
         ("nothing", "a batch holds no tensor, it is a NoneType; return tensors from collate"),
         ("labels", "collate makes the label 2, expected 0 to 1; mend it, or dataset.num_classes"),
-        ("fractions", "collate makes targets of torch.float32 [4]; let them be class numbers, int64 [samples]"),
+        (
+            "fractions",
+            "collate makes targets of torch.float32 [4]; let them be class numbers, int64 [samples]",
+        ),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
-        ("row", "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2 channels; let"),
+        (
+            "row",
+            "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2 channels; let",
+        ),
         ("ints", "collate makes images of torch.int64; let them be uint8, or float in [0, 1]"),
     ],
 )
@@ -145,11 +157,20 @@ class Rows(Pictures):
 
 def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None:
     config = TargetDataset(target=f"{__name__}.Rows", kwargs={"kind": "shares"}, num_classes=2)
-    load, options = own_dataset.source(config, 0, Classification()).train.load, LoaderOptions(batch_size=8, device=CPU)
+    load, options = (
+        own_dataset.source(config, 0, Classification()).train.load,
+        LoaderOptions(batch_size=8, device=CPU),
+    )
     (batch,) = load(torch.arange(8), options).epoch(1)
     assert batch.targets.tolist() == [[1, 0], [0, 1]] * 4
     mixed = load(torch.arange(8), dataclasses.replace(options, mixing=Mixing(2, mixup=1.0)))
-    ways: tuple[Callable[[], object], ...] = (lambda: list(mixed.epoch(1)), lambda: batches("shares"))
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: list(mixed.epoch(1)),
+        lambda: batches("shares"),
+    )
     for refused in ways:
-        with pytest.raises(DataError, match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$"):
+        with pytest.raises(
+            DataError,
+            match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$",
+        ):
             refused()

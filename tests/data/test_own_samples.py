@@ -21,7 +21,10 @@ from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 
 FILES: dict[str, Any] = {}
-MULTILABEL, REGRESSION = Multilabel(name="multilabel", threshold=0.5), Regression(name="regression", loss="mse")
+MULTILABEL, REGRESSION = (
+    Multilabel(name="multilabel", threshold=0.5),
+    Regression(name="regression", loss="mse"),
+)
 OPTIONS = LoaderOptions(batch_size=4, device=torch.device("cpu"))
 
 
@@ -29,7 +32,10 @@ class Rows(Dataset[Any]):
     def __init__(self, train: bool, kind: str) -> None:
         self.kind = kind
         if kind in ("drops", "packs"):
-            self.collate = {"drops": lambda rows: default_collate([*filter(None, rows)]), "packs": packed}[kind]
+            self.collate = {
+                "drops": lambda rows: default_collate([*filter(None, rows)]),
+                "packs": packed,
+            }[kind]
 
     def __len__(self) -> int:
         size: Any = {"negative": -3, "half": 2.5, "no": {}}.get(self.kind, 8)
@@ -51,9 +57,16 @@ class Rows(Dataset[Any]):
             "keys": ({"row": row, "more": row}, row.sum()),
             "image": (torch.rand(1, 2, 2), 1, 3),
         }
-        usual: dict[str, Any] = {"integers": ({"row": row}, row.sum()), "keys": ({"row": row}, row.sum())}
+        usual: dict[str, Any] = {
+            "integers": ({"row": row}, row.sum()),
+            "keys": ({"row": row}, row.sum()),
+        }
         usual["image"] = (torch.rand(1, 2, 2), 1)
-        return other[self.kind] if odd and self.kind in other else usual.get(self.kind, (row, row.sum()))
+        return (
+            other[self.kind]
+            if odd and self.kind in other
+            else usual.get(self.kind, (row, row.sum()))
+        )
 
 
 def packed(samples: list[Any]) -> Any:
@@ -112,12 +125,17 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
     kind: str, error: type[ExptError], told: str, num_workers: int, name: str
 ) -> None:
     """Alike from a process that reads; a mistake is not tried again, and what the disk has a part in may be."""
-    codes = {"mistake": '            return FILES["five"]', "disk": '            raise OSError("the disk is gone")'}
+    codes = {
+        "mistake": '            return FILES["five"]',
+        "disk": '            raise OSError("the disk is gone")',
+    }
     lines = {each: line_of(code) for each, code in codes.items()}
     method = {"Rows": "__getitem__", "Stream": "__iter__"}[name]
     with pytest.raises(ExptError) as caught:
         batches(name, kind, num_workers)
-    traceback.clear_frames(caught.tb)  # else its reader is in a cycle, with which processes end 5 s late
+    traceback.clear_frames(
+        caught.tb
+    )  # else its reader is in a cycle, with which processes end 5 s late
     assert type(caught.value) is error
     assert str(caught.value) == f"sample 5: {name}.{method} " + told.format(file=__file__, **lines)
 
@@ -133,7 +151,11 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
             "dict",
             "sample 5: it is a dict of row, and of the first training sample 2 values; make all alike, or",
         ),
-        ("Rows", "three", "sample 5: it is 3 values, and of the first training sample 2 values; make all alike"),
+        (
+            "Rows",
+            "three",
+            "sample 5: it is 3 values, and of the first training sample 2 values; make all alike",
+        ),
         (
             "Rows",
             "double",
@@ -144,18 +166,34 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
             "integers",
             "sample 5: [0]['row'] is a tensor of int32, and of the first training sample a tensor of f",
         ),
-        ("Rows", "keys", "sample 5: [0] is a dict of row, more, and of the first training sample a dict of row; make"),
-        ("Rows", "drops", "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep them, and"),
+        (
+            "Rows",
+            "keys",
+            "sample 5: [0] is a dict of row, more, and of the first training sample a dict of row; make",
+        ),
+        (
+            "Rows",
+            "drops",
+            "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep them, and",
+        ),
         ("Rows", "packs", "collate makes a batch of 1 of 4 samples"),
         ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
-        ("Rows", "negative", "len() of its training part raised ValueError: __len__() should return >= 0; let __len__"),
+        (
+            "Rows",
+            "negative",
+            "len() of its training part raised ValueError: __len__() should return >= 0; let __len__",
+        ),
         (
             "Rows",
             "half",
             "raised TypeError: 'float' object cannot be interpreted as an integer; let __len__ return the",
         ),
         ("Rows", "no", "len() of its training part raised KeyError: 'N' ("),
-        ("Unsized", "", "must have __len__; where an epoch ends, and which samples are whose, depends on it"),
+        (
+            "Unsized",
+            "",
+            "must have __len__; where an epoch ends, and which samples are whose, depends on it",
+        ),
     ],
 )
 def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, told: str) -> None:
@@ -165,7 +203,9 @@ def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, tol
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "told"), [("image", "sample 5: it is 3 values, expected (image, label)")])
+@pytest.mark.parametrize(
+    ("kind", "told"), [("image", "sample 5: it is 3 values, expected (image, label)")]
+)
 def test_an_image_comes_with_its_label_alone(kind: str, told: str) -> None:
     with pytest.raises(DataError, match=r"^" + told.replace("(", r"\(").replace(")", r"\)")):
         batches("Rows", kind, num_classes=2)
@@ -178,7 +218,9 @@ class OfClasses(Rows):
         row = torch.arange(4.0) + index
         label = {"float": float(index % 2), "fraction": 0.5, "third": 2}.get(self.kind, index % 2)
         inputs: dict[str, Any] = {"dict": {"a": row, "b": row}, "array": row.double().numpy()}
-        return inputs.get(self.kind, row), label if index == 5 or self.kind == "float" else index % 2
+        return inputs.get(
+            self.kind, row
+        ), label if index == 5 or self.kind == "float" else index % 2
 
 
 @pytest.mark.parametrize("kind", ["plain", "float", "array", "dict"])
@@ -196,18 +238,38 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "task", "told"),
     [
-        ("OfClasses", "fraction", Classification(), "sample 5: its label is 0.5, expected 0 to 1; mend the label, or"),
+        (
+            "OfClasses",
+            "fraction",
+            Classification(),
+            "sample 5: its label is 0.5, expected 0 to 1; mend the label, or",
+        ),
         ("OfClasses", "third", Classification(), "sample 5: its label is 2, expected 0 to 1"),
-        ("Targets", "last", Classification(), "its images are (8, 8, 3), read as (channels, height, width), and look"),
+        (
+            "Targets",
+            "last",
+            Classification(),
+            "its images are (8, 8, 3), read as (channels, height, width), and look",
+        ),
         (
             "Targets",
             "list",
             MULTILABEL,
             "sample 0: its target is a list, expected a tensor; return torch.tensor(target",
         ),
-        ("Targets", "array", MULTILABEL, "sample 0: its target holds 2, expected 0 or 1 for each label; mend it, or"),
+        (
+            "Targets",
+            "array",
+            MULTILABEL,
+            "sample 0: its target holds 2, expected 0 or 1 for each label; mend it, or",
+        ),
         ("Targets", "list", REGRESSION, "sample 0: its target is a list, expected a tensor"),
-        ("Targets", "nan", REGRESSION, "sample 0: its target holds nan; mend it, or leave the sample out"),
+        (
+            "Targets",
+            "nan",
+            REGRESSION,
+            "sample 0: its target holds nan; mend it, or leave the sample out",
+        ),
     ],
 )
 def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:
@@ -220,27 +282,44 @@ def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told:
 
 class Targets(Rows):
     def __getitem__(self, index: int) -> Any:
-        found: dict[str, Any] = {"list": [0, 1], "array": np.array([0.0, 2.0]), "nan": float("nan"), "last": 1}
+        found: dict[str, Any] = {
+            "list": [0, 1],
+            "array": np.array([0.0, 2.0]),
+            "nan": float("nan"),
+            "last": 1,
+        }
         return torch.zeros(8, 8, 3) if self.kind == "last" else torch.zeros(3), found[self.kind]
 
 
 def test_a_method_collate_makes_targets_of_anything() -> None:
     config = TargetDataset(target=f"{__name__}.Listed", kwargs={"kind": "list"})
-    batches = [*own_dataset.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)]
+    batches = [
+        *own_dataset.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)
+    ]
     assert batches[0].targets.tolist() == [[0, 1]] * 4
 
 
 class Listed(Targets):
     @staticmethod
     def collate(samples: list[Any]) -> Any:
-        return torch.stack([row for row, _ in samples]), torch.tensor([target for _, target in samples])
+        return torch.stack([row for row, _ in samples]), torch.tensor(
+            [target for _, target in samples]
+        )
 
 
 @pytest.mark.parametrize(
     ("kind", "mixes", "told"),
     [
-        ("plain", {"cutmix": 0.5}, "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null"),
-        ("dict", {"mixup": 0.5}, "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null"),
+        (
+            "plain",
+            {"cutmix": 0.5},
+            "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null",
+        ),
+        (
+            "dict",
+            {"mixup": 0.5},
+            "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null",
+        ),
         ("plain", {"mixup": 0.5}, ""),
     ],
 )

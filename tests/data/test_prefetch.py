@@ -47,7 +47,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
     monkeypatch.setattr(torch.cuda, "stream", found.entered)
     monkeypatch.setattr(
-        Tensor, "record_stream", lambda self, stream: found.told.append(f"{int(self)} is used by {stream.name}")
+        Tensor,
+        "record_stream",
+        lambda self, stream: found.told.append(f"{int(self)} is used by {stream.name}"),
     )
     yield found
     prefetch._side_stream.cache_clear()

@@ -32,7 +32,11 @@ def seen(**options: Any) -> list[Batch]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_each_batch_is_the_same_to_the_bit(name: str, layout: torch.memory_format) -> None:
-    options = {"augment": CASES[name], "channels_last": layout == torch.channels_last, "shard": Shard(1, 2)}
+    options = {
+        "augment": CASES[name],
+        "channels_last": layout == torch.channels_last,
+        "shard": Shard(1, 2),
+    }
     plain = seen(**options)
     for dtype in (torch.float32, torch.bfloat16):
         found = seen(**options, prepared=dtype)
@@ -64,5 +68,7 @@ def test_some_of_the_images_in_another_order() -> None:
 def test_a_gpu_without_room_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1000, 2000))
     options = dataclasses.replace(EIGHT, device=torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"prepare_once=true: takes 0\.0 GB of the GPU's memory, of which 0\.0 GB"):
+    with pytest.raises(
+        ConfigError, match=r"prepare_once=true: takes 0\.0 GB of the GPU's memory, of which 0\.0 GB"
+    ):
         PreparedImages(IMAGES, options, torch.bfloat16)

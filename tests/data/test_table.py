@@ -32,10 +32,19 @@ CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
 CPU = torch.device("cpu")
 
 
-def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> datasets.Table:
-    chosen: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "test_fraction": 0.0, "standardise": False}
+def of(
+    path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any
+) -> datasets.Table:
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.0,
+        "train_limit": None,
+        "test_fraction": 0.0,
+        "standardise": False,
+    }
     chosen = {**chosen, "standardise_targets": False, **options}
-    return datasets.Table(name="table", path=str(path), targets=targets, features=features, **chosen)
+    return datasets.Table(
+        name="table", path=str(path), targets=targets, features=features, **chosen
+    )
 
 
 def written(folder: Path, text: str) -> Path:
@@ -45,24 +54,42 @@ def written(folder: Path, text: str) -> Path:
 
 
 def built(dataset: Any, task: Any = NUMBER, **options: Any) -> Data:
-    chosen: dict[str, Any] = {"batch_size": 1, "shard": Shard(), "seed": 0, "drop_last": True, **options}
+    chosen: dict[str, Any] = {
+        "batch_size": 1,
+        "shard": Shard(),
+        "seed": 0,
+        "drop_last": True,
+        **options,
+    }
     return build(dataset, task, device=CPU, channels_last=False, **chosen)
 
 
 def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """All of a split, in order."""
     batches = list(loader.evaluation())
-    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches])
+    return torch.cat([batch.inputs for batch in batches]), torch.cat(
+        [batch.targets for batch in batches]
+    )
 
 
 def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
     path = written(tmp_path, CSV)
     inputs, targets = samples(built(of(path)).train)
-    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 4.5], [-1, 1000]], [[0.5], [1], [2]])
+    assert (inputs.tolist(), targets.tolist()) == (
+        [[1, 2], [3, 4.5], [-1, 1000]],
+        [[0.5], [1], [2]],
+    )
     data = built(of(path, "kind", None), CLASS)
     inputs, targets = samples(data.train)
-    assert (inputs.dtype, inputs.tolist()) == (torch.float32, [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]])
-    assert (targets.dtype, targets.tolist(), data.info.class_names) == (torch.int64, [0, 1, 0], ("cat", "dog"))
+    assert (inputs.dtype, inputs.tolist()) == (
+        torch.float32,
+        [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]],
+    )
+    assert (targets.dtype, targets.tolist(), data.info.class_names) == (
+        torch.int64,
+        [0, 1, 0],
+        ("cat", "dog"),
+    )
     assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 2}
     assert not data.are_images
 
@@ -75,7 +102,11 @@ def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cells", "classes", "names"),
     [
-        (["9007199254740993", "9007199254740992"] * 2, [1, 0, 1, 0], ("9007199254740992", "9007199254740993")),
+        (
+            ["9007199254740993", "9007199254740992"] * 2,
+            [1, 0, 1, 0],
+            ("9007199254740992", "9007199254740993"),
+        ),
         (["01", "1", "001", "1"], [1, 2, 0, 2], ("001", "01", "1")),
     ],
 )
@@ -105,11 +136,17 @@ def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
 def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
     np.savez(
-        path, x=np.arange(6.0).reshape(3, 2), y=np.array([[1, 0], [0, 0], [1, 1]]), names=np.array(["p", "q", "p"])
+        path,
+        x=np.arange(6.0).reshape(3, 2),
+        y=np.array([[1, 0], [0, 0], [1, 1]]),
+        names=np.array(["p", "q", "p"]),
     )
     rows = table.load(of(path, features=("x",)), LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
-    assert (rows.features.tolist(), rows.targets.tolist()) == ([[0, 1], [2, 3], [4, 5]], [[1, 0], [0, 0], [1, 1]])
+    assert (rows.features.tolist(), rows.targets.tolist()) == (
+        [[0, 1], [2, 3], [4, 5]],
+        [[1, 0], [0, 0], [1, 1]],
+    )
     assert table.load(of(path, "names", ("x",)), CLASS).class_names == ("p", "q")
 
 
@@ -118,12 +155,18 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
     rows = table.load(of(path, features=("a",)), CLASS)
-    assert (rows.features.tolist(), rows.targets.tolist(), rows.class_names) == ([[1], [2]], [0, 1], ("u", "v"))
+    assert (rows.features.tolist(), rows.targets.tolist(), rows.class_names) == (
+        [[1], [2]],
+        [0, 1],
+        ("u", "v"),
+    )
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
         table.load(of(path), CLASS)
 
 
-def test_without_pyarrow_it_is_said_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_it_is_said_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
@@ -143,8 +186,18 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         NUMBER,
         "column a, row 1: 'x' is no number; give it",
     ),
-    "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number, or remove"),
-    "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number, or remove"),
+    "empty": (
+        "a,b,y\n1,2,3\n1,,3\n",
+        {},
+        NUMBER,
+        "column b, row 2: is empty; give it a number, or remove",
+    ),
+    "nan": (
+        "a,b,y\n1,2,3\n1,2,nan\n",
+        {},
+        NUMBER,
+        "column y, row 2: is nan; give it a number, or remove",
+    ),
     "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e39; give it"),
     "unknown": (
         "aa,b,y\n1,2,3\n",
@@ -152,10 +205,30 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         NUMBER,
         "dataset.features=a: .* has no such column, it has aa, b, y",
     ),
-    "no target": ("a,b\n1,2\n", {}, NUMBER, "dataset.targets=y: .* has no such column, it has a, b"),
-    "both": ("a,y\n1,2\n", {"features": ("a", "y")}, NUMBER, "dataset.features=y: is one of dataset.targets"),
-    "twice": ("a,y\n1,2\n", {"features": ("a", "a")}, NUMBER, "dataset.features: names a twice; name it once"),
-    "no features": ("y\n1\n", {"features": None}, NUMBER, "has no column beside the targets; give it one"),
+    "no target": (
+        "a,b\n1,2\n",
+        {},
+        NUMBER,
+        "dataset.targets=y: .* has no such column, it has a, b",
+    ),
+    "both": (
+        "a,y\n1,2\n",
+        {"features": ("a", "y")},
+        NUMBER,
+        "dataset.features=y: is one of dataset.targets",
+    ),
+    "twice": (
+        "a,y\n1,2\n",
+        {"features": ("a", "a")},
+        NUMBER,
+        "dataset.features: names a twice; name it once",
+    ),
+    "no features": (
+        "y\n1\n",
+        {"features": None},
+        NUMBER,
+        "has no column beside the targets; give it one",
+    ),
     "one class": (
         "a,b,y\n1,2,u\n1,2,u\n",
         {},
@@ -174,7 +247,12 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         CLASS,
         "column y, row 2: 2.5 is no class, which is an",
     ),
-    "empty class": ("a,b,y\n1,2,u\n1,2,\n", {}, CLASS, "column y, row 2: is empty; give it a class"),
+    "empty class": (
+        "a,b,y\n1,2,u\n1,2,\n",
+        {},
+        CLASS,
+        "column y, row 2: is empty; give it a class",
+    ),
     "no label": (
         "a,b,y\n1,2,0\n1,2,2\n",
         {},
@@ -219,7 +297,9 @@ def test_where_a_changed_table_is_looked_for_is_told_by_a_key_that_it_has(tmp_pa
     assert resume._place_of(of(tmp_path / "t.csv")) == "give dataset.path=PATH with the same files"
 
 
-def test_another_content_is_another_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_content_is_another_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     first = of_data(of(written(tmp_path, CSV)))
     (tmp_path / "elsewhere").mkdir()
@@ -230,7 +310,12 @@ def test_another_content_is_another_dataset(tmp_path: Path, monkeypatch: pytest.
 
 
 def diabetes(**options: Any) -> datasets.Diabetes:
-    chosen: dict[str, Any] = {"val_fraction": 0.2, "train_limit": None, "test_fraction": 0.25, "standardise": True}
+    chosen: dict[str, Any] = {
+        "val_fraction": 0.2,
+        "train_limit": None,
+        "test_fraction": 0.25,
+        "standardise": True,
+    }
     return datasets.Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
 
 
@@ -247,7 +332,19 @@ def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
         np.testing.assert_allclose(inputs, expected[:, :10], atol=1e-5)
         np.testing.assert_allclose(targets, expected[:, 10:], atol=1e-5)
     told = data.info.standardised
-    assert list(told) == ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "progression"]
+    assert list(told) == [
+        "age",
+        "sex",
+        "bmi",
+        "bp",
+        "s1",
+        "s2",
+        "s3",
+        "s4",
+        "s5",
+        "s6",
+        "progression",
+    ]
     np.testing.assert_allclose(list(told.values()), np.stack([mean, std], 1))
     assert not built(diabetes(standardise=False)).info.standardised
 
@@ -259,7 +356,9 @@ def test_a_column_of_one_value_is_shifted_alone(tmp_path: Path) -> None:
 
 def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
     cases: tuple[dict[str, Any], ...] = ({}, {"val_fraction": 0.5}, {"folds": 3, "fold": 1})
-    several = [built(diabetes(standardise=False, **more), seed=seed) for seed, more in enumerate(cases)]
+    several = [
+        built(diabetes(standardise=False, **more), seed=seed) for seed, more in enumerate(cases)
+    ]
     found = [samples(data.test)[0] for data in several]
     assert len(found[0]) == 110
     assert all(torch.equal(found[0], other) for other in found)
@@ -268,12 +367,18 @@ def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trees_in_memory_are_gathered_as_their_indices_say(world_size: int, drop_last: bool) -> None:
+def test_trees_in_memory_are_gathered_as_their_indices_say(
+    world_size: int, drop_last: bool
+) -> None:
     numbers = torch.arange(14)
     tree = ({"x": numbers[:, None] * 2.0, "pair": (numbers, numbers.float())}, numbers * 3)
     for rank in range(world_size):
         options = LoaderOptions(
-            batch_size=4, shard=Shard(rank, world_size), device=CPU, shuffle=True, drop_last=drop_last
+            batch_size=4,
+            shard=Shard(rank, world_size),
+            device=CPU,
+            shuffle=True,
+            drop_last=drop_last,
         )
         loader = InMemorySampleLoader(tree, torch.arange(1, 14), options)
         batches = list(loader.epoch(2))
@@ -290,7 +395,9 @@ def test_trees_in_memory_are_gathered_as_their_indices_say(world_size: int, drop
         ]
 
 
-def measured(task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0) -> dict[str, float]:
+def measured(
+    task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0
+) -> dict[str, float]:
     """Its metrics, counted over batches of unequal sizes."""
     made = build_task(task, target_origin=origin)
     sums = Sums(made, CPU)
@@ -330,7 +437,9 @@ class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Rows whose targets lie far from 0, and noise that nothing else may depend on."""
 
     def __init__(self, train: bool) -> None:
-        self.targets = 2_000_000 + torch.randn(200, generator=torch.Generator().manual_seed(int(train)))
+        self.targets = 2_000_000 + torch.randn(
+            200, generator=torch.Generator().manual_seed(int(train))
+        )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -342,9 +451,17 @@ class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> None:
     """Of what is trained on the mean, or that of a few samples, is subtracted; near 0 nothing is."""
     rows = Years(True)
-    np.savez(path := tmp_path / "t.npz", x=np.ones((200, 1)), y=rows.targets.numpy(), near=rows.targets - 2_000_000)
+    np.savez(
+        path := tmp_path / "t.npz",
+        x=np.ones((200, 1)),
+        y=rows.targets.numpy(),
+        near=rows.targets - 2_000_000,
+    )
     own = datasets.TargetDataset(target=f"{__name__}.Years", kwargs={})
-    origins = [built(each).info.target_origin for each in (of(path, features=("x",)), own, of(path, "near", ("x",)))]
+    origins = [
+        built(each).info.target_origin
+        for each in (of(path, features=("x",)), own, of(path, "near", ("x",)))
+    ]
     assert origins == pytest.approx([2_000_000, 2_000_000, 0], abs=2)
     assert built(of(path, features=("x",), standardise_targets=True)).info.target_origin == 0
     assert origins[1] == built(own, shard=Shard(1, 2)).info.target_origin
@@ -352,7 +469,9 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
     y, error = rows.targets.double(), (outputs - rows.targets).double()
     expected = float(1 - error.square().sum() / (y - y.mean()).square().sum())
     for origin in origins[:2]:
-        assert measured(NUMBER, outputs, rows.targets, origin)["r2"] == pytest.approx(expected, abs=1e-9)
+        assert measured(NUMBER, outputs, rows.targets, origin)["r2"] == pytest.approx(
+            expected, abs=1e-9
+        )
     assert abs(measured(NUMBER, outputs, rows.targets)["r2"] - expected) > 1e-5, "without it"
 
 

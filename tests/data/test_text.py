@@ -33,7 +33,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(root: Path, **settings: object) -> datasets.Text:
-    values = {"tokens": "bytes", "context": 10, "val_fraction": 0.1, "test_fraction": 0.2, "train_limit": None}
+    values = {
+        "tokens": "bytes",
+        "context": 10,
+        "val_fraction": 0.1,
+        "test_fraction": 0.2,
+        "train_limit": None,
+    }
     return datasets.Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
 
 
@@ -55,7 +61,9 @@ def read(extent: Extent, context: int) -> tuple[bytes, list[int]]:
 
 
 @pytest.mark.parametrize("context", [1, 10, 51, 1000])
-def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(file: Path, context: int) -> None:
+def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
+    file: Path, context: int
+) -> None:
     parts = parts_of(text(file))
     found = [read(part, context) for part in parts if part]
     assert [part for part, _ in found] == [TEXT[:363], TEXT[363:415], TEXT[415:]]
@@ -74,7 +82,12 @@ def test_an_input_is_followed_by_its_target(file: Path) -> None:
 def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "b").mkdir(parents=True)
-    for name, part in (("a.txt", TEXT[:100]), ("b/1.txt", b""), ("b/2.txt", TEXT[100:105]), ("c.txt", TEXT[105:])):
+    for name, part in (
+        ("a.txt", TEXT[:100]),
+        ("b/1.txt", b""),
+        ("b/2.txt", TEXT[100:105]),
+        ("c.txt", TEXT[105:]),
+    ):
         (folder / name).write_bytes(part)
     (folder / "notes.md").write_bytes(b"no text")
     for one, several in zip(parts_of(text(file)), parts_of(text(folder)), strict=True):
@@ -85,12 +98,20 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
 
 def test_batches_are_of_each_workers_windows(file: Path) -> None:
     """37 windows train, and 3 are left for the last batch of 4 workers."""
-    options = {"batch_size": 6, "device": CPU, "seed": 1, "drop_last": False, "channels_last": False}
+    options = {
+        "batch_size": 6,
+        "device": CPU,
+        "seed": 1,
+        "drop_last": False,
+        "channels_last": False,
+    }
     whole = build(text(file), shard=Shard(), **options)  # type: ignore[arg-type]
     assert whole.info.shapes == {"vocab_size": 256, "context": 10}
     assert (whole.info.train_size, whole.info.val_size, whole.info.test_size) == (37, 6, 11)
     shared = [build(text(file), shard=Shard(rank, 4), **options) for rank in range(4)]  # type: ignore[arg-type]
-    for batch, *parts in zip(whole.train.epoch(1), *(data.train.epoch(1) for data in shared), strict=True):
+    for batch, *parts in zip(
+        whole.train.epoch(1), *(data.train.epoch(1) for data in shared), strict=True
+    ):
         counted = [part for part in parts if not part.weightless]
         assert torch.equal(torch.cat([part.inputs for part in counted]), batch.inputs)
         assert torch.equal(torch.cat([part.targets for part in counted]), batch.targets)
@@ -109,14 +130,28 @@ def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("absent.txt", None, "there is no such file or folder; give a plain text, or a folder of *.txt"),
-        ("packed.txt", b"\x1f\x8b\x08\x00" * 50, "is compressed; unpack it, as in gunzip --keep packed.txt"),
-        ("short.txt", b"0123456789", "of its 10 bytes 1 are left for val, which needs 2 or more; give a longer text"),
+        (
+            "absent.txt",
+            None,
+            "there is no such file or folder; give a plain text, or a folder of *.txt",
+        ),
+        (
+            "packed.txt",
+            b"\x1f\x8b\x08\x00" * 50,
+            "is compressed; unpack it, as in gunzip --keep packed.txt",
+        ),
+        (
+            "short.txt",
+            b"0123456789",
+            "of its 10 bytes 1 are left for val, which needs 2 or more; give a longer text",
+        ),
         ("empty.txt", b"", "of its 0 bytes 0 are left for train"),
         ("folder/a.md", b"# no text", "no file *.txt lies below it"),
     ],
 )
-def test_what_is_no_text_is_told(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:
+def test_what_is_no_text_is_told(
+    tmp_path: Path, name: str, content: bytes | None, told: str
+) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     if content is not None:
@@ -129,12 +164,24 @@ def test_what_is_no_text_is_told(tmp_path: Path, name: str, content: bytes | Non
 
 def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
     parts = parts_of(dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0))
-    assert (parts.train.start, parts.train.stop, parts.val, parts.test) == (0, len(TEXT), None, None)
+    assert (parts.train.start, parts.train.stop, parts.val, parts.test) == (
+        0,
+        len(TEXT),
+        None,
+        None,
+    )
 
 
 def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:
     file.write_bytes(b"to be or not to be, that is the question. " * 90)
-    small = ("model.layers=1", "model.width=16", "dataset.context=32", "batch_size=24", "log_every=1", "threads=1")
+    small = (
+        "model.layers=1",
+        "model.width=16",
+        "dataset.context=32",
+        "batch_size=24",
+        "log_every=1",
+        "threads=1",
+    )
     runs = [
         trained(
             "experiment=char_lm",
@@ -158,7 +205,9 @@ def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) ->
 def test_a_text_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run("experiment=char_lm", "dataset.root=absent.txt", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: dataset.root=absent.txt: there is no such file or folder; ")
+    assert done.stderr.startswith(
+        "error: dataset.root=absent.txt: there is no such file or folder; "
+    )
 
 
 LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20
@@ -172,7 +221,9 @@ def tokenizer(tmp_path: Path) -> Path:
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([LINES], library.trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet))
+    made.train_from_iterator(
+        [LINES], library.trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet)
+    )
     made.save(str(path := tmp_path / "tokenizer.json"))
     return path
 
@@ -189,7 +240,15 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     tokens = text_files.tokens_of(dataset)
     assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
     assert isinstance(text_files.tokens_of(dataset), np.memmap), "from the cache"
-    data = build(dataset, batch_size=2, shard=Shard(), device=CPU, seed=0, drop_last=False, channels_last=False)
+    data = build(
+        dataset,
+        batch_size=2,
+        shard=Shard(),
+        device=CPU,
+        seed=0,
+        drop_last=False,
+        channels_last=False,
+    )
     assert data.info.shapes == {"vocab_size": text_files.vocab_size(dataset), "context": 10}
     assert data.val is not None
     assert data.test is not None
@@ -206,7 +265,9 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     assert made.tolist() == [text_files.encoded(dataset, "the cat")]
 
 
-def test_a_tokenizers_own_truncation_and_padding_count_for_nothing(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_tokenizers_own_truncation_and_padding_count_for_nothing(
+    tokenizer: Path, tmp_path: Path
+) -> None:
     (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
     plain = text_files.tokens_of(text(root, tokens=str(tokenizer))).tolist()
     other = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tokenizer))
@@ -221,7 +282,12 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
     tokenizer: Path, tmp_path: Path, configured: Configured
 ) -> None:
     (tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
-    words = ("task=language_model", "model=transformer", "dataset=text", f"dataset.root={tmp_path}/t.txt")
+    words = (
+        "task=language_model",
+        "model=transformer",
+        "dataset=text",
+        f"dataset.root={tmp_path}/t.txt",
+    )
     copied = shutil.copy(tokenizer, tmp_path / "other.json")
     configs = [configured(*words, f"dataset.tokens={path}") for path in (tokenizer, copied)]
     assert identity(configs[0]) == identity(configs[1]) != identity(configured(*words))
@@ -233,7 +299,10 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "none.json: there is no such file; name a tokenizer.json, or use bytes"), ("{", "cannot be read as a tok")],
+    [
+        (None, "none.json: there is no such file; name a tokenizer.json, or use bytes"),
+        ("{", "cannot be read as a tok"),
+    ],
 )
 def test_a_tokenizer_that_cannot_be_read_is_told(
     content: str | None, told: str, file: Path, tmp_path: Path, tokenizer: Path

@@ -46,7 +46,9 @@ def cityscapes(root: Path) -> None:
         for number in range(count):
             name = f"ulm_{number:06}_000019"
             picture(root / "leftImg8bit" / part / "ulm" / f"{name}_leftImg8bit.png", number, (4, 6))
-            labels = np.tile(np.array([0, 7, 8, 26, 33, 1]), (4, 1))  # none, road, sidewalk, car, bicycle, none
+            labels = np.tile(
+                np.array([0, 7, 8, 26, 33, 1]), (4, 1)
+            )  # none, road, sidewalk, car, bicycle, none
             numbers(root / "gtFine" / part / "ulm" / f"{name}_gtFine_labelIds.png", labels)
 
 
@@ -57,7 +59,10 @@ def pets(root: Path) -> None:
         rows = []
         for number in names:
             picture(base / "images" / f"Cat_{number}.jpg", number, (4, 6))
-            numbers(base / "annotations" / "trimaps" / f"Cat_{number}.png", np.tile([1, 1, 2, 2, 3, 3], (4, 1)))
+            numbers(
+                base / "annotations" / "trimaps" / f"Cat_{number}.png",
+                np.tile([1, 1, 2, 2, 3, 3], (4, 1)),
+            )
             rows.append(f"Cat_{number} {1 + number % 37} 1 1\n")
         (base / "annotations" / f"{split}.txt").write_text("".join(rows))
 
@@ -101,7 +106,11 @@ def test_masks_hold_the_classes_of_their_benchmark(
 def test_the_classes_of_cityscapes_are_those_of_its_benchmark() -> None:
     from torchvision.datasets import Cityscapes
 
-    counted = {each.train_id: each.id for each in Cityscapes.classes if not each.ignore_in_eval and each.id >= 0}
+    counted = {
+        each.train_id: each.id
+        for each in Cityscapes.classes
+        if not each.ignore_in_eval and each.id >= 0
+    }
     assert tuple(counted[number] for number in range(19)) == CITYSCAPES
 
 
@@ -111,12 +120,21 @@ def test_what_they_need_is_told(chosen: Callable[..., RunConfig], tmp_path: Path
     numbers(tmp_path / "data/VOCdevkit/VOC2012/SegmentationClass/1.png", np.full((8, 7), 30))
     assert content_of(chosen("VOCSegmentation", *SEGMENT)).data not in (None, before)
     data = build_data(chosen("VOCSegmentation", *SEGMENT, "batch_size=2"), ALONE)
-    with pytest.raises(DataError, match=r"image_size=null: image 1 is 8x7, and the first 8x6|sample 1: its mask holds"):
+    with pytest.raises(
+        DataError,
+        match=r"image_size=null: image 1 is 8x7, and the first 8x6|sample 1: its mask holds",
+    ):
         list(data.train.evaluation())
-    sized = build_data(chosen("VOCSegmentation", *SEGMENT, "dataset.image_size=[8,8]", "batch_size=2"), ALONE)
-    with pytest.raises(DataError, match="sample 1: its mask holds the class 30, expected 0 to 20, or 255"):
+    sized = build_data(
+        chosen("VOCSegmentation", *SEGMENT, "dataset.image_size=[8,8]", "batch_size=2"), ALONE
+    )
+    with pytest.raises(
+        DataError, match="sample 1: its mask holds the class 30, expected 0 to 20, or 255"
+    ):
         list(sized.train.evaluation())
-    with pytest.raises(DataError, match=r"gtFine, leftImg8bit not found in .*, and its owners give it to those who"):
+    with pytest.raises(
+        DataError, match=r"gtFine, leftImg8bit not found in .*, and its owners give it to those who"
+    ):
         content_of(chosen("Cityscapes", *SEGMENT))
 
 
@@ -128,7 +146,11 @@ def test_what_they_need_is_told(chosen: Callable[..., RunConfig], tmp_path: Path
             (),
             "task=classification: torchvision's VOCSegmentation has a mask for each image; use task",
         ),
-        ("SVHN", SEGMENT, "task=segmentation: torchvision's SVHN has no masks; use dataset.set=Cityscapes or OxfordI"),
+        (
+            "SVHN",
+            SEGMENT,
+            "task=segmentation: torchvision's SVHN has no masks; use dataset.set=Cityscapes or OxfordI",
+        ),
         (
             "VOCSegmentation",
             (*SEGMENT, "dataset.augment.flip=true"),
@@ -154,7 +176,11 @@ def test_what_they_need_is_told(chosen: Callable[..., RunConfig], tmp_path: Path
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    name: str, words: tuple[str, ...], told: str, chosen: Callable[..., RunConfig], configured: Configured
+    name: str,
+    words: tuple[str, ...],
+    told: str,
+    chosen: Callable[..., RunConfig],
+    configured: Configured,
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         chosen(name, *words)

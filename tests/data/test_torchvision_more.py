@@ -34,12 +34,17 @@ SPLITS = [0] * 6 + [1] * 3 + [2] * 3
 def any_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     """These files are not the originals, of which torchvision knows the checksums."""
     for name in ("celeba", "fer2013", "lfw", "omniglot", "places365"):
-        monkeypatch.setattr(f"torchvision.datasets.{name}.check_integrity", lambda path, md5=None: Path(path).is_file())
+        monkeypatch.setattr(
+            f"torchvision.datasets.{name}.check_integrity",
+            lambda path, md5=None: Path(path).is_file(),
+        )
 
 
 def table(path: Path, rows: Iterable[Iterable[object]], *head: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in [*head, *(" ".join(map(str, row)) for row in rows)]))
+    path.write_text(
+        "".join(f"{line}\n" for line in [*head, *(" ".join(map(str, row)) for row in rows)])
+    )
 
 
 def celeba(root: Path) -> None:
@@ -47,8 +52,14 @@ def celeba(root: Path) -> None:
     for number, name in enumerate(names):
         picture(base / "img_align_celeba" / name, number, (6, 5))
     table(base / "list_eval_partition.txt", zip(names, SPLITS, strict=True))
-    table(base / "identity_CelebA.txt", ((name, 7 + 5 * (number % 4)) for number, name in enumerate(names)))
-    signs = ((name, *(2 * each - 1 for each in labels)) for name, labels in zip(names, LABELS, strict=True))
+    table(
+        base / "identity_CelebA.txt",
+        ((name, 7 + 5 * (number % 4)) for number, name in enumerate(names)),
+    )
+    signs = (
+        (name, *(2 * each - 1 for each in labels))
+        for name, labels in zip(names, LABELS, strict=True)
+    )
     table(base / "list_attr_celeba.txt", signs, "12", "Bald Smiling Young ")
     boxes = ((name, 1, 2, 3 + number, 4) for number, name in enumerate(names))
     table(base / "list_bbox_celeba.txt", boxes, "12", "image_id x_1 y_1 width height")
@@ -83,9 +94,15 @@ def inaturalist(root: Path) -> None:
         for species in range(6):
             levels = f"K_P_C{species % 2}_O_F_G{species // 2}_s{species}"
             for number in range(count):
-                picture(root / version / f"{species:05}_{levels}" / f"{9 - number}.jpg", species, (6, 6))
+                picture(
+                    root / version / f"{species:05}_{levels}" / f"{9 - number}.jpg", species, (6, 6)
+                )
     for species in (0, 1, 2):
-        picture(root / "2018" / ("Birds" if species else "Apes") / str(species) / "a.jpg", species, (6, 6))
+        picture(
+            root / "2018" / ("Birds" if species else "Apes") / str(species) / "a.jpg",
+            species,
+            (6, 6),
+        )
 
 
 def lfw(root: Path) -> None:
@@ -94,7 +111,9 @@ def lfw(root: Path) -> None:
         for number in range(1, count + 1):
             picture(base / "lfw_funneled" / name / f"{name}_{number:04}.jpg", number, (6, 6))
     (base / "lfw-funneled.tgz").touch()
-    (base / "lfw-names.txt").write_text("".join(f"{name}\t{count}\n" for name, count in people.items()))
+    (base / "lfw-names.txt").write_text(
+        "".join(f"{name}\t{count}\n" for name, count in people.items())
+    )
     lines = [f"{name}\t{count}\n" for name, count in people.items()]
     (base / "people.txt").write_text("2\n2\n" + "".join(lines[:2]) + "1\n" + lines[2])
     (base / "peopleDevTrain.txt").write_text("1\n" + lines[0])
@@ -149,13 +168,27 @@ IN_A = "dataset.options={%s}"
 
 
 SETS = [
-    Kept(celeba, "CelebA", (IN_A % "target_type: identity", "dataset.val_fraction=0.25"), (3, 6, 5), (9, 3, 0), 4),
+    Kept(
+        celeba,
+        "CelebA",
+        (IN_A % "target_type: identity", "dataset.val_fraction=0.25"),
+        (3, 6, 5),
+        (9, 3, 0),
+        4,
+    ),
     Kept(clevr, "CLEVRClassification", (), (3, 6, 8), (8, 3, 0), 11),
     Kept(fer, "FER2013", ("dataset.val_fraction=0.2",), (1, 48, 48), (8, 2, 5), 7),
     Kept(lambda root: fer(root, "train.csv"), "FER2013", (), (1, 48, 48), (13, 2, 0), 7),
     Kept(inaturalist, "INaturalist", (), (3, 6, 6), (24, 6, 0), 6),
     Kept(inaturalist, "INaturalist", (IN_A % "target_type: class",), (3, 6, 6), (24, 6, 0), 2),
-    Kept(inaturalist, "INaturalist", (IN_A % "version: 2018, target_type: super",), (3, 6, 6), (2, 1, 0), 2),
+    Kept(
+        inaturalist,
+        "INaturalist",
+        (IN_A % "version: 2018, target_type: super",),
+        (3, 6, 6),
+        (2, 1, 0),
+        2,
+    ),
     Kept(lfw, "LFWPeople", ("dataset.val_fraction=0.25",), (3, 6, 6), (6, 2, 0), 3),
     Kept(omniglot, "Omniglot", ("dataset.val_fraction=0.5",), (1, 7, 7), (9, 9, 0), 6),
     Kept(omniglot, "Omniglot", (IN_A % "background: false",), (1, 7, 7), (5, 1, 0), 2),
@@ -177,23 +210,40 @@ def test_classes_are_those_of_the_files(chosen: Callable[..., RunConfig], tmp_pa
     root = tmp_path / "data"
     for make in (celeba, inaturalist, lfw, places):
         make(root)
-    persons = build_data(chosen("CelebA", IN_A % "target_type: identity", "dataset.val_fraction=0.25"), ALONE)
+    persons = build_data(
+        chosen("CelebA", IN_A % "target_type: identity", "dataset.val_fraction=0.25"), ALONE
+    )
     assert persons.info.class_names == ("7", "12", "17", "22")
-    assert sorted(torch.cat([labels for _, labels in parts(persons).values()]).tolist()) == sorted([0, 1, 2, 3] * 3)
+    assert sorted(torch.cat([labels for _, labels in parts(persons).values()]).tolist()) == sorted(
+        [0, 1, 2, 3] * 3
+    )
     levels = build_data(chosen("INaturalist", IN_A % "target_type: genus"), ALONE)
     assert levels.info.class_names == ("G0", "G1", "G2")
     assert parts(levels)["val"][1].tolist() == [0, 0, 1, 1, 2, 2]
-    assert build_data(chosen("LFWPeople", "drop_last=false"), ALONE).info.class_names == ("Ann_A", "Bob_B", "Cy_C")
+    assert build_data(chosen("LFWPeople", "drop_last=false"), ALONE).info.class_names == (
+        "Ann_A",
+        "Bob_B",
+        "Cy_C",
+    )
     scenes = build_data(chosen("Places365", IN_A % "small: true"), ALONE)
     assert parts(scenes)["val"][1].tolist() == [0, 40, 80]
-    (root / "2021_valid" / "00005_K_P_C1_O_F_G2_s5").rename(root / "2021_valid" / "00005_K_P_C1_O_F_G2_other")
-    with pytest.raises(DataError, match=r"dataset.set=INaturalist: its val has other classes than its train; fetch"):
+    (root / "2021_valid" / "00005_K_P_C1_O_F_G2_s5").rename(
+        root / "2021_valid" / "00005_K_P_C1_O_F_G2_other"
+    )
+    with pytest.raises(
+        DataError, match=r"dataset.set=INaturalist: its val has other classes than its train; fetch"
+    ):
         build_data(chosen("INaturalist"), ALONE)
 
 
 @pytest.mark.parametrize(
     ("make", "name", "words"),
-    [(omniglot, "Omniglot", ()), (sun, "SUN397", ()), (inaturalist, "INaturalist", ()), (lfw, "LFWPeople", ())],
+    [
+        (omniglot, "Omniglot", ()),
+        (sun, "SUN397", ()),
+        (inaturalist, "INaturalist", ()),
+        (lfw, "LFWPeople", ()),
+    ],
 )
 def test_samples_come_in_one_order_however_the_disk_lists_them(
     make: Callable[[Path], None],
@@ -234,8 +284,12 @@ def test_labels_and_numbers_of_celeba(chosen: Callable[..., RunConfig], tmp_path
     expected = (torch.tensor(POINTS[9:]) - values.mean(0)) / values.std(0, correction=0)
     torch.testing.assert_close(parts(scaled)["test"][1], expected.float())
     options = LoaderOptions(batch_size=8, device=torch.device("cpu"))
-    again = evaluation.load(config.dataset, config.task, "test", scaled.info.told, options, own=True)
-    torch.testing.assert_close(next(again.batches()).targets, expected.float(), msg="in the units of the run")
+    again = evaluation.load(
+        config.dataset, config.task, "test", scaled.info.told, options, own=True
+    )
+    torch.testing.assert_close(
+        next(again.batches()).targets, expected.float(), msg="in the units of the run"
+    )
     boxes = build_data(chosen("CelebA", IN_A % "target_type: bbox", *points[1:]), ALONE)
     assert parts(boxes)["val"][1].tolist() == [[1, 2, 3 + number, 4] for number in (6, 7, 8)]
 
@@ -269,7 +323,10 @@ def test_lsun_is_read_from_its_databases(
     assert (images[:, 0, 0, 0] * 255).round().tolist() == [5] * 5 + [3] * 3
     assert data.info.class_names == ("bedroom", "tower")
     assert not list(here.iterdir())
-    with pytest.raises(DataError, match=r"bridge_train_lmdb, .* not found in .*, and torchvision cannot download it"):
+    with pytest.raises(
+        DataError,
+        match=r"bridge_train_lmdb, .* not found in .*, and torchvision cannot download it",
+    ):
         content_of(chosen("LSUN"))
 
 
@@ -281,26 +338,58 @@ def test_lsun_is_read_from_its_databases(
             (),
             "task=classification: torchvision's CelebA has labels of 0 and 1 for each image; use task=multi",
         ),
-        ("CelebA", ("task=regression",), "has labels of 0 and 1 for each image; use task=multilabel, or another targ"),
-        ("CelebA", (IN_A % "target_type: bbox", "task=multilabel"), "has numbers to predict for each image; use task"),
-        ("SVHN", ("task=multilabel",), "task=multilabel: torchvision's SVHN has one class for each image; use task=cl"),
-        ("SVHN", ("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers to predict;"),
+        (
+            "CelebA",
+            ("task=regression",),
+            "has labels of 0 and 1 for each image; use task=multilabel, or another targ",
+        ),
+        (
+            "CelebA",
+            (IN_A % "target_type: bbox", "task=multilabel"),
+            "has numbers to predict for each image; use task",
+        ),
+        (
+            "SVHN",
+            ("task=multilabel",),
+            "task=multilabel: torchvision's SVHN has one class for each image; use task=cl",
+        ),
+        (
+            "SVHN",
+            ("dataset.standardise_targets=true",),
+            "dataset.standardise_targets=true: is of numbers to predict;",
+        ),
         ("SVHN", (IN_A % "train: true",), "dataset.options.train: is none of SVHN, it takes none."),
-        ("EMNIST", (IN_A % "splt: letters",), "is none of EMNIST, it takes split. Did you mean 'split'?"),
+        (
+            "EMNIST",
+            (IN_A % "splt: letters",),
+            "is none of EMNIST, it takes split. Did you mean 'split'?",
+        ),
         (
             "EMNIST",
             (IN_A % "split: leters",),
             "split=leters: not of balanced, byclass, bymerge, letters, digits, mnist",
         ),
         ("Places365", (IN_A % "small: 3",), "dataset.options.small=3: not of false, true."),
-        ("LSUN", (IN_A % "classes: tower",), "dataset.options.classes=tower: not of bedroom, bridge"),
-        ("INaturalist", (IN_A % "target_type: super",), "version 2021_train of INaturalist has none; use full, or a"),
+        (
+            "LSUN",
+            (IN_A % "classes: tower",),
+            "dataset.options.classes=tower: not of bedroom, bridge",
+        ),
+        (
+            "INaturalist",
+            (IN_A % "target_type: super",),
+            "version 2021_train of INaturalist has none; use full, or a",
+        ),
         (
             "INaturalist",
             (IN_A % "version: 2018, target_type: genus",),
             "version 2018 of INaturalist has none; use full",
         ),
-        ("Kitti2015Stereo", (), "dataset.set=Kitti2015Stereo: has pairs of images with disparities, of which no task"),
+        (
+            "Kitti2015Stereo",
+            (),
+            "dataset.set=Kitti2015Stereo: has pairs of images with disparities, of which no task",
+        ),
         (
             "CelebA",
             (IN_A % "target_type: landmarks", "task=regression", "dataset.augment.flip=true"),
@@ -317,7 +406,9 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     assert len(caught.value.problems) == 1
 
 
-def test_a_year_may_be_typed_as_a_number(chosen: Callable[..., RunConfig], configured: Configured) -> None:
+def test_a_year_may_be_typed_as_a_number(
+    chosen: Callable[..., RunConfig], configured: Configured
+) -> None:
     words = ("task=segmentation", "model=unet", IN_A % "year: 2011")
     with pytest.raises(DataError, match=r"dataset.set=VOCSegmentation: VOC2011 not found in "):
         content_of(chosen("VOCSegmentation", *words))

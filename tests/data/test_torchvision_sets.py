@@ -39,7 +39,9 @@ def kmnist(root: Path) -> None:
     raw.mkdir(parents=True)
     for prefix, images in (("train", GREY), ("t10k", GREY[:20] // 2)):
         (raw / f"{prefix}-images-idx3-ubyte").write_bytes(idx(images))
-        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.arange(len(images), dtype=np.uint8) % 10))
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            idx(np.arange(len(images), dtype=np.uint8) % 10)
+        )
 
 
 def usps(root: Path) -> None:
@@ -47,7 +49,8 @@ def usps(root: Path) -> None:
     for name, number in (("usps.bz2", 40), ("usps.t.bz2", 10)):
         rows = np.random.default_rng(number).uniform(-1, 1, (number, 256))
         lines = [
-            f"{1 + i % 10} " + " ".join(f"{j + 1}:{v:.4f}" for j, v in enumerate(row)) for i, row in enumerate(rows)
+            f"{1 + i % 10} " + " ".join(f"{j + 1}:{v:.4f}" for j, v in enumerate(row))
+            for i, row in enumerate(rows)
         ]
         (root / name).write_bytes(bz2.compress("\n".join(lines).encode() + b"\n"))
 
@@ -68,9 +71,15 @@ def gtsrb(root: Path) -> None:
     base = root / "gtsrb"
     for number in range(86):
         size = (12 + number % 5, 11 + number % 3)
-        picture(base / "GTSRB" / "Training" / f"{number % 43:05}" / f"{number // 43:05}.ppm", number, size)
+        picture(
+            base / "GTSRB" / "Training" / f"{number % 43:05}" / f"{number // 43:05}.ppm",
+            number,
+            size,
+        )
     for number in range(5):
-        picture(base / "GTSRB" / "Final_Test" / "Images" / f"{number:05}.ppm", 100 + number, (14, 10))
+        picture(
+            base / "GTSRB" / "Final_Test" / "Images" / f"{number:05}.ppm", 100 + number, (14, 10)
+        )
     table = "".join(f"{number:05}.ppm;{number * 7}\n" for number in range(5))
     (base / "GT-final_test.csv").write_text("Filename;ClassId\n" + table)
 
@@ -81,7 +90,9 @@ def dtd(root: Path) -> None:
     for place, part in enumerate(("train", "val", "test")):
         names = [f"texture{index:02}/{part}_{index:02}.jpg" for index in range(47)]
         for index, name in enumerate(names):
-            picture(base / "images" / name, place * 100 + index, (10, 13), "L" if index == 3 else "RGB")
+            picture(
+                base / "images" / name, place * 100 + index, (10, 13), "L" if index == 3 else "RGB"
+            )
         (base / "labels").mkdir(exist_ok=True)
         (base / "labels" / f"{part}1.txt").write_text("\n".join(names) + "\n")
 
@@ -91,8 +102,14 @@ def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
     """`chosen("KMNIST", "batch_size=8")`, of files below the test's folder."""
 
     def configure(name: str, *words: str) -> RunConfig:
-        where = (f"dataset.root={tmp_path / 'data'}", "dataset.download=false", "dataset.num_workers=0")
-        return configured("dataset=torchvision", f"dataset.set={name}", *where, "batch_size=8", *words)
+        where = (
+            f"dataset.root={tmp_path / 'data'}",
+            "dataset.download=false",
+            "dataset.num_workers=0",
+        )
+        return configured(
+            "dataset=torchvision", f"dataset.set={name}", *where, "batch_size=8", *words
+        )
 
     return configure
 
@@ -104,7 +121,10 @@ def parts(data: Data) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         loader = getattr(data, name)
         if loader is not None:
             batches = list(loader.evaluation())
-            found[name] = torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches])
+            found[name] = (
+                torch.cat([b.inputs for b in batches]),
+                torch.cat([b.targets for b in batches]),
+            )
     return found
 
 
@@ -123,10 +143,15 @@ class Kept(NamedTuple):
         self.make(root)
         data = build_data(config, ALONE)
         info, found = data.info, parts(data)
-        assert (info.train_size, info.val_size, info.test_size, info.num_classes) == (*self.sizes, self.classes)
+        assert (info.train_size, info.val_size, info.test_size, info.num_classes) == (
+            *self.sizes,
+            self.classes,
+        )
         assert all(images.shape[1:] == self.shape for images, _ in found.values())
         counted = torch.bincount(found["train"][1], minlength=self.classes)
-        assert torch.equal(counted, torch.tensor(info.class_counts)), "known before an image is read"
+        assert torch.equal(counted, torch.tensor(info.class_counts)), (
+            "known before an image is read"
+        )
         return data
 
 
@@ -162,21 +187,31 @@ def test_images_and_labels_are_the_files(chosen: Callable[..., RunConfig], tmp_p
     assert data.info.class_names[3] == "texture03"
 
 
-def test_transforms_take_images_as_they_lie(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_transforms_take_images_as_they_lie(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     gtsrb(tmp_path / "data")
-    crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomResizedCrop, size: [6, 7]}]"
-    data = build_data(chosen("GTSRB", "dataset.image_size=[6,7]", crop, "dataset.sampling=balanced"), ALONE)
+    crop = (
+        "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomResizedCrop, size: [6, 7]}]"
+    )
+    data = build_data(
+        chosen("GTSRB", "dataset.image_size=[6,7]", crop, "dataset.sampling=balanced"), ALONE
+    )
     assert next(data.train.epoch(1)).inputs.shape == (8, 3, 6, 7)
 
 
-def test_the_content_is_part_of_what_a_run_is(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_the_content_is_part_of_what_a_run_is(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     root = tmp_path / "data"
     for make in (kmnist, usps):
         make(root)
     first, others = content_of(chosen("KMNIST")).data, content_of(chosen("USPS")).data
     assert first is not None
     assert first != others
-    (root / "KMNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(b"the archive that it came from")
+    (root / "KMNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(
+        b"the archive that it came from"
+    )
     assert content_of(chosen("KMNIST")).data == first, "archives may go"
     root.rename(tmp_path / "elsewhere")
     moved = chosen("KMNIST", f"dataset.root={tmp_path / 'elsewhere'}")
@@ -186,9 +221,14 @@ def test_the_content_is_part_of_what_a_run_is(chosen: Callable[..., RunConfig], 
     assert content_of(moved).data != first
 
 
-def test_what_is_missing_or_damaged_is_told_with_its_folder(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_what_is_missing_or_damaged_is_told_with_its_folder(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     root, config = tmp_path / "data", chosen("KMNIST")
-    with pytest.raises(DataError, match=f"dataset.set=KMNIST: KMNIST not found in {root}, and dataset.download is fa"):
+    with pytest.raises(
+        DataError,
+        match=f"dataset.set=KMNIST: KMNIST not found in {root}, and dataset.download is fa",
+    ):
         content_of(config)
     assert content_of(config, fetch=False).data is None, "a dry run fetches nothing"
     assert not root.exists()
@@ -201,7 +241,9 @@ def test_what_is_missing_or_damaged_is_told_with_its_folder(chosen: Callable[...
         build_data(chosen("USPS"), ALONE)
     eurosat(root)
     picture(root / "eurosat" / "2750" / "class0" / "zz.png", 1, (5, 5))
-    with pytest.raises(DataError, match="image_size=null: image 4 is 5x5, and the first 9x8; give one size"):
+    with pytest.raises(
+        DataError, match="image_size=null: image 4 is 5x5, and the first 9x8; give one size"
+    ):
         parts(build_data(chosen("EuroSAT", "dataset.val_fraction=0.5"), ALONE))
 
 
@@ -225,7 +267,10 @@ def test_a_download_comes_whole_or_not_at_all(
         return fetch
 
     monkeypatch.setattr(torchvision.datasets, "GTSRB", fetches(fails=True))
-    with pytest.raises(DataError, match=r"GTSRB: gtsrb not found in .*the download failed \(the line is dead\); put"):
+    with pytest.raises(
+        DataError,
+        match=r"GTSRB: gtsrb not found in .*the download failed \(the line is dead\); put",
+    ):
         torchvision_files.obtain(dataset)
     assert not (tmp_path / "data").exists(), "nothing is left"
     monkeypatch.setattr(torchvision.datasets, "GTSRB", fetches(fails=False))
@@ -236,7 +281,9 @@ def test_a_download_comes_whole_or_not_at_all(
     assert of_data(dataset) is not None
 
 
-def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(chosen: Callable[..., Any]) -> None:
+def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(
+    chosen: Callable[..., Any],
+) -> None:
     import inspect
 
     import torchvision.datasets
@@ -249,12 +296,16 @@ def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(chosen: Cal
             *({key: value} for key, values in OPTIONS.get(name, {}).items() for value in values),
         ]
         for given in options:
-            given = {key: [value] if (name, key) in SEVERAL else value for key, value in given.items()}
+            given = {
+                key: [value] if (name, key) in SEVERAL else value for key, value in given.items()
+            }
             kind = kind_of(dataclasses.replace(shown, set=name, options=given))
             assert kind.paths
             for how in kind.parts.values():
                 fetches = {"download": True} if kind.fetched else {}
-                inspect.signature(getattr(torchvision.datasets, name)).bind("root", **fetches, **(how or {}))
+                inspect.signature(getattr(torchvision.datasets, name)).bind(
+                    "root", **fetches, **(how or {})
+                )
 
 
 def test_of_all_that_torchvision_has_it_is_known_what_to_do() -> None:
@@ -266,5 +317,7 @@ def test_of_all_that_torchvision_has_it_is_known_what_to_do() -> None:
 
 def test_a_wrong_name_is_answered_with_the_nearest(configured: Configured) -> None:
     for wrong, near in (("SVNH", "SVHN"), ("kmnist", "KMNIST")):
-        with pytest.raises(ConfigError, match=f"dataset.set={wrong}: not one of CIFAR10, .* Did you mean '{near}'"):
+        with pytest.raises(
+            ConfigError, match=f"dataset.set={wrong}: not one of CIFAR10, .* Did you mean '{near}'"
+        ):
             configured("dataset=torchvision", f"dataset.set={wrong}")

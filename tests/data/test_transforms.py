@@ -27,8 +27,17 @@ v2: Any = Late("torchvision.transforms.v2")
 CPU = torch.device("cpu")
 FOLDER, SHAPE = 40, (10, 12)
 CROP = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: [10, 12], scale: [0.2, 1.0]}"
-LIST = f"dataset.transforms=[{CROP}, {{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}}]"
-PLAIN = ("batch_size=8", "drop_last=false", "seed=3", "threads=1", "dataset.mean=null", "dataset.std=null")
+LIST = (
+    f"dataset.transforms=[{CROP}, {{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}}]"
+)
+PLAIN = (
+    "batch_size=8",
+    "drop_last=false",
+    "seed=3",
+    "threads=1",
+    "dataset.mean=null",
+    "dataset.std=null",
+)
 
 
 class Wrong:
@@ -66,19 +75,28 @@ def photos(folder: Path, configured: Configured) -> Any:
     def configure(*words: str) -> RunConfig:
         size = f"dataset.image_size=[{SHAPE[0]},{SHAPE[1]}]"
         return configured(
-            "dataset=image_folder", f"dataset.root={folder}", size, "dataset.num_workers=0", *PLAIN, *words
+            "dataset=image_folder",
+            f"dataset.root={folder}",
+            size,
+            "dataset.num_workers=0",
+            *PLAIN,
+            *words,
         )
 
     return configure
 
 
 def data(config: RunConfig, rank: int = 0, world_size: int = 1) -> Data:
-    worker = Worker(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=CPU)
+    worker = Worker(
+        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=CPU
+    )
     return build_data(config, worker)
 
 
 def epoch(made: Data, number: int = 1, skip: int = 0) -> Tensor:
-    return torch.cat([batch.inputs for batch in made.train.epoch(number, skip) if not batch.weightless])
+    return torch.cat(
+        [batch.inputs for batch in made.train.epoch(number, skip) if not batch.weightless]
+    )
 
 
 def test_each_image_is_transformed_as_by_hand_from_the_original(photos: Any, folder: Path) -> None:
@@ -86,7 +104,9 @@ def test_each_image_is_transformed_as_by_hand_from_the_original(photos: Any, fol
     train, _ = indexing.split(FOLDER, 0.1, None)
     order = train[indexing.permutation(len(train), 3, 2)].tolist()
     files = sorted((folder / "train").glob("*/*.png"))
-    by_hand: Any = v2.Compose([v2.RandomResizedCrop([10, 12], scale=(0.2, 1.0)), v2.RandAugment(num_ops=1)])
+    by_hand: Any = v2.Compose(
+        [v2.RandomResizedCrop([10, 12], scale=(0.2, 1.0)), v2.RandAugment(num_ops=1)]
+    )
     for image, index in zip(found, order, strict=True):
         original = torch.from_numpy(np.array(Image.open(files[index]))).permute(2, 0, 1)
         torch.manual_seed(indexing.mix(3, 2, index))
@@ -110,9 +130,17 @@ def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
         assert not torch.equal(whole, epoch(data(config), 2))
         assert torch.equal(epoch(data(config), 1, skip=3), whole[24:])
         batches = [[*data(config, rank, 4).train.epoch(1)] for rank in range(4)]
-        together = [part.inputs for parts in zip(*batches, strict=True) for part in parts if not part.weightless]
+        together = [
+            part.inputs
+            for parts in zip(*batches, strict=True)
+            for part in parts
+            if not part.weightless
+        ]
         assert torch.equal(torch.cat(together), whole)
-        for one, other in ((data(config).val, data(plain).val), (data(config).test, data(plain).test)):
+        for one, other in (
+            (data(config).val, data(plain).val),
+            (data(config).test, data(plain).test),
+        ):
             assert one is not None
             assert other is not None
             for batch, untouched in zip(one.evaluation(), other.evaluation(), strict=True):
@@ -120,7 +148,10 @@ def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
 
 
 def test_processes_that_read_see_the_same(photos: Any, configured: Configured) -> None:
-    for config in (photos(LIST), configured(LIST.replace("10, 12", "8, 8"), "dataset.train_limit=20", *PLAIN)):
+    for config in (
+        photos(LIST),
+        configured(LIST.replace("10, 12", "8, 8"), "dataset.train_limit=20", *PLAIN),
+    ):
         two = replace(config, threads=2)
         if hasattr(config.dataset, "num_workers"):
             two = replace(config, dataset=replace(config.dataset, num_workers=2))
@@ -150,7 +181,9 @@ def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:
         (f"{{_target_: {__name__}.NoTransform}}", "a NoTransform cannot be called with an image"),
     ],
 )
-def test_a_list_that_cannot_be_built_is_refused(transforms: str, said: str, configured: Configured) -> None:
+def test_a_list_that_cannot_be_built_is_refused(
+    transforms: str, said: str, configured: Configured
+) -> None:
     with pytest.raises(ConfigError) as refused:
         data(configured(f"dataset.transforms=[{transforms}]"))
     assert said in str(refused.value)
@@ -159,19 +192,32 @@ def test_a_list_that_cannot_be_built_is_refused(transforms: str, said: str, conf
 @pytest.mark.parametrize(
     ("transforms", "said"),
     [
-        ("{_target_: torchvision.transforms.v2.RandomCrop, size: 6}", "an image (1, 6, 6), and images are (1, 8, 8)"),
+        (
+            "{_target_: torchvision.transforms.v2.RandomCrop, size: 6}",
+            "an image (1, 6, 6), and images are (1, 8, 8)",
+        ),
         (
             "{_target_: torchvision.transforms.v2.RandomCrop, size: 9}",
             "dataset.transforms.0: RandomCrop does not take sa",
         ),
-        (f"{{_target_: {__name__}.Wrong}}", "pixels from 0 to 255, expected [0, 1]; leave scaling to dataset.mean"),
-        (f"{{_target_: {__name__}.Wrong, factor: 0}}", "no image: expected an image of uint8 or float, CHW, found str"),
+        (
+            f"{{_target_: {__name__}.Wrong}}",
+            "pixels from 0 to 255, expected [0, 1]; leave scaling to dataset.mean",
+        ),
+        (
+            f"{{_target_: {__name__}.Wrong, factor: 0}}",
+            "no image: expected an image of uint8 or float, CHW, found str",
+        ),
     ],
 )
-def test_what_a_transform_makes_of_an_image_is_checked(transforms: str, said: str, configured: Configured) -> None:
+def test_what_a_transform_makes_of_an_image_is_checked(
+    transforms: str, said: str, configured: Configured
+) -> None:
     with pytest.raises(DataError) as refused:
         epoch(data(configured(f"dataset.transforms=[{transforms}]", "threads=1")))
-    traceback.clear_frames(refused.tb)  # else its reader is in a cycle, with which processes end 5 s late
+    traceback.clear_frames(
+        refused.tb
+    )  # else its reader is in a cycle, with which processes end 5 s late
     assert said in str(refused.value)
 
 

@@ -42,11 +42,31 @@ def test_another_digit_is_told_where_numbers_are_exact() -> None:
 
 
 def test_the_runs_of_a_sweep_end_in_any_order() -> None:
-    shown = ["sweep of 2 runs in grid", "[1/2] done  lr=0.1  0.5", "[2/2] done  lr=0.2  0.6", "lr  val"]
-    printed = [shown[0], "[1/2] done  lr=0.2  0.6  1.2 s in all", "[2/2] done  lr=0.1  0.5", shown[3]]
-    assert difference([shown[0], *[f"{line}  0.4 s" for line in shown[1:3]], shown[3]], printed) is not None
-    printed = [shown[0], *(f"{line}  3.1 s" for line in (shown[2].replace("2/2", "1/2"), shown[1])), shown[3]]
-    assert difference([shown[0], *[f"{line}  0.4 s in all" for line in shown[1:3]], shown[3]], printed) is None
+    shown = [
+        "sweep of 2 runs in grid",
+        "[1/2] done  lr=0.1  0.5",
+        "[2/2] done  lr=0.2  0.6",
+        "lr  val",
+    ]
+    printed = [
+        shown[0],
+        "[1/2] done  lr=0.2  0.6  1.2 s in all",
+        "[2/2] done  lr=0.1  0.5",
+        shown[3],
+    ]
+    assert (
+        difference([shown[0], *[f"{line}  0.4 s" for line in shown[1:3]], shown[3]], printed)
+        is not None
+    )
+    printed = [
+        shown[0],
+        *(f"{line}  3.1 s" for line in (shown[2].replace("2/2", "1/2"), shown[1])),
+        shown[3],
+    ]
+    assert (
+        difference([shown[0], *[f"{line}  0.4 s in all" for line in shown[1:3]], shown[3]], printed)
+        is None
+    )
     assert difference([shown[0], "[1/2] done  lr=0.1  0.7  0.4 s", "...", shown[3]], printed)
 
 

@@ -32,7 +32,9 @@ def test_a_page_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = ["sphinx-build", "-W", "--keep-going", "-q", "-c", "docs", ".", str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     front = (tmp_path / "index.html").read_text()
     assert 'href="docs/tutorial.html"' in front

@@ -22,7 +22,11 @@ def documented() -> tuple[Setting, ...]:
     for group in GROUPS:
         found += [setting for _, _, each in settings.group_settings(group) for setting in each]
         found += settings.own_settings(group)
-    return (*found, *settings.launcher_settings("pool"), *settings.launcher_settings("submitit_slurm"))
+    return (
+        *found,
+        *settings.launcher_settings("pool"),
+        *settings.launcher_settings("submitit_slurm"),
+    )
 
 
 def test_each_setting_has_a_meaning_a_default_and_when_to_touch_it() -> None:
@@ -43,22 +47,30 @@ def test_each_key_of_the_schema_is_documented() -> None:
         nested = {key for key in keys if key.startswith(f"{field.name}.")}
         assert field.name in {*keys, *GROUPS, *INTERNAL} or nested, field.name
         if dataclasses.is_dataclass(field.type):
-            assert {f"{field.name}.{below.name}" for below in dataclasses.fields(field.type)} == nested
+            assert {
+                f"{field.name}.{below.name}" for below in dataclasses.fields(field.type)
+            } == nested
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_key_of_a_group_is_documented(group: str) -> None:
-    keys = {setting.key.split(".")[1] for setting in documented() if setting.key.startswith(f"{group}.")}
+    keys = {
+        setting.key.split(".")[1] for setting in documented() if setting.key.startswith(f"{group}.")
+    }
     for kind in GROUPS[group].values():
         assert {field.name for field in dataclasses.fields(kind)} - INTERNAL <= keys
 
 
 def test_what_a_page_says_of_a_setting() -> None:
     run = settings.markdown("run")
-    assert "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit** images\n\nImages per" in run
+    assert (
+        "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit** images\n\nImages per"
+        in run
+    )
     assert "**type** `auto`, or `nccl` or `gloo` · **default** `auto`" in run
     assert "**default** `25` · **unit** MiB" in run
-    assert "**default** `0.001` (adam, adamw, muon) · `0.05` (nesterov_sgd, plain_sgd, sgd)" in settings.markdown(
-        "optimizer"
+    assert (
+        "**default** `0.001` (adam, adamw, muon) · `0.05` (nesterov_sgd, plain_sgd, sgd)"
+        in settings.markdown("optimizer")
     )
     assert "**default** none: must be typed" in settings.markdown("dataset")

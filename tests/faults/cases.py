@@ -5,11 +5,24 @@ from __future__ import annotations
 RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
 WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
     f"tests/faults/test_{name}.py::test_"
-    for name in ("workers", "watchdogs", "signals", "sweeps", "disk", "folders_and_ports", "bad_input")
+    for name in (
+        "workers",
+        "watchdogs",
+        "signals",
+        "sweeps",
+        "disk",
+        "folders_and_ports",
+        "bad_input",
+    )
 )
 FILES, LOADING, CHECKPOINT, CONFIG = (
     f"tests/{name}.py::test_"
-    for name in ("data/test_files", "data/test_loading", "runs/test_checkpoint", "config/test_parse")
+    for name in (
+        "data/test_files",
+        "data/test_loading",
+        "runs/test_checkpoint",
+        "config/test_parse",
+    )
 )
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -26,7 +39,10 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{SWEEPS}a_killed_sweep_goes_on_where_it_was",
         f"{RESUME}a_killed_run_goes_on_to_the_same_bits",
     ),
-    "Ctrl-C, once and twice": (f"{SIGNALS}ctrl_c_stops_everything", f"{SIGNALS}a_second_signal_ends_it_now"),
+    "Ctrl-C, once and twice": (
+        f"{SIGNALS}ctrl_c_stops_everything",
+        f"{SIGNALS}a_second_signal_ends_it_now",
+    ),
     "Ctrl-C in a sweep": (
         f"{SWEEPS}ctrl_c_stops_the_sweep_and_says_how_to_go_on",
         f"{SWEEPS}ctrl_c_stops_hydras_own_launcher_too",
@@ -56,7 +72,9 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
         f"{RESUME}without_a_whole_checkpoint_nothing_starts_from_zero",
     ),
-    "a checkpoint of which a byte has flipped": (f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",),
+    "a checkpoint of which a byte has flipped": (
+        f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
+    ),
     "killed while saving": (
         f"{DISK}a_save_that_is_killed_leaves_a_whole_checkpoint",
         f"{CHECKPOINT}a_save_that_fails_leaves_the_one_before",

@@ -23,13 +23,18 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """Looks when the test has ended; what its commands start works in its folder, as do their children."""
     forkserver.warm()  # that of expt.run, which stays for the whole session
     names = set(SHARED_MEMORY.glob("expt-*"))
-    others = set(multiprocessing.active_children())  # loaders of a test before, which its garbage holds
+    others = set(
+        multiprocessing.active_children()
+    )  # loaders of a test before, which its garbage holds
     yield
     wait_until(lambda: not working_in(tmp_path), timeout_s=5)
     wait_until(lambda: set(SHARED_MEMORY.glob("expt-*")) <= names, timeout_s=5)
     assert set(multiprocessing.active_children()) <= others, "workers of expt.run"
     results = [json.loads(path.read_text() or "{}") for path in tmp_path.rglob("result.json")]
-    assert not {result["master_port"] for result in results if result.get("master_port")} & open_ports()
+    assert (
+        not {result["master_port"] for result in results if result.get("master_port")}
+        & open_ports()
+    )
 
 
 Failing = Callable[..., ExptError]
@@ -40,7 +45,10 @@ def failing(tmp_path: Path) -> Failing:
     """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a person would see."""
 
     def fail(what: str, *arguments: str) -> ExptError:
-        words = (f"+hydra.job.env_set.{fault.VARIABLE}='{what}'", f"hydra.run.dir='{tmp_path / 'here'}'")
+        words = (
+            f"+hydra.job.env_set.{fault.VARIABLE}='{what}'",
+            f"hydra.run.dir='{tmp_path / 'here'}'",
+        )
         with pytest.raises(ExptError) as raised:
             expt.run(*arguments, *words)
         return raised.value

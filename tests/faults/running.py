@@ -14,7 +14,9 @@ from tests.conftest import Process, descendants, start
 LONG = ("epochs=100000", "log_every=5", "hydra.run.dir=here")
 
 
-def wait_until(condition: Callable[[], object], process: Process | None = None, timeout_s: float = 60) -> None:
+def wait_until(
+    condition: Callable[[], object], process: Process | None = None, timeout_s: float = 60
+) -> None:
     """Poll until `condition` holds; fails after `timeout_s`, or once `process` has ended."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -23,7 +25,9 @@ def wait_until(condition: Callable[[], object], process: Process | None = None, 
         time.sleep(0.01)
 
 
-def training(tmp_path: Path, *arguments: str, begin: Callable[..., Process] = start) -> tuple[Process, set[int]]:
+def training(
+    tmp_path: Path, *arguments: str, begin: Callable[..., Process] = start
+) -> tuple[Process, set[int]]:
     """A long run that has begun to train, and every process it consists of but the driver."""
     process = begin(*LONG, *arguments, cwd=tmp_path)
     metrics = tmp_path / "here" / "metrics.jsonl"

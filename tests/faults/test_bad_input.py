@@ -100,7 +100,10 @@ CASES = {
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2, "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
 OWN = Bad(
-    "--config-dir conf dataset=label", 2, "sample 5: its label is 77, expected 0 to 9; mend the label, or", FAILED
+    "--config-dir conf dataset=label",
+    2,
+    "sample 5: its label is 77, expected 0 to 9; mend the label, or",
+    FAILED,
 )
 """A label that only a worker comes upon."""
 
@@ -129,7 +132,10 @@ class Own(torch.utils.data.Dataset):
 
 
 def _idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def _write_mnist(folder: Path, test_size: int = 8, label: int = 3) -> None:
@@ -176,7 +182,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     _write_photos(root / "broken")
     (root / "broken/train/a/1.png").write_bytes(b"\x89PNG, or not")
     expt.run("max_steps=1", f"hydra.run.dir='{root / 'trained'}'")
-    mounted = [root / name for name, how in (("read_only", "ro"), ("full", "size=64k")) if _mount(root / name, how)]
+    mounted = [
+        root / name
+        for name, how in (("read_only", "ro"), ("full", "size=64k"))
+        if _mount(root / name, how)
+    ]
     if (root / "full") in mounted:
         _fill(root / "full")
     yield root
@@ -191,9 +201,13 @@ def _state(root: Path) -> dict[str, tuple[int, int]]:
     """
     remembered = (root / "cache", root / "cache/checksums", *root.glob("cache/checksums/*"))
     of_all = (root / "outputs", *root.glob("outputs/*"), *remembered)
-    found = [path for path in root.rglob("*") if path not in of_all and "__pycache__" not in path.parts]
+    found = [
+        path for path in root.rglob("*") if path not in of_all and "__pycache__" not in path.parts
+    ]
     return {
-        str(path.relative_to(root)): (0, 0) if path.is_dir() else (path.stat().st_size, path.stat().st_mtime_ns)
+        str(path.relative_to(root)): (0, 0)
+        if path.is_dir()
+        else (path.stat().st_size, path.stat().st_mtime_ns)
         for path in found
     }
 
@@ -213,7 +227,9 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     err = capsys.readouterr().err
-    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), err
+    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
+        err
+    )
     assert case.says in err
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
@@ -239,14 +255,18 @@ def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: pytest.Monke
     assert (result.folder / "checkpoints/last.pt").exists()
 
 
-def _in_namespace(kind: str, prelude: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def _in_namespace(
+    kind: str, prelude: str, *words: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
     """`python -m expt WORDS` in a namespace of its own, in which the code `prelude` has been run."""
     program = f"import socket, subprocess, sys\n{prelude}\nfrom expt.__main__ import main\nmain()"
     unshare = ["unshare", "--map-root-user", kind]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("namespaces are not permitted here")
     command = [*unshare, sys.executable, "-c", program, *words]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) -> None:
@@ -262,7 +282,9 @@ def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) 
     assert done.stderr == f"error: {why}\n"
 
 
-NO_SHARED_MEMORY = 'subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", "/dev/shm"], check=True)'
+NO_SHARED_MEMORY = (
+    'subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", "/dev/shm"], check=True)'
+)
 
 
 @pytest.mark.slow

@@ -151,7 +151,9 @@ TABLE = "dataset=table dataset.path=t.csv dataset.targets=y "
 TEXT = "task=language_model model=transformer dataset=text dataset.root="
 TOKENS = "task=language_model model=transformer batch_size=8 dataset=tokens dataset.kind="
 MASKS = "task=segmentation model=unet dataset=segmentation_folder dataset.image_size=[8,8] dataset.root="
-OWN_MASKS = "task=segmentation task.num_classes=2 model=unet batch_size=8 dataset=rows dataset.kind="
+OWN_MASKS = (
+    "task=segmentation task.num_classes=2 model=unet batch_size=8 dataset=rows dataset.kind="
+)
 REGRESSION = "task=regression model=mlp batch_size=8 dataset=rows dataset.kind="
 ROWS = "task=own model=net batch_size=8 dataset=rows dataset.kind="
 TASK = "model=net batch_size=8 dataset=rows task=own task.kind="
@@ -268,7 +270,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in YAML.items():
         (root / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "conf" / f"{name}.yaml").write_text(text)
-    rows = "".join(f"{number / 2},{'nan' if number == 7 else number},x{number},0.5\n" for number in range(60))
+    rows = "".join(
+        f"{number / 2},{'nan' if number == 7 else number},x{number},0.5\n" for number in range(60)
+    )
     (root / "t.csv").write_text(f"a,b,name,y\n{rows}")
     (root / "empty.txt").touch()
     for kind in ("images", "masks"):
@@ -319,12 +323,19 @@ def test_it_is_told_in_one_line(
 
 def _carry_out(words: Sequence[str], world: Path, folder: Path) -> None:
     config = parse(composed(*words, conf=world / "conf"), Machine(cpus=2))
-    asked = RunRequest(config=config, content=content_of(config), paths=RunPaths(folder), about={"name": folder.name})
+    asked = RunRequest(
+        config=config,
+        content=content_of(config),
+        paths=RunPaths(folder),
+        about={"name": folder.name},
+    )
     one_run.run(asked)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in TYPED])
-def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_others_are_too(
+    name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the command around it, as a sweep's point is composed, which takes half the time."""
     monkeypatch.chdir(world)
     monkeypatch.syspath_prepend(world)
@@ -336,7 +347,14 @@ def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch:
 
 def test_a_metric_is_tried_out_before_anything_is_trained(world: Path, tmp_path: Path) -> None:
     metric = "{_target_: torchmetrics.classification.MultilabelF1Score, num_labels: 3, better: max}"
-    words = (*shlex.split(f"{ROWS}plain"), f"+task.metrics.f1={metric}", *ALWAYS, f"hydra.run.dir='{tmp_path / 'run'}'")
-    done = run(*words, cwd=world)  # by a process that has torchmetrics, which takes four seconds to import
+    words = (
+        *shlex.split(f"{ROWS}plain"),
+        f"+task.metrics.f1={metric}",
+        *ALWAYS,
+        f"hydra.run.dir='{tmp_path / 'run'}'",
+    )
+    done = run(
+        *words, cwd=world
+    )  # by a process that has torchmetrics, which takes four seconds to import
     assert re.fullmatch(r"error: task\.metrics\.f1: \w+: .*\n", done.stderr), done.stderr
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])

@@ -35,17 +35,26 @@ def _goes_on(folder: Path, trained: Trained) -> None:
     epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
     trained("resume=auto", f"epochs={epochs + 1}", name=str(folder))
     assert stopped.result["status"] == "completed"
-    drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("running/loss")
-    for steps in ([step for step, _ in stopped.curve("running/loss")], [point.step for point in drawn]):
+    drawn = (
+        EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("running/loss")
+    )
+    for steps in (
+        [step for step, _ in stopped.curve("running/loss")],
+        [point.step for point in drawn],
+    ):
         assert steps == sorted(set(steps))
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, trained: Trained) -> None:
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, trained: Trained
+) -> None:
     process, children = training(tmp_path, "log_every=20")
     folder = tmp_path / "here"
     wait_until(lambda: _rotated(folder), process)
     most = (folder / "checkpoints" / "last.pt").stat().st_size // 2
-    resource.prlimit(ranks(children)[0], resource.RLIMIT_FSIZE, (most, most))  # as a quota does; needs no root
+    resource.prlimit(
+        ranks(children)[0], resource.RLIMIT_FSIZE, (most, most)
+    )  # as a quota does; needs no root
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "Traceback" not in err
@@ -80,8 +89,12 @@ def _fill(folder: Path) -> Path:
     raise AssertionError
 
 
-@pytest.mark.parametrize("checkpoints", [True, False], ids=["checkpoints too", "TensorBoard and metrics alone"])
-def test_a_disk_that_fills_up_ends_the_run_with_a_word(checkpoints: bool, disk: Path, trained: Trained) -> None:
+@pytest.mark.parametrize(
+    "checkpoints", [True, False], ids=["checkpoints too", "TensorBoard and metrics alone"]
+)
+def test_a_disk_that_fills_up_ends_the_run_with_a_word(
+    checkpoints: bool, disk: Path, trained: Trained
+) -> None:
     words = () if checkpoints else ("checkpoint.every_epochs=null",)
     process = start(*LONG[:2], "hydra.run.dir=run", *words, cwd=disk)
     wait_until(lambda: _rotated(disk / "run"), process)
@@ -90,13 +103,21 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_word(checkpoints: bool, disk: 
     assert process.returncode == 1
     assert "Traceback" not in err
     assert f"no space is left on the disk of {disk / 'run'}" in err
-    if "result.json: could not be written" not in err:  # the checkpoint that was cut short left room for it
+    if (
+        "result.json: could not be written" not in err
+    ):  # the checkpoint that was cut short left room for it
         assert RunFolder(disk / "run").result["status"] == "failed"
     ballast.unlink()
     _goes_on(disk / "run", trained)
 
 
-IN_PARTS = ("strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "model.hidden=[700,700]", "optimizer=adamw")
+IN_PARTS = (
+    "strategy=fsdp",
+    "world_size=2",
+    "checkpoint.sharded=true",
+    "model.hidden=[700,700]",
+    "optimizer=adamw",
+)
 """6.5 MB of weights and states: of three checkpoints the last finds no room."""
 
 
@@ -107,14 +128,19 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     assert failed.returncode == 1, failed.stderr
     paths = RunPaths(disk / "run")
     assert "Traceback" not in failed.stderr
-    assert f"{paths.checkpoints.relative_to(disk)}/step-15.parts: the checkpoint could not be written" in failed.stderr
+    assert (
+        f"{paths.checkpoints.relative_to(disk)}/step-15.parts: the checkpoint could not be written"
+        in failed.stderr
+    )
     assert "is the disk full?" in failed.stderr
     assert "The checkpoint before it is kept." in failed.stderr
     assert failed.stderr.count("error:") == 1
     checkpoint_file.check(paths.last)
     state = checkpoint.load(paths.last, lazily=True)
     assert state["position"]["epoch"] == 2
-    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], "and nothing that is half written"
+    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], (
+        "and nothing that is half written"
+    )
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     for more in (("hydra.run.dir=run", "resume=auto"), ("hydra.run.dir=whole",)):
         done = run(*words, *more, cwd=disk)
@@ -124,13 +150,17 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
 
 def _save_for_ever(path: Path) -> None:
     for step in range(1_000_000):
-        checkpoint.save(path, {"step": step, "weights": torch.full((200_000,), float(step))}, keep=1)
+        checkpoint.save(
+            path, {"step": step, "weights": torch.full((200_000,), float(step))}, keep=1
+        )
 
 
 def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     for number in range(3):
-        process = multiprocessing.get_context("forkserver").Process(target=_save_for_ever, args=(path,))
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_save_for_ever, args=(path,)
+        )
         process.start()
         before = path.stat().st_mtime_ns if path.exists() else 0
         wait_until(lambda before=before: path.exists() and path.stat().st_mtime_ns > before)  # type: ignore[misc]
@@ -140,4 +170,7 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         state = checkpoint.load(path)
         assert parts_folder.sha256_of(path) in checkpoint_file._digests(path)
         assert (state["weights"] == state["step"]).all()
-        assert [found.name for found in checkpoint_file.candidates(path)] in (["last.pt"], ["last.pt", "last-1.pt"])
+        assert [found.name for found in checkpoint_file.candidates(path)] in (
+            ["last.pt"],
+            ["last.pt", "last-1.pt"],
+        )

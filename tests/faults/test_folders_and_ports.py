@@ -72,7 +72,10 @@ def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: pytest.M
         write_idx_set(root / "MNIST" / "raw")
 
     monkeypatch.setattr(files, "fetch", fetch)
-    threads = [threading.Thread(target=files.prepare, args=(config("mnist", tmp_path, True),)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=files.prepare, args=(config("mnist", tmp_path, True),))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -92,7 +95,14 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     data = tmp_path / "data"
     write_idx_set(data, sizes=(640, 64))
     words = (
-        *("-m", "dataset=mnist", f"dataset.root={data}", "dataset.download=false", "seed=0,1", "epochs=20"),
+        *(
+            "-m",
+            "dataset=mnist",
+            f"dataset.root={data}",
+            "dataset.download=false",
+            "seed=0,1",
+            "epochs=20",
+        ),
         *("hydra.sweep.dir=sweep", "hydra.launcher.max_concurrent=1"),
     )
     process = start(*words, cwd=tmp_path)
@@ -100,7 +110,10 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     (data / "train-labels-idx1-ubyte").rename(tmp_path / "elsewhere")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == f"warning: dataset=mnist: the files in {data} are not the published ones\nerror: 1 of 2 runs failed\n"
+    assert (
+        err
+        == f"warning: dataset=mnist: the files in {data} are not the published ones\nerror: 1 of 2 runs failed\n"
+    )
     found = results(tmp_path / "sweep")
     assert {name: result["status"] for name, result in found.items()} == {
         "seed=0": "completed",

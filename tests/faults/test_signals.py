@@ -18,9 +18,13 @@ from tests.faults.running import ranks, training, wait_until, waits_for
 from tests.integration.test_resume import _assert_equal
 
 
-@pytest.mark.parametrize("whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"])
+@pytest.mark.parametrize(
+    "whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"]
+)
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
-def test_ctrl_c_stops_everything(tmp_path: Path, begin: Callable[..., Process], whole_group: bool) -> None:
+def test_ctrl_c_stops_everything(
+    tmp_path: Path, begin: Callable[..., Process], whole_group: bool
+) -> None:
     process, children = training(tmp_path, begin=begin)
     if whole_group:
         os.killpg(process.pid, signal.SIGINT)
@@ -66,7 +70,9 @@ def _stuck(tmp_path: Path) -> tuple[Process, set[int]]:
     process, children = training(tmp_path)
     stopped = ranks(children)[1]
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: state(stopped) == "T", process)  # before that it may take a signal that comes later
+    wait_until(
+        lambda: state(stopped) == "T", process
+    )  # before that it may take a signal that comes later
     return process, children
 
 
@@ -97,7 +103,13 @@ def test_a_second_signal_ends_it_now(tmp_path: Path) -> None:
 
 def test_a_run_whose_worker_dies_starts_again_by_itself(tmp_path: Path, trained: Trained) -> None:
     settings = ("model.dropout=0.3", "epochs=4", "threads=1", "checkpoint.every_steps=7")
-    done = run(*settings, "max_restarts=1", "hydra.run.dir=here", cwd=tmp_path, **{VARIABLE: "1:50:kill:once"})
+    done = run(
+        *settings,
+        "max_restarts=1",
+        "hydra.run.dir=here",
+        cwd=tmp_path,
+        **{VARIABLE: "1:50:kill:once"},
+    )
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
     restarted = RunFolder(tmp_path / "here")

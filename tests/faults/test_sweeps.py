@@ -79,12 +79,14 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
     table = done.stdout.partition("5 failed\n")[2].splitlines()
     causes = dict(line.strip().split(": ", 1) for line in table if line.startswith("  batch_size"))
     log = "(log: sweep/batch_size=64,how={}/logs/0/1/stderr.log)"
-    assert causes.pop("batch_size=64,how=raise") == "rank 1 of 2 raised: ValueError: this is the cause  " + log.format(
-        "raise"
-    )
+    assert causes.pop(
+        "batch_size=64,how=raise"
+    ) == "rank 1 of 2 raised: ValueError: this is the cause  " + log.format("raise")
     killed = "rank 1 of 2 was killed by SIGKILL (out of memory?)  "
     assert causes.pop("batch_size=64,how=kill") == killed + log.format("kill")
-    assert set(causes.values()) == {"batch_size=63: is the global batch and must divide by 2 workers; use 62 or 64"}
+    assert set(causes.values()) == {
+        "batch_size=63: is the global batch and must divide by 2 workers; use 62 or 64"
+    }
     # Each was reported when it happened, and again at the end with the command that runs it alone.
     assert all(done.stdout.count(f"{name}: {cause}") == 1 for name, cause in causes.items())
     assert sum("] failed " in line for line in done.stdout.splitlines()) == 5
@@ -130,21 +132,32 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.stdout.count("] done before ") == len(left)
     for name, result in results(folder).items():
         files_of_events = list((folder / name).glob("events.out.tfevents.*"))
-        assert len(files_of_events) == 1 + ("resumed_from" in result), "killed after its last checkpoint, it goes on"
-        steps = [json.loads(line)["step"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        assert len(files_of_events) == 1 + ("resumed_from" in result), (
+            "killed after its last checkpoint, it goes on"
+        )
+        steps = [
+            json.loads(line)["step"]
+            for line in (folder / name / "metrics.jsonl").read_text().splitlines()
+        ]
         assert steps == sorted(steps), f"{name} holds one attempt"
 
 
-def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tuple[str, ...]) -> None:
+def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
+    tmp_path: Path, faulty: tuple[str, ...]
+) -> None:
     words = ("model.how=hold", "seed=0,1,2", "epochs=2", "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=.*my sweep: another command is at work there"):
+    with pytest.raises(
+        ConfigError, match=r"hydra\.sweep\.dir=.*my sweep: another command is at work there"
+    ):
         expt.sweep(*faulty, *words[:-1], f"hydra.sweep.dir='{tmp_path / 'my sweep'}'")
     second = run(*faulty[:2], "resume=auto", "hydra.run.dir='my sweep/seed=0'", cwd=tmp_path)
     assert second.returncode == 2
-    assert second.stderr.endswith("my sweep/seed=0: another command is at work there; wait for it\n")
+    assert second.stderr.endswith(
+        "my sweep/seed=0: another command is at work there; wait for it\n"
+    )
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -152,12 +165,16 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
     assert "Traceback" not in err
     assert "] interrupted " in out
     wait_until(lambda: not alive(children), timeout_s=2)
-    (command,) = (line.partition("to go on: ")[2] for line in err.splitlines() if "to go on: " in line)
+    (command,) = (
+        line.partition("to go on: ")[2] for line in err.splitlines() if "to go on: " in line
+    )
     (tmp_path / "flag").touch()
     again = run(*shlex.split(command)[3:], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert statuses(tmp_path / "my sweep") == {f"seed={seed}": "completed" for seed in range(3)}
-    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, "the first attempt's logs are kept"
+    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, (
+        "the first attempt's logs are kept"
+    )
 
 
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
@@ -179,7 +196,9 @@ def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str,
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., expt.SweepResult]:
+def sweep(
+    tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., expt.SweepResult]:
     """expt.sweep of the faulty model, into tmp_path/sweep."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return lambda *words: expt.sweep(*faulty, *words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
@@ -192,11 +211,15 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert capsys.readouterr().err.endswith(
         "warning: 1 of 2 runs failed: how=raise; `failed` of the result has their errors\n"
     )
-    assert [run.folder.name for run in found] == ["how=raise", "how=once"], "in the order of the grid"
+    assert [run.folder.name for run in found] == ["how=raise", "how=once"], (
+        "in the order of the grid"
+    )
     (failed,), (result,) = found.failed, found.completed
     assert found.best == result
     assert "ValueError" in str(failed.error)
-    with pytest.raises(expt.RunFailed, match=r"^how=raise failed, and has no metrics: .*ValueError"):
+    with pytest.raises(
+        expt.RunFailed, match=r"^how=raise failed, and has no metrics: .*ValueError"
+    ):
         _ = failed.metrics
     assert failed.objective is None
     for shown in (repr(found), found._repr_html_()):
@@ -210,7 +233,9 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert len(list((tmp_path / "sweep" / "how=once").glob("events.out.tfevents.*"))) == 1
 
 
-def test_fail_fast_starts_no_further_run(tmp_path: Path, sweep: Callable[..., expt.SweepResult]) -> None:
+def test_fail_fast_starts_no_further_run(
+    tmp_path: Path, sweep: Callable[..., expt.SweepResult]
+) -> None:
     with pytest.raises(RunFailed, match="1 of 4 runs failed, 3 were stopped or not started"):
         sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true")
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
@@ -222,7 +247,10 @@ def test_after_fail_fast_what_was_complete_before_is_no_run_that_was_not_started
     sweep("batch_size=64", "seed=0,1")
     found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
     assert "warning: 1 of 4 runs failed, 1 were stopped or not started:" in capsys.readouterr().err
-    assert [(run.folder.name, run.status) for run in found][-2:] == [("seed=0", "completed"), ("seed=1", "completed")]
+    assert [(run.folder.name, run.status) for run in found][-2:] == [
+        ("seed=0", "completed"),
+        ("seed=1", "completed"),
+    ]
 
 
 def test_what_was_refused_is_run_once_it_can(
@@ -238,7 +266,9 @@ def test_what_was_refused_is_run_once_it_can(
     assert statuses(tmp_path / "sweep") == {"gpus=0": "completed", "gpus=2": "completed"}
 
 
-def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as refused:
         expt.sweep("batch_size=63,65")
@@ -259,7 +289,9 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
         expt.sweep("seed=0,1", "hydra.sweep.dir=latest")
 
 
-@pytest.mark.parametrize("during", ["expt.command.main.with_latest", "expt.command.sweep.refuse_wrong_values"])
+@pytest.mark.parametrize(
+    "during", ["expt.command.main.with_latest", "expt.command.sweep.refuse_wrong_values"]
+)
 def test_ctrl_c_before_the_first_run_says_that_none_began(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +300,9 @@ def test_ctrl_c_before_the_first_run_says_that_none_began(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(during, press)
-    with pytest.raises(Interrupted, match=r"^interrupted before a run began; type the command again$"):
+    with pytest.raises(
+        Interrupted, match=r"^interrupted before a run began; type the command again$"
+    ):
         expt.sweep("seed=0,1")
     assert not any(tmp_path.iterdir())
 
@@ -286,7 +320,12 @@ def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]
 
 def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
     """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the runs."""
-    dice, due, spared, killed = random.Random(0), dict[str, tuple[float, int]](), set[str](), set[str]()
+    dice, due, spared, killed = (
+        random.Random(0),
+        dict[str, tuple[float, int]](),
+        set[str](),
+        set[str](),
+    )
     while process.poll() is None and len(killed) < wanted:
         now = time.monotonic()
         for run_name, rank, pid in _workers_of(process, folder):
@@ -306,7 +345,13 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
 
 @pytest.mark.slow
 def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
-    grid = (f"seed=range({SWEEP_RUNS})", "model.dropout=0.3", "epochs=3", "threads=1", "checkpoint.every_steps=7")
+    grid = (
+        f"seed=range({SWEEP_RUNS})",
+        "model.dropout=0.3",
+        "epochs=3",
+        "threads=1",
+        "checkpoint.every_steps=7",
+    )
     whole = expt.sweep(*grid, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
     lasted = sorted(end - begin for begin, end, _ in spans(tmp_path / "whole"))
     process = start("-m", *grid, "max_restarts=2", "hydra.sweep.dir=sweep", cwd=tmp_path)
@@ -320,6 +365,10 @@ def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
     for name, result in found.items():
         assert (result["status"], result["attempts"]) == ("completed", 2 if name in killed else 1)
     resumed = sum("resumed_from" in result for result in found.values())
-    print(f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} went on from a checkpoint")
+    print(
+        f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} went on from a checkpoint"
+    )
     for run_folder in whole:
-        _assert_equal(RunFolder(tmp_path / "sweep" / run_folder.folder.name), RunFolder(run_folder.folder))
+        _assert_equal(
+            RunFolder(tmp_path / "sweep" / run_folder.folder.name), RunFolder(run_folder.folder)
+        )

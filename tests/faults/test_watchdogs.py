@@ -40,7 +40,9 @@ def _log(tmp_path: Path, rank: int) -> str:
 
 
 @pytest.mark.parametrize("way", ["shared memory", "gloo"])
-def test_a_rank_that_hangs_is_named_with_its_stack(way: str, tmp_path: Path, failing: Failing) -> None:
+def test_a_rank_that_hangs_is_named_with_its_stack(
+    way: str, tmp_path: Path, failing: Failing
+) -> None:
     began = time.monotonic()
     error = failing("1:30:hang", "timeout_s=1", f"ddp.shared_memory={way == 'shared memory'}")
     assert time.monotonic() - began < 15
@@ -72,7 +74,9 @@ def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -
         "        return torch.zeros(1, 8, 8), 0\n"
     )
     (tmp_path / "my_conf" / "dataset").mkdir(parents=True)
-    (tmp_path / "my_conf" / "dataset" / "mine.yaml").write_text("_target_: blocking.Images\nnum_classes: 2\n")
+    (tmp_path / "my_conf" / "dataset" / "mine.yaml").write_text(
+        "_target_: blocking.Images\nnum_classes: 2\n"
+    )
     words = ("--config-dir", "my_conf", "dataset=mine", "timeout_s=1", "world_size=1", FOLDER)
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 1
@@ -81,7 +85,9 @@ def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -
     assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
 
-def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(tmp_path: Path, failing: Failing) -> None:
+def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(
+    tmp_path: Path, failing: Failing
+) -> None:
     # On rank 1 at step 30, the 10th of epoch 2; a checkpoint is due before the next log point.
     error = failing("1:30:nan", "log_every=20", "checkpoint.every_steps=8", "max_restarts=3")
     assert error.exit_code == 1
@@ -131,7 +137,10 @@ def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) 
     done = run(*model, cwd=tmp_path)
     assert done.returncode == 1
     assert "CUDA out of memory. Tried to allocate 2.00 GiB" in done.stderr
-    assert "batch_size=64 is 32 samples on each of 2 workers; 8 at a time fit, it was tried" in done.stderr
+    assert (
+        "batch_size=64 is 32 samples on each of 2 workers; 8 at a time fit, it was tried"
+        in done.stderr
+    )
     assert "try gradient_accumulation=4, or batch_size=16, or amp=true" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -22,7 +22,9 @@ from tests.faults.running import LONG, listening, ranks, training, wait_until
 def test_the_failing_ranks_traceback_is_the_error(tmp_path: Path) -> None:
     done = run(*LONG, cwd=tmp_path, **{VARIABLE: "1:70:raise"})
     assert done.returncode == 1
-    assert done.stderr.endswith("to go on from its last checkpoint: python -m expt hydra.run.dir=here resume=auto\n")
+    assert done.stderr.endswith(
+        "to go on from its last checkpoint: python -m expt hydra.run.dir=here resume=auto\n"
+    )
     assert "rank 1 of 2 raised" in done.stderr
     assert done.stderr.count("RuntimeError: a fault on purpose") == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
@@ -64,7 +66,9 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
     left = RunFolder(tmp_path / "here")
     assert left.result["status"] == "failed"
     assert text in left.result["error"]
-    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], "what was logged before is kept"
+    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], (
+        "what was logged before is kept"
+    )
 
 
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
@@ -83,7 +87,9 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., 
     assert "to go on: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
 
 
-def test_a_worker_that_was_stopped_ends_with_its_driver_too_and_lets_others_into_its_folder(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_ends_with_its_driver_too_and_lets_others_into_its_folder(
+    tmp_path: Path,
+) -> None:
     process, children = training(tmp_path)
     workers, paths = ranks(children), RunPaths(tmp_path / "here")
     os.kill(workers[0], signal.SIGSTOP)
@@ -99,21 +105,37 @@ def _forkserver(driver: int) -> int:
     return pid
 
 
-def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_run_says_why(tmp_path: Path) -> None:
+def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_run_says_why(
+    tmp_path: Path,
+) -> None:
     process, children = training(tmp_path)
     os.kill(_forkserver(process.pid), signal.SIGKILL)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "the process that all workers are forked from was killed (out of memory?), and all workers with it" in err
+    assert (
+        "the process that all workers are forked from was killed (out of memory?), and all workers with it"
+        in err
+    )
     assert not alive(set(ranks(children).values()))
     assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
 
 def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) -> None:
-    words = ("-m", "seed=0,1,2", "epochs=2", "world_size=2", "hydra.sweep.dir=sweep", "hydra.launcher.retries=1")
+    words = (
+        "-m",
+        "seed=0,1,2",
+        "epochs=2",
+        "world_size=2",
+        "hydra.sweep.dir=sweep",
+        "hydra.launcher.retries=1",
+    )
     process = start(*words, cwd=tmp_path)
     wait_until((tmp_path / "sweep" / "seed=0" / "metrics.jsonl").exists, process)
     os.kill(_forkserver(process.pid), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, out + err
-    assert {path.parent.name for path in tmp_path.glob("sweep/*/result.json")} == {"seed=0", "seed=1", "seed=2"}
+    assert {path.parent.name for path in tmp_path.glob("sweep/*/result.json")} == {
+        "seed=0",
+        "seed=1",
+        "seed=2",
+    }

@@ -13,13 +13,18 @@ from expt.errors import ExptError
 from expt.machine import gpu_uuid, visible_gpus
 from expt.worker import fault
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
 # NCCL takes a GPU for each worker; gloo has two on one.
 BACKENDS = [
     pytest.param(("gpus=1", "backend=gloo", "world_size=2"), id="gloo"),
     pytest.param(
-        ("gpus=2",), id="nccl", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+        ("gpus=2",),
+        id="nccl",
+        marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
     ),
 ]
 
@@ -28,7 +33,11 @@ def failed(tmp_path: Path, what: str, *words: str) -> tuple[str, float]:
     """What a person would see of a run with that fault, and after how many seconds."""
     began = time.monotonic()
     with pytest.raises(ExptError) as raised:
-        expt.run(*words, f"+hydra.job.env_set.{fault.VARIABLE}='{what}'", f"hydra.run.dir='{tmp_path / 'here'}'")
+        expt.run(
+            *words,
+            f"+hydra.job.env_set.{fault.VARIABLE}='{what}'",
+            f"hydra.run.dir='{tmp_path / 'here'}'",
+        )
     return str(raised.value), time.monotonic() - began
 
 
@@ -40,7 +49,9 @@ def test_a_failing_ranks_own_error_is_told_at_once(
     error, seconds = failed(tmp_path, f"1:5:{kind}", *words)
     assert error.startswith("rank 1 of 2")
     assert text in error
-    assert seconds < 40  # the start of two workers included; NCCL's own end would wait for timeout_s=600
+    assert (
+        seconds < 40
+    )  # the start of two workers included; NCCL's own end would wait for timeout_s=600
 
 
 @pytest.mark.parametrize("words", BACKENDS)

@@ -14,12 +14,19 @@ from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
 from tests.conftest import Trained, run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
 
 def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
     result = trained("gpus=1", "amp=true", "epochs=1").result
-    assert (result["status"], result["devices"], result["world_size"]) == ("completed", [visible_gpus()[0]], 1)
+    assert (result["status"], result["devices"], result["world_size"]) == (
+        "completed",
+        [visible_gpus()[0]],
+        1,
+    )
     assert result["metrics"]["accuracy/val"] > 0.3
     assert result["metrics"]["memory/gpu_mib"] > 0
     assert 0 <= result["metrics"].get("ranks/gpu_utilisation", 0) <= 100
@@ -66,7 +73,14 @@ def test_predictions_are_those_of_the_runs_evaluation(trained: Trained) -> None:
 
 
 def test_channels_last(trained: Trained) -> None:
-    options = ("gpus=1", "model=convnet", "dataset=synthetic", "channels_last=true", "amp=true", "max_steps=20")
+    options = (
+        "gpus=1",
+        "model=convnet",
+        "dataset=synthetic",
+        "channels_last=true",
+        "amp=true",
+        "max_steps=20",
+    )
     result = trained(*options).result
     assert (result["status"], result["steps"]) == ("completed", 20)
     assert 0 <= result["metrics"]["loss/val"] < 10
@@ -85,7 +99,13 @@ def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> No
         "            self.kept = torch.empty(len(images), total // 20, dtype=torch.uint8, device=images.device)\n"
         "        return logits\n"
     )
-    own = ("+model._target_=large.Net", "~model.hidden", "~model.dropout", "gpus=1", "batch_size=64")
+    own = (
+        "+model._target_=large.Net",
+        "~model.hidden",
+        "~model.dropout",
+        "gpus=1",
+        "batch_size=64",
+    )
     done = run(*own, cwd=tmp_path)
     assert done.returncode == 1
     assert "16 at a time fit, it was tried" in done.stderr
@@ -100,7 +120,9 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
         weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
         configs: dict[str, groups.SGD | groups.Adam] = {
             "sgd": groups.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False),
-            "adam": groups.Adam(name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
+            "adam": groups.Adam(
+                name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+            ),
         }
         precision = Precision(False, torch.device("cuda"), skip_non_finite=True)
         update = build_optimizer(configs[optimizer], torch.nn.ParameterList([weight]))

@@ -21,7 +21,10 @@ from tests.composing import composed
 from tests.conftest import RunFolder, Trained
 from tests.gpu.test_steps import first_gpu
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
 EXACT = ("optimizer.lr=0.125", "scheduler=step", "scheduler.gamma=0.5", "scheduler.every_epochs=1")
 """Rates that are float32, so that a run without `cuda_graph` has the same."""
@@ -47,18 +50,32 @@ def _as_before() -> Iterator[None]:
 
 def left_by(*words: str) -> tuple[list[Tensor], int]:
     """All that two epochs leave, the last batch of each smaller; and how many steps were replayed."""
-    sizes = ("gpus=1", "dataset.train_limit=400", "batch_size=64", "drop_last=false", "deterministic=true")
+    sizes = (
+        "gpus=1",
+        "dataset.train_limit=400",
+        "batch_size=64",
+        "drop_last=false",
+        "deterministic=true",
+    )
     config, worker = parse(composed(*sizes, *EXACT, *words), detect()), first_gpu()
     random_state.seed(1)
     random_state.set_determinism(config.deterministic, worker.device)
     data = build.build_data(config, worker)
-    learner, position = build.build_learner(config, data, worker), build.build_position(config, data)
+    learner, position = (
+        build.build_learner(config, data, worker),
+        build.build_position(config, data),
+    )
     sums = Sums(learner.task, worker.device)
     for number in (1, 2):
         position.begin_epoch()
         train_epoch(learner, data.train.epoch(number), position, sums, log_every=10**9)
     states = [value for state in learner.optimizer.state.values() for value in state.values()]
-    everything = [*learner.module.state_dict().values(), *states, sums.values, torch.cuda.get_rng_state()]
+    everything = [
+        *learner.module.state_dict().values(),
+        *states,
+        sums.values,
+        torch.cuda.get_rng_state(),
+    ]
     graphed = learner.graphed
     return everything, graphed.replayed if isinstance(graphed, GraphedStep) else 0
 
@@ -72,12 +89,21 @@ def test_every_number_is_that_of_eager_steps(case: str, capsys: pytest.CaptureFi
     replayed, steps = left_by(*CASES[case], "cuda_graph=true")
     assert not capsys.readouterr().err
     assert none == 0
-    assert steps == 0 if "fp16" in case else steps >= 8, "GradScaler may leave an update out: that one is eager"
+    assert steps == 0 if "fp16" in case else steps >= 8, (
+        "GradScaler may leave an update out: that one is eager"
+    )
     assert all(map(torch.equal, replayed, eager))
 
 
 def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(trained: Trained) -> None:
-    words = ("gpus=1", "model=convnet", "deterministic=true", "dataset.train_limit=640", "epochs=2", "cuda_graph=true")
+    words = (
+        "gpus=1",
+        "model=convnet",
+        "deterministic=true",
+        "dataset.train_limit=640",
+        "epochs=2",
+        "cuda_graph=true",
+    )
 
     def weights(run: RunFolder) -> dict[str, Tensor]:
         found: dict[str, Tensor] = checkpoint.load(RunPaths(run.folder).last)["model"]
@@ -92,9 +118,15 @@ def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(trained: Traine
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_replay_waits_for_nothing() -> None:
-    config, worker = parse(composed("gpus=1", "model=mlp", "cuda_graph=true"), detect()), first_gpu()
+    config, worker = (
+        parse(composed("gpus=1", "model=mlp", "cuda_graph=true"), detect()),
+        first_gpu(),
+    )
     data = build.build_data(config, worker)
-    learner, position = build.build_learner(config, data, worker), build.build_position(config, data)
+    learner, position = (
+        build.build_learner(config, data, worker),
+        build.build_position(config, data),
+    )
     sums = Sums(learner.task, worker.device)
     train_epoch(learner, data.train.epoch(1), position, sums, log_every=10**9)
     torch.cuda.set_sync_debug_mode("error")

@@ -23,7 +23,10 @@ from expt.worker.main import set_precision
 from tests.composing import composed
 from tests.conftest import Trained
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
 
 def first_gpu() -> Worker:
@@ -32,11 +35,16 @@ def first_gpu() -> Worker:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("words", [("model=mlp",), ("model=convnet", "amp=bf16")], ids=["mlp", "convnet"])
+@pytest.mark.parametrize(
+    "words", [("model=mlp",), ("model=convnet", "amp=bf16")], ids=["mlp", "convnet"]
+)
 def test_an_epoch_waits_for_the_device_at_log_points_alone(words: tuple[str, ...]) -> None:
     config, worker = parse(composed("gpus=1", *words), detect()), first_gpu()
     data = build.build_data(config, worker)
-    learner, position = build.build_learner(config, data, worker), build.build_position(config, data)
+    learner, position = (
+        build.build_learner(config, data, worker),
+        build.build_position(config, data),
+    )
     sums, logs = Sums(learner.task, worker.device), list[float]()
     values = LayerValues(learner, norms=True, histograms=False)
 
@@ -82,7 +90,10 @@ def test_a_review_waits_for_nothing_and_counts_as_on_a_cpu() -> None:
 
 def test_the_highest_precision_is_that_of_convolutions_too() -> None:
     torch.manual_seed(0)
-    layer, images = nn.Conv2d(64, 64, 3, bias=False).cuda(), torch.randn(8, 64, 16, 16, device="cuda")
+    layer, images = (
+        nn.Conv2d(64, 64, 3, bias=False).cuda(),
+        torch.randn(8, 64, 16, 16, device="cuda"),
+    )
     exact = nn.functional.conv2d(images.double(), layer.weight.double())
     try:
         set_precision("highest")
@@ -92,8 +103,16 @@ def test_the_highest_precision_is_that_of_convolutions_too() -> None:
 
 
 @pytest.mark.parametrize("amp", ["false", "bf16", "fp16"])
-def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(amp: str, trained: Trained) -> None:
-    words = ("gpus=1", "model=convnet", "deterministic=true", f"amp={amp}", "dataset.train_limit=640")
+def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(
+    amp: str, trained: Trained
+) -> None:
+    words = (
+        "gpus=1",
+        "model=convnet",
+        "deterministic=true",
+        f"amp={amp}",
+        "dataset.train_limit=640",
+    )
     whole = trained(*words, "epochs=2", "scheduler=constant", name="whole")
     part = trained(*words, "epochs=2", "max_steps=14", "scheduler=constant", name="part")
     rest = trained(*words, "epochs=2", "scheduler=constant", f"resume='{part.folder}'", name="rest")
@@ -101,9 +120,15 @@ def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(amp: str, train
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("words", [("model=mlp",), ("model=convnet",), ("model=resnet18",)], ids=lambda words: words[0])
-def test_shipped_models_have_deterministic_operations(words: tuple[str, ...], trained: Trained) -> None:
-    result = trained(*words, "gpus=1", "deterministic=true", "max_steps=2", "dataset.train_limit=320").result
+@pytest.mark.parametrize(
+    "words", [("model=mlp",), ("model=convnet",), ("model=resnet18",)], ids=lambda words: words[0]
+)
+def test_shipped_models_have_deterministic_operations(
+    words: tuple[str, ...], trained: Trained
+) -> None:
+    result = trained(
+        *words, "gpus=1", "deterministic=true", "max_steps=2", "dataset.train_limit=320"
+    ).result
     assert result["status"] == "completed"
 
 
@@ -119,7 +144,14 @@ def test_the_table_of_operators_has_kernels(trained: Trained) -> None:
 @pytest.mark.parametrize("compiled", ["true", "reduce-overhead"])
 def test_compiled_models_have_the_loss_curve_of_others(compiled: str, trained: Trained) -> None:
     # Compiled code draws other random numbers: no dropout.
-    words = ("gpus=1", "model=convnet", "model.dropout=0", "drop_last=false", "epochs=2", "log_every=1")
+    words = (
+        "gpus=1",
+        "model=convnet",
+        "model.dropout=0",
+        "drop_last=false",
+        "epochs=2",
+        "log_every=1",
+    )
     shape = "dataset.train_limit=600"  # the last batch of an epoch has another
     eager = trained(*words, shape, name="eager").curve("running/loss")
     other = trained(*words, shape, f"compile={compiled}", name="compiled").curve("running/loss")

@@ -54,7 +54,9 @@ def mlp(weights: Weights, inputs: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="session")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, RunConfig, Path], Made]]:
+def make(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str, RunConfig, Path], Made]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -80,11 +82,20 @@ def photos(make: Make, configured: Configured, tmp_path_factory: pytest.TempPath
         for place, name in enumerate(CLASSES):
             (root / part / name).mkdir(parents=True)
             for index in range(number):
-                pixels = np.random.default_rng([index, place]).integers(0, 256, (12, 16, 3), np.uint8)
+                pixels = np.random.default_rng([index, place]).integers(
+                    0, 256, (12, 16, 3), np.uint8
+                )
                 Image.fromarray(pixels).save(root / part / name / f"{index}.png")
-    folder = ("dataset=image_folder", f"dataset.root={root}", "dataset.image_size=[12,16]", "dataset.cache=false")
+    folder = (
+        "dataset=image_folder",
+        f"dataset.root={root}",
+        "dataset.image_size=[12,16]",
+        "dataset.cache=false",
+    )
     normalised = (f"dataset.mean={list(MEAN)}", f"dataset.std={list(STD)}")
-    config = configured(*SHORT, *folder, *normalised, "batch_size=2", "model=mlp", "model.hidden=[5]", "amp=false")
+    config = configured(
+        *SHORT, *folder, *normalised, "batch_size=2", "model=mlp", "model.hidden=[5]", "amp=false"
+    )
     return make("photo_run", config, root)
 
 
@@ -92,11 +103,15 @@ def photos(make: Make, configured: Configured, tmp_path_factory: pytest.TempPath
 def patients(make: Make, configured: Configured) -> Made:
     """Targets in standard deviations."""
     words = ("experiment=diabetes", "dataset.standardise_targets=true", "model.hidden=[7]")
-    return make("patients", configured(*SHORT, *words), Path(expt.__file__).parent / "data" / "diabetes.csv")
+    return make(
+        "patients", configured(*SHORT, *words), Path(expt.__file__).parent / "data" / "diabetes.csv"
+    )
 
 
 @pytest.fixture(scope="session")
 def segmented(make: Make, configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Pictures of 10x30 in classes 0 and 1, which the model sees as 16x8."""
     root = masks_in(tmp_path_factory.mktemp("masks"))
-    return make("segmented", configured(*words("unet"), f"dataset.root={root}", "batch_size=2"), root)
+    return make(
+        "segmented", configured(*words("unet"), f"dataset.root={root}", "batch_size=2"), root
+    )

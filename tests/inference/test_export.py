@@ -26,16 +26,29 @@ from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 def left_in(folder: Path) -> set[str]:
     """What is there beside what a run leaves."""
-    return {path.name for path in folder.iterdir()} - {"checkpoints", "metrics.jsonl", "result.json"}
+    return {path.name for path in folder.iterdir()} - {
+        "checkpoints",
+        "metrics.jsonl",
+        "result.json",
+    }
 
 
 @pytest.mark.slow
 def test_onnx_computes_what_the_model_does_for_any_batch(
-    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    train: TrainAlone,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    settings = ("model.hidden=[8]", "onednn=true", "ema=0.9", "channels_last=true", "test_time_augmentation=flip_shift")
+    settings = (
+        "model.hidden=[8]",
+        "onednn=true",
+        "ema=0.9",
+        "channels_last=true",
+        "test_time_augmentation=flip_shift",
+    )
     folder = train(*FEW, *settings).folder
     file = tmp_path / "digits.onnx"
     words = [str(folder), "--format", "onnx", "--which", "last", "--output", str(file)]
@@ -53,10 +66,16 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
     assert json.loads(about["expt.preprocess"]) is True
     assert "expt.mean" not in about
     before = file.read_bytes()
-    with pytest.raises(ConfigError, match="is there already; --force replaces it, --output FILE writes another"):
+    with pytest.raises(
+        ConfigError, match="is there already; --force replaces it, --output FILE writes another"
+    ):
         command.main(words)
-    monkeypatch.setattr(exporter, "_call_of", lambda *_: lambda tensors: [torch.zeros(len(tensors[0]), 10)])
-    with pytest.raises(RunFailed, match="is not written: its outputs differ from the model's by up to"):
+    monkeypatch.setattr(
+        exporter, "_call_of", lambda *_: lambda tensors: [torch.zeros(len(tensors[0]), 10)]
+    )
+    with pytest.raises(
+        RunFailed, match="is not written: its outputs differ from the model's by up to"
+    ):
         command.main([*words, "--force"])
     assert file.read_bytes() == before
     assert left_in(folder) == {path.name for path in folder.glob("events*")}
@@ -74,7 +93,9 @@ def test_torch_export_of_a_table_with_its_scales(
     assert command.main([*words, "--preprocess"]) == 0
     printed = capsys.readouterr().out
     assert "takes        float32 [batch, 10], and gives float64 [batch, 1]" in printed
-    assert "in           rows as in the table: age, sex, bmi, bp, s1, s2, s3, s4, s5, s6\n" in printed
+    assert (
+        "in           rows as in the table: age, sex, bmi, bp, s1, s2, s3, s4, s5, s6\n" in printed
+    )
     assert "out          numbers in their own units: progression\n" in printed
     module = torch.export.load(str(file), extra_files=about).module()
     told = json.loads(about[exporter.METADATA])
@@ -82,7 +103,10 @@ def test_torch_export_of_a_table_with_its_scales(
     assert json.loads(told["feature_names"])[:2] == ["age", "sex"]
     assert json.loads(told["target_names"]) == ["progression"]
     rows = torch.tensor(
-        [[59.0, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87], [48, 1, 21.6, 87, 183, 103.2, 70, 3, 3.9, 69]]
+        [
+            [59.0, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87],
+            [48, 1, 21.6, 87, 183, 103.2, 70, 3, 3.9, 69],
+        ]
     )
     model = expt.load(folder, "last")
     mean, deviation = saved(folder, "last")[0]["data"]["standardised"]["progression"]
@@ -99,9 +123,13 @@ def test_torch_export_of_a_table_with_its_scales(
     assert [*scales["features"]][9] == "s6"
     assert scales["targets"]["progression"] == pytest.approx([152, 77], abs=10)
     record, state = saved(folder, "last")
-    drawn = samples._random(recorded(state["config"]), record["data"], 900, OSError(), normalised=False).inputs
+    drawn = samples._random(
+        recorded(state["config"]), record["data"], 900, OSError(), normalised=False
+    ).inputs
     assert drawn.shape == (900, 10)
-    assert drawn.mean(0)[[0, 3]].tolist() == pytest.approx([48.5, 94.6], abs=4), "ages, and pressures of blood"
+    assert drawn.mean(0)[[0, 3]].tolist() == pytest.approx([48.5, 94.6], abs=4), (
+        "ages, and pressures of blood"
+    )
 
 
 def test_random_samples_where_the_data_is_gone(
@@ -109,7 +137,9 @@ def test_random_samples_where_the_data_is_gone(
 ) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
-    folder = train("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3]).folder
+    folder = train(
+        "experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3]
+    ).folder
     (tmp_path / "book.txt").unlink()
     assert command.main([str(folder), "--format", "torch_export", "--which", "last"]) == 0
     printed = capsys.readouterr().out
@@ -139,8 +169,12 @@ def test_a_model_that_cannot_be_exported_is_told(
 ) -> None:
     (tmp_path / "unexportable.py").write_text(UNEXPORTABLE)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = train(*FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout").folder
-    with pytest.raises(RunFailed, match=r"model\.pt2: the model cannot be exported \(\w+: ") as raised:
+    folder = train(
+        *FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout"
+    ).folder
+    with pytest.raises(
+        RunFailed, match=r"model\.pt2: the model cannot be exported \(\w+: "
+    ) as raised:
         command.main([str(folder), "--format", "torch_export", "--which", "last"])
     assert "\n" not in str(raised.value)
     assert "model.pt2" not in left_in(folder)
@@ -153,5 +187,7 @@ def test_larger_models(model: str, format: Any, train: TrainAlone, tmp_path: Pat
     arch = ("model.arch=mobilenet_v3_small",) if model == "torchvision" else ()
     folder = train(*FEW, *IMAGES, f"model={model}", *arch).folder
     for preprocess in (False, True):
-        done = exporter.export(folder, tmp_path / "model.pt2", format, which="last", preprocess=preprocess, force=True)
+        done = exporter.export(
+            folder, tmp_path / "model.pt2", format, which="last", preprocess=preprocess, force=True
+        )
         assert done.difference < 1e-4

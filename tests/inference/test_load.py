@@ -22,7 +22,13 @@ from tests.conftest import python
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
-FEW = ("epochs=1", "max_steps=2", "batch_size=16", "tensorboard.images=false", "tensorboard.graph=false")
+FEW = (
+    "epochs=1",
+    "max_steps=2",
+    "batch_size=16",
+    "tensorboard.images=false",
+    "tensorboard.graph=false",
+)
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
 
@@ -72,7 +78,11 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
 
 def words(name: str) -> tuple[str, ...]:
-    model = (f"model={name}",) if name in ("mlp", "convnet", "paddle_convnet", "resnet18", "airbench") else ()
+    model = (
+        (f"model={name}",)
+        if name in ("mlp", "convnet", "paddle_convnet", "resnet18", "airbench")
+        else ()
+    )
     return (*FEW, *model, *SHIPPED[name])
 
 
@@ -85,9 +95,12 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.slow if each == "resnet18" else ()) for each in SHIPPED]
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow if each == "resnet18" else ()) for each in SHIPPED],
 )
-def test_it_gives_what_the_worker_computed(name: str, train_alone: TrainAlone, tmp_path: Path) -> None:
+def test_it_gives_what_the_worker_computed(
+    name: str, train_alone: TrainAlone, tmp_path: Path
+) -> None:
     """In its evaluations, to the bit."""
     if name == "timm":
         pytest.importorskip("timm")
@@ -134,14 +147,22 @@ def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:
         assert torch.equal(loaded(inputs), trained.run.learner.module.eval()(inputs))
 
 
-def test_pictures_rows_and_arrays_become_what_the_loaders_gave(train: TrainAlone, tmp_path: Path) -> None:
+def test_pictures_rows_and_arrays_become_what_the_loaders_gave(
+    train: TrainAlone, tmp_path: Path
+) -> None:
     for part, number in (("train", 4), ("test", 3)):
         for name in "ab":
             (tmp_path / "photos" / part / name).mkdir(parents=True)
             for index in range(number):
-                pixels = np.random.default_rng(index).integers(0, 256, (20 + index, 30, 3), np.uint8)
+                pixels = np.random.default_rng(index).integers(
+                    0, 256, (20 + index, 30, 3), np.uint8
+                )
                 Image.fromarray(pixels).save(tmp_path / "photos" / part / name / f"{index}.png")
-    photos = ("dataset=image_folder", f"dataset.root={tmp_path / 'photos'}", "dataset.image_size=[16,12]")
+    photos = (
+        "dataset=image_folder",
+        f"dataset.root={tmp_path / 'photos'}",
+        "dataset.image_size=[16,12]",
+    )
     trained = train(*FEW, *photos, "batch_size=2", "model=mlp", "dataset.cache=false")
     loaded = expt.load(trained.folder, "last")
     test = trained.run.data.test
@@ -158,7 +179,9 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(train: TrainAlone
         loaded.preprocess(torch.zeros(1, 1, 8, 8))
 
 
-def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(train: TrainAlone, tmp_path: Path) -> None:
+def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(
+    train: TrainAlone, tmp_path: Path
+) -> None:
     trained = train(*words("unet"), *files_for("unet", tmp_path))
     assert trained.run.data.val is not None
     expected = next(trained.run.data.val.evaluation()).inputs
@@ -202,7 +225,9 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     done = python(program, os.path.relpath(trained.folder, tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        assert done.stdout.strip() == str(trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist())
+        assert done.stdout.strip() == str(
+            trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist()
+        )
 
 
 def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
@@ -213,9 +238,13 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"best\.pt: there is no such file; use which=last"):
         expt.load(trained.folder)
     assert expt.load(f"{trained.folder}@last").config == expt.load(trained.folder, "last").config
-    with pytest.raises(ConfigError, match="@first names no checkpoint that is loaded; use @best or @last"):
+    with pytest.raises(
+        ConfigError, match="@first names no checkpoint that is loaded; use @best or @last"
+    ):
         expt.load(f"{trained.folder}@first")
-    with pytest.raises(ConfigError, match="@last: which=best is another checkpoint; leave one of them out"):
+    with pytest.raises(
+        ConfigError, match="@last: which=best is another checkpoint; leave one of them out"
+    ):
         expt.load(f"{trained.folder}@last", "best")
     with pytest.raises(ConfigError, match="which=first: use best or last"):
         expt.load(trained.folder, "first")  # type: ignore[arg-type]
@@ -245,7 +274,9 @@ def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> No
         expt.load(tmp_path / "result.json")
 
 
-def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(train: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(
+    train: TrainAlone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = train(*FEW)
     best, checked = trained.folder / "checkpoints" / "best.pt", checkpoint_file.check
 

@@ -40,9 +40,14 @@ def test_probabilities_are_those_of_plain_torch(photos: Made) -> None:
     found = expt.predict(photos.folder, photos.data / "test", batch_size=4)
     assert [record["path"] for record in found] == [*map(str, files)]
     for record, chances in zip(found, expected.tolist(), strict=True):
-        assert record["probabilities"] == pytest.approx(dict(zip(CLASSES, chances, strict=True)), abs=1e-6)
+        assert record["probabilities"] == pytest.approx(
+            dict(zip(CLASSES, chances, strict=True)), abs=1e-6
+        )
         best = max(range(2), key=chances.__getitem__)
-        assert (record["class"], record["probability"]) == (CLASSES[best], pytest.approx(chances[best], abs=1e-6))
+        assert (record["class"], record["probability"]) == (
+            CLASSES[best],
+            pytest.approx(chances[best], abs=1e-6),
+        )
     again = expt.predict(photos.folder, [files[5], photos.data / "test" / "cat", files[0]], top=1)
     assert [record["path"] for record in again] == [str(files[place]) for place in (5, 3, 4, 5, 0)]
     assert again[0]["top"] == [{"class": again[0]["class"], "probability": again[0]["probability"]}]
@@ -56,7 +61,9 @@ def test_a_split_has_its_truth_and_gives_the_runs_own_accuracy(photos: Made) -> 
         found = expt.predict(photos.folder, split="test", batch_size=size)
         right = [record["class"] == record["target"] for record in found]
         assert sum(right) / len(right) == tested["accuracy/test"]
-        loss = sum(-math.log(record["probabilities"][record["target"]]) for record in found) / len(found)
+        loss = sum(-math.log(record["probabilities"][record["target"]]) for record in found) / len(
+            found
+        )
         assert loss == pytest.approx(tested["loss/test"], abs=1e-6)
         assert all(Path(record["path"]).parent.name == record["target"] for record in found)
     held_out = expt.predict(photos.folder, split="val")
@@ -78,7 +85,9 @@ def test_arrays_of_images_in_any_of_the_usual_layouts(photos: Made, tmp_path: Pa
         assert [record["probability"] for record in found] == pytest.approx(expected, abs=1e-6)
         assert [record["index"] for record in found] == [*range(6)]
     np.save(tmp_path / "one.npy", pixels[0])
-    assert expt.predict(photos.folder, tmp_path / "one.npy")[0]["probability"] == pytest.approx(expected[0], abs=1e-6)
+    assert expt.predict(photos.folder, tmp_path / "one.npy")[0]["probability"] == pytest.approx(
+        expected[0], abs=1e-6
+    )
     for name, wrong, told in (
         ("ints", pixels.astype(int), "holds int64; an image is uint8"),
         ("wide", pixels[:, :, :9], r"the run was trained on \[images, 3, 12, 16\]"),
@@ -96,7 +105,8 @@ def patients_by_hand(made: Made) -> list[float]:
     names = [name for name in rows[0] if name != "progression"]
     scaled = [scales.get(name, (0.0, 1.0)) for name in names]
     inputs = [
-        [(float(row[name]) - mean) / std for name, (mean, std) in zip(names, scaled, strict=True)] for row in rows
+        [(float(row[name]) - mean) / std for name, (mean, std) in zip(names, scaled, strict=True)]
+        for row in rows
     ]
     outputs = mlp(made.weights, torch.tensor(inputs, dtype=torch.float64).float())[:, 0].tolist()
     mean, deviation = scales["progression"]
@@ -112,9 +122,14 @@ def test_a_tables_values_are_in_the_targets_own_units(patients: Made, tmp_path: 
     assert [record["progression"] for record in trained] == [
         pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in trained
     ]
-    assert len({record["row"] for record in trained}) == 319  # more than an evaluation takes at a time
+    assert (
+        len({record["row"] for record in trained}) == 319
+    )  # more than an evaluation takes at a time
     tested = expt.predict(patients.folder, split="test")
-    assert all(record["progression"] == pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in tested)
+    assert all(
+        record["progression"] == pytest.approx(expected[record["row"] - 1], rel=1e-5)
+        for record in tested
+    )
     assert {record["target"]["progression"] for record in tested} <= set(range(25, 347))
 
 
@@ -139,7 +154,9 @@ def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     assert expt.predict(made.folder, split="test") == before
 
 
-def test_rows_of_a_hugging_face_dataset_are_rows(make: Make, configured: Configured, tmp_path: Path) -> None:
+def test_rows_of_a_hugging_face_dataset_are_rows(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
     data = tmp_path / "set" / "train.csv"
     data.parent.mkdir()
     shutil.copy(Path(expt.__file__).parent / "data" / "diabetes.csv", data)
@@ -149,30 +166,50 @@ def test_rows_of_a_hugging_face_dataset_are_rows(make: Make, configured: Configu
         f"dataset.path={data.parent}",
         "dataset.input=[age,bmi,bp]",
     )
-    words += ("dataset.target=progression", "dataset.standardise_targets=true", "model=mlp", "model.hidden=[7]")
+    words += (
+        "dataset.target=progression",
+        "dataset.standardise_targets=true",
+        "model=mlp",
+        "model.hidden=[7]",
+    )
     made = make("rows", configured(*SHORT, *words, "dataset.val_fraction=0.2"), data)
     held_out = expt.predict(made.folder, split="val")
-    assert 100 < np.mean([record["progression"] for record in held_out]) < 200, "in the targets' own units"
+    assert 100 < np.mean([record["progression"] for record in held_out]) < 200, (
+        "in the targets' own units"
+    )
     assert {record["target"]["progression"] for record in held_out} <= set(range(25, 347))
     found = expt.predict(made.folder, data)
     for record in held_out:
-        assert record["progression"] == pytest.approx(found[record["index"]]["progression"], rel=1e-5)
+        assert record["progression"] == pytest.approx(
+            found[record["index"]]["progression"], rel=1e-5
+        )
 
 
 def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:
-    words = ("experiment=diabetes", "dataset.standardise=false", "dataset.standardise_targets=true", "model.hidden=[2]")
+    words = (
+        "experiment=diabetes",
+        "dataset.standardise=false",
+        "dataset.standardise_targets=true",
+        "model.hidden=[2]",
+    )
     data = Path(expt.__file__).parent / "data" / "diabetes.csv"
     made = make("targets_alone", configured(*SHORT, *words, "optimizer.lr=1e-5"), data)
     found = expt.predict(made.folder, data)
-    assert [record["progression"] for record in found] == pytest.approx(patients_by_hand(made), rel=1e-5)
+    assert [record["progression"] for record in found] == pytest.approx(
+        patients_by_hand(made), rel=1e-5
+    )
 
 
 def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
     far = Numbers(["at", "x"], [(1.7e9, 40.0), (0.0, 0.003)])
-    arrays = far.arrays(torch.tensor([[0.25, 1.0], [-1.5, 2.5]]), torch.tensor([[0.3, 0.0], [0.0, 1.0]]))
+    arrays = far.arrays(
+        torch.tensor([[0.25, 1.0], [-1.5, 2.5]]), torch.tensor([[0.3, 0.0], [0.0, 1.0]])
+    )
     assert arrays["values"].tolist() == [[1.7e9 + 10, 0.003], [1.7e9 - 60, 0.0075]]
     assert arrays["target"].tolist() == [[1.7e9 + 12, 0.0], [1.7e9, 0.003]]
-    assert far.values({name: array.tolist() for name, array in arrays.items()}, 0)["at"] == 1.7e9 + 10
+    assert (
+        far.values({name: array.tolist() for name, array in arrays.items()}, 0)["at"] == 1.7e9 + 10
+    )
     as_they_are = Numbers(["x"], []).arrays(torch.tensor([[0.1], [16777216.0]]), None)
     assert as_they_are["values"].tolist() == [[0.1], [16777216.0]]
 
@@ -182,7 +219,10 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
 ) -> None:
     header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
     expected = patients_by_hand(patients)[:6]
-    turned = [",".join(["note", *header[-2::-1]]), *(",".join(["x", *line[-2::-1]]) for line in lines)]
+    turned = [
+        ",".join(["note", *header[-2::-1]]),
+        *(",".join(["x", *line[-2::-1]]) for line in lines),
+    ]
     (tmp_path / "turned.csv").write_text("\n".join(turned))
     numbers = np.array(lines, float)
     np.savez(tmp_path / "columns.npz", **dict(zip(header, numbers.T, strict=True)))
@@ -194,7 +234,9 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     importlib_parquet.write_table(table, tmp_path / "t.parquet", row_group_size=3)
     for name in (*names, "t.parquet"):
         found = expt.predict(patients.folder, tmp_path / name, batch_size=4)
-        assert [record["progression"] for record in found] == pytest.approx(expected, rel=1e-5), name
+        assert [record["progression"] for record in found] == pytest.approx(expected, rel=1e-5), (
+            name
+        )
         assert [record["row"] for record in found] == [1, 2, 3, 4, 5, 6], name
     turned[2], turned[4] = turned[2].replace(lines[1][2], ""), turned[4] + ",1"
     (tmp_path / "turned.csv").write_text("\n".join(turned))
@@ -210,8 +252,13 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
         expt.predict(patients.folder, tmp_path / "turned.csv")
 
 
-def test_it_is_as_precise_as_the_run_was_or_as_is_asked(make: Make, configured: Configured, tmp_path: Path) -> None:
-    made, images = make("half", configured(*SHORT, "amp=bf16"), tmp_path), np.random.default_rng(0).random((9, 1, 8, 8))
+def test_it_is_as_precise_as_the_run_was_or_as_is_asked(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    made, images = (
+        make("half", configured(*SHORT, "amp=bf16"), tmp_path),
+        np.random.default_rng(0).random((9, 1, 8, 8)),
+    )
     np.save(tmp_path / "images.npy", images)
     for amp in ("recorded", False):
         loaded = expt.load(made.folder, amp=amp)
@@ -230,19 +277,32 @@ def test_labels_and_their_probabilities(make: Make, configured: Configured, tmp_
     rows = [",".join(map(str, [*row, *label])) for row, label in zip(values, labels, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d,red,green", *rows]))
     table = ("dataset=table", f"dataset.path={tmp_path / 't.csv'}", "dataset.targets=[red,green]")
-    plain = ("dataset.standardise=false", "task=multilabel", "task.threshold=0.4", "model.hidden=[3]")
+    plain = (
+        "dataset.standardise=false",
+        "task=multilabel",
+        "task.threshold=0.4",
+        "model.hidden=[3]",
+    )
     made = make("labels", configured(*SHORT, *table, *plain), tmp_path)
     expected = mlp(made.weights, torch.tensor(values, dtype=torch.float32)).sigmoid().tolist()
-    for record, chances in zip(expt.predict(made.folder, tmp_path / "t.csv"), expected, strict=True):
-        assert record["probabilities"] == pytest.approx({"red": chances[0], "green": chances[1]}, abs=1e-6)
-        assert record["labels"] == [name for name, chance in record["probabilities"].items() if chance >= 0.4]
+    for record, chances in zip(
+        expt.predict(made.folder, tmp_path / "t.csv"), expected, strict=True
+    ):
+        assert record["probabilities"] == pytest.approx(
+            {"red": chances[0], "green": chances[1]}, abs=1e-6
+        )
+        assert record["labels"] == [
+            name for name, chance in record["probabilities"].items() if chance >= 0.4
+        ]
 
 
 def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(BOOK)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
     made = make(
-        "text", configured("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *SHORT), tmp_path
+        "text",
+        configured("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *SHORT),
+        tmp_path,
     )
     lines = ["to be or not to be, that is the question.", "", "x", "äöü"]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
@@ -253,12 +313,16 @@ def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path
     for start in range(0, 40, 16):
         window = tokens[start : start + 17]
         with torch.no_grad():
-            total += functional.cross_entropy(loaded(window[None, :-1])[0], window[1:], reduction="sum").item()
+            total += functional.cross_entropy(
+                loaded(window[None, :-1])[0], window[1:], reduction="sum"
+            ).item()
     assert found[0]["loss"] == pytest.approx(total / 40, rel=1e-5)
     assert found[0]["perplexity"] == pytest.approx(math.exp(total / 40), rel=1e-5)
     assert math.isnan(found[1]["loss"])
     windows = expt.predict(made.folder, split="test")
-    whole = sum(record["loss"] * record["tokens"] for record in windows) / sum(record["tokens"] for record in windows)
+    whole = sum(record["loss"] * record["tokens"] for record in windows) / sum(
+        record["tokens"] for record in windows
+    )
     tested = json.loads(RunPaths(made.folder).result.read_text())["metrics"]["loss/test"]
     assert whole == pytest.approx(tested, rel=1e-5)
 
@@ -271,7 +335,9 @@ def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
     made, pixels = make("pictures", config, tmp_path), np.arange(16, dtype=np.uint8).reshape(4, 4)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     (found,) = expt.predict(made.folder, tmp_path / "a.png")
-    expected = mlp(made.weights, torch.from_numpy(pixels / 255).float().flatten()).softmax(0).tolist()
+    expected = (
+        mlp(made.weights, torch.from_numpy(pixels / 255).float().flatten()).softmax(0).tolist()
+    )
     assert [*found["probabilities"].values()] == pytest.approx(expected, abs=1e-6)
     assert "Images: what this class does to a picture is not known here" in capsys.readouterr().err
 
@@ -286,7 +352,9 @@ def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
         (None, None),
     ],
 )
-def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(targets: Any, told: list[float] | None) -> None:
+def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(
+    targets: Any, told: list[float] | None
+) -> None:
     predicted = {"target": torch.tensor([7, 8]), "p": torch.tensor([[0.5, 0.25], [1.0, 0.0]])}
     form, about = Outputs(), [{"index": 0}, {"index": 1}]
     found = [*form.records(Answers(about, form.arrays(predicted, targets)))]
@@ -300,12 +368,16 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
     found = expt.predict(made.folder, split="test")
     samples = [each for each, _ in every_task.Weighted(train=False).samples]
     with torch.no_grad():
-        expected = functional.linear(torch.stack([each["row"] for each in samples]), *made.weights.values())[:, 0]
+        expected = functional.linear(
+            torch.stack([each["row"] for each in samples]), *made.weights.values()
+        )[:, 0]
     assert [record["output"] for record in found] == pytest.approx(expected.tolist(), abs=1e-6)
     assert [record["index"] for record in found] == [*range(every_task.TESTED_ON)]
     assert not any("target" in record for record in found), "they are pairs"
     config = every_task.config_of("multilabel", configured)
-    config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))  # torchmetrics takes 4 s
+    config = dataclasses.replace(
+        config, task=dataclasses.replace(config.task, metrics={})
+    )  # torchmetrics takes 4 s
     images = make("labelled", config, tmp_path)
     rows = np.stack([row.numpy() for row, _ in every_task.Labels(train=False).samples])
     np.save(tmp_path / "rows.npy", rows)
@@ -325,7 +397,13 @@ def test_changed_data_are_told(
     rows = [f"{number},{number % 7},{number % 2}" for number in range(30)]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["a,b,y", *rows]))
-    words = ("dataset=table", f"dataset.path={table}", "dataset.targets=y", "model.hidden=[3]", "batch_size=8")
+    words = (
+        "dataset=table",
+        f"dataset.path={table}",
+        "dataset.targets=y",
+        "model.hidden=[3]",
+        "batch_size=8",
+    )
     made = make("changed", configured(*FEW[:2], *words), tmp_path)
     update_result(RunPaths(made.folder), content={"data": "another", "code": None})
     assert len(expt.predict(made.folder, split="test")) == 6

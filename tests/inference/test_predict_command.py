@@ -56,30 +56,54 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
         ([photos.folder, "gone.png"], r"^gone\.png: there is no such file or folder$"),
-        ([photos.folder, tmp_path / "empty"], r"empty: no pictures lie in it or below it; expected \.jpg"),
+        (
+            [photos.folder, tmp_path / "empty"],
+            r"empty: no pictures lie in it or below it; expected \.jpg",
+        ),
         (
             [photos.folder, tmp_path / "x.heic"],
             r"is a \.heic file, and the run was trained on dataset=image_folder; give",
         ),
         ([photos.folder, tmp_path / "x.csv"], r"is a \.csv file.*give pictures"),
         ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read as \.npy"),
-        ([photos.folder, tmp_path / "two.npz"], r"holds the arrays a, b; call the one of the samples x or"),
+        (
+            [photos.folder, tmp_path / "two.npz"],
+            r"holds the arrays a, b; call the one of the samples x or",
+        ),
         ([photos.folder, a_file, tmp_path / "two.npz"], "give one kind at a time"),
         ([photos.folder], "name files or folders, or --split test"),
         ([photos.folder, a_file, "--split", "test"], "not both"),
         ([photos.folder, "--split", "tset"], "--split tset: not one of train, val, test"),
-        ([patients.folder, a_file], r"is a \.png file, and the run was trained on dataset=diabetes; give tables"),
-        ([patients.folder, tmp_path / "x.csv"], r"has no column bmi, which the model takes; it has age, sex\."),
-        ([patients.folder, patients.data, "--top", 2], "--top 2: is of classes, and the run's task is regression"),
+        (
+            [patients.folder, a_file],
+            r"is a \.png file, and the run was trained on dataset=diabetes; give tables",
+        ),
+        (
+            [patients.folder, tmp_path / "x.csv"],
+            r"has no column bmi, which the model takes; it has age, sex\.",
+        ),
+        (
+            [patients.folder, patients.data, "--top", 2],
+            "--top 2: is of classes, and the run's task is regression",
+        ),
         ([photos.folder, a_file, "--top", 3], "--top 3: the run has 2 classes"),
         ([photos.folder, a_file, "--device", "gpu"], "--device gpu: not one of auto, cpu, cuda"),
         ([photos.folder, a_file, "--device", "cuda:77"], "--device cuda:77: this machine shows"),
         ([photos.folder, a_file, "--batch-size", 0], "--batch-size 0: must be 1 or more"),
         ([photos.folder, a_file, "--which", "first"], "invalid choice: 'first'"),
-        ([photos.folder, a_file, "--output", "a.txt"], r"--output a\.txt: name a \.csv, \.jsonl or \.npz"),
-        ([photos.folder, a_file, "--output", tmp_path / "no" / "a.csv"], "there is no folder .*no; make it"),
+        (
+            [photos.folder, a_file, "--output", "a.txt"],
+            r"--output a\.txt: name a \.csv, \.jsonl or \.npz",
+        ),
+        (
+            [photos.folder, a_file, "--output", tmp_path / "no" / "a.csv"],
+            "there is no folder .*no; make it",
+        ),
         ([segmented.folder, a_file], "masks are no text"),
-        ([segmented.folder, a_file, "--output", "a.csv"], "as PNGs into a folder, or into one .npz"),
+        (
+            [segmented.folder, a_file, "--output", "a.csv"],
+            "as PNGs into a folder, or into one .npz",
+        ),
         ([tmp_path / "nowhere", a_file], "nowhere: there is no such folder"),
         ([tmp_path / "empty", a_file], "empty: is no folder of a run that has begun to train"),
         ([photos.folder.parent, a_file], r"holds \d+ runs; name one of them, as"),
@@ -95,11 +119,15 @@ def test_a_csv_is_safe_whole_and_never_written_over(
 ) -> None:
     output = tmp_path / "out.csv"
     words = [str(photos.folder), str(pictures), "--output", str(output), "--batch-size", "2"]
-    with pytest.raises(ExptError, match="1 of 7 images could not be read, and are left out") as error:
+    with pytest.raises(
+        ExptError, match="1 of 7 images could not be read, and are left out"
+    ) as error:
         predict.main(words)
     assert error.value.exit_code == 1
     shown = capsys.readouterr()
-    assert re.fullmatch(rf"predicted    6 images in .* images/s\nwritten      {output}\n", shown.out)
+    assert re.fullmatch(
+        rf"predicted    6 images in .* images/s\nwritten      {output}\n", shown.out
+    )
     assert shown.err == (
         f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated); replace or remove it\n"
     )
@@ -130,15 +158,24 @@ def test_lines_arrays_and_the_terminal_say_the_same(
     words = [str(photos.folder), "--split", "test", "--batch-size", "4"]
     expected = [*expt.predict(photos.folder, split="test", batch_size=4)]
     predict.main([*words, "--output", str(tmp_path / "o.jsonl")])
-    assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
+    assert [
+        json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()
+    ] == expected
     predict.main([*words, "--output", str(tmp_path / "o.npz")])
     with np.load(tmp_path / "o.npz") as file:
         assert file["path"].tolist() == [record["path"] for record in expected]
-        assert [CLASSES[number] for number in file["class"]] == [record["class"] for record in expected]
-        assert [CLASSES[number] for number in file["target"]] == [record["target"] for record in expected]
+        assert [CLASSES[number] for number in file["class"]] == [
+            record["class"] for record in expected
+        ]
+        assert [CLASSES[number] for number in file["target"]] == [
+            record["target"] for record in expected
+        ]
         chances = [[*record["probabilities"].values()] for record in expected]
         assert np.array_equal(file["probabilities"], np.array(chances, np.float32))
-        assert (file["class_names"].tolist(), file["probabilities"].dtype) == ([*CLASSES], np.float32)
+        assert (file["class_names"].tolist(), file["probabilities"].dtype) == (
+            [*CLASSES],
+            np.float32,
+        )
     capsys.readouterr()
     predict.main(words)
     first, *_ = capsys.readouterr().out.splitlines()
@@ -153,7 +190,10 @@ def test_lines_arrays_and_the_terminal_say_the_same(
 def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) -> None:
     shutil.copytree(segmented.data / "train" / "images", tmp_path / "in" / "deep")
     shutil.copy(segmented.data / "val" / "images" / "a.png", tmp_path / "in" / "c.png")
-    words, output = [str(segmented.folder), str(tmp_path / "in"), "--batch-size", "2"], tmp_path / "out"
+    words, output = (
+        [str(segmented.folder), str(tmp_path / "in"), "--batch-size", "2"],
+        tmp_path / "out",
+    )
     predict.main([*words, "--output", str(output)])
     assert sorted(str(path.relative_to(output)) for path in output.rglob("*.png")) == [
         "c.png",
@@ -203,18 +243,28 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
         assert (tmp_path / name).read_text() == "another's"
         done = [*tmp_path.iterdir()]
     masks = MaskPictures(tmp_path / "masks", [], str(tmp_path), force=False)
-    mask = Answers([{"path": str(tmp_path / "a.jpg")}], {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)}, [(4, 6)])
+    mask = Answers(
+        [{"path": str(tmp_path / "a.jpg")}],
+        {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
+        [(4, 6)],
+    )
     masks.write(mask, predictor.form)
     (waiting,) = tmp_path.glob(".masks.*/a.png")
-    assert np.asarray(Image.open(waiting)).tolist() == 2 * [[0, 0, 0, 9, 9, 9]] + 2 * [[5, 5, 5, 2, 2, 2]]
+    assert np.asarray(Image.open(waiting)).tolist() == 2 * [[0, 0, 0, 9, 9, 9]] + 2 * [
+        [5, 5, 5, 2, 2, 2]
+    ]
     masks.close()
     assert {path.name for path in tmp_path.iterdir()} == {"o.csv", "o.jsonl", "o.npz"}
 
 
-def test_where_nothing_can_be_read_nothing_is_written(photos: Made, pictures: Path, tmp_path: Path) -> None:
+def test_where_nothing_can_be_read_nothing_is_written(
+    photos: Made, pictures: Path, tmp_path: Path
+) -> None:
     damaged = pictures / "cat" / "1b.png"
     given = [photos.folder, pictures / "cat" / "1.png"]
-    assert "is one of the files that are read" in told(*given, "--output", pictures / "cat" / "1.png", "--force")
+    assert "is one of the files that are read" in told(
+        *given, "--output", pictures / "cat" / "1.png", "--force"
+    )
     words = [photos.folder, damaged, damaged, "--output", tmp_path / "o.csv"]
     assert told(*words) == "none of the 2 images could be read; nothing is written"
     assert not (tmp_path / "o.csv").exists()
@@ -223,15 +273,23 @@ def test_where_nothing_can_be_read_nothing_is_written(photos: Made, pictures: Pa
 def test_a_terminal_shows_how_far_it_is(photos: Made) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120)
-    with predict.Progress(plan(Asked(run=photos.folder, split="test")), console, live=True) as progress:
+    with predict.Progress(
+        plan(Asked(run=photos.folder, split="test")), console, live=True
+    ) as progress:
         progress.update(4)
-    assert re.search(r"predict.*4/6 .*images/s {2}00:00 left", re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue()))
+    assert re.search(
+        r"predict.*4/6 .*images/s {2}00:00 left", re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
+    )
 
 
 def test_the_command_from_another_folder(photos: Made, pictures: Path) -> None:
     done = run("predict", str(photos.folder), "cat", "--top", "1", "--device", "cpu", cwd=pictures)
     assert done.returncode == 1
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cat/0.png", "cat/1.png", "cat/2.png"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "cat/0.png",
+        "cat/1.png",
+        "cat/2.png",
+    ]
     warning, error = done.stderr.splitlines()
     assert warning.startswith("warning: cat/1b.png cannot be read as an image")
     assert error == "error: 1 of 4 images could not be read, and are left out"

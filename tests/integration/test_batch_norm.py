@@ -34,7 +34,9 @@ Numbers = dict[str, list[tuple[int, float]]]
 def numbers(train_together: TrainTogether) -> Callable[..., Numbers]:
     @functools.cache
     def of(size: int, *words: str) -> Numbers:
-        done = train_together(size, *WORDS, *words, name="-".join(words).replace("=", "") + str(size))
+        done = train_together(
+            size, *WORDS, *words, name="-".join(words).replace("=", "") + str(size)
+        )
         return {tag: done.curve(tag) for tag in ("running/loss", "loss/val", "loss/test")}
 
     return of
@@ -44,7 +46,9 @@ def assert_same(one: Numbers, other: Numbers) -> None:
     for tag, curve in one.items():
         assert len(curve) == {"running/loss": 10, "loss/val": 2, "loss/test": 1}[tag]
         assert [step for step, _ in other[tag]] == [step for step, _ in curve]
-        assert [value for _, value in other[tag]] == pytest.approx([value for _, value in curve], abs=2e-4), tag
+        assert [value for _, value in other[tag]] == pytest.approx(
+            [value for _, value in curve], abs=2e-4
+        ), tag
 
 
 def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbers]) -> None:

@@ -36,7 +36,9 @@ def page(sweep_of_twelve: Path) -> Iterator[Page]:
 def test_scalars(page: Page) -> None:
     browser = page.open("scalars")
     tags = ("accuracy/train", "accuracy/val", "accuracy/test", "best/accuracy/val")
-    browser.wait_for_texts(*page.runs, *tags, "loss", "lr", "speed", "memory", "norm_weights", "norm_gradients")
+    browser.wait_for_texts(
+        *page.runs, *tags, "loss", "lr", "speed", "memory", "norm_weights", "norm_gradients"
+    )
 
 
 def test_custom_scalars_need_no_click(page: Page) -> None:
@@ -50,7 +52,9 @@ def test_custom_scalars_need_no_click(page: Page) -> None:
 
 def test_images(page: Page) -> None:
     browser = page.open("images")
-    browser.wait_for_texts(*page.runs, "confusion/val", "confusion/test", "images/train", "mistakes")
+    browser.wait_for_texts(
+        *page.runs, "confusion/val", "confusion/test", "images/train", "mistakes"
+    )
     wait_for("pictures", lambda: browser.count("img", "node.naturalWidth > 300") >= COMPLETED)
 
 
@@ -61,7 +65,9 @@ def test_hparams(page: Page) -> None:
     shown = browser.wait_for_texts("Trial ID", *page.runs, *columns, inside="tf-hparams-table-view")
     assert {"mlp", "convnet", "once.Net"} <= set(shown)
     browser.click("paper-tab", "node.textContent.includes('PARALLEL COORDINATES VIEW')")
-    browser.wait_for_texts(*columns, "mlp", "convnet", "once.Net", inside="tf-hparams-parallel-coords-plot")
+    browser.wait_for_texts(
+        *columns, "mlp", "convnet", "once.Net", inside="tf-hparams-parallel-coords-plot"
+    )
     # A run without a value on one of the axes has no line: the one that failed, and no other.
     line = "node.parentNode.getAttribute('class') === 'foreground' && node.getAttribute('d')"
     wait_for("lines", lambda: browser.count("path", line) == COMPLETED)

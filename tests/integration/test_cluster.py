@@ -62,7 +62,11 @@ class Slurm:
         self._conf.write_text(CONF.format(host=socket.gethostname(), folder=folder, ports=ports))
 
     def start(self) -> None:
-        for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]):
+        for command in (
+            ["slurmctld", "-D", "-c"],
+            ["slurmd", "-D", "-N", "n1"],
+            ["slurmd", "-D", "-N", "n2"],
+        ):
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             self._daemons.append(subprocess.Popen(command, env=environment(**self.env), **quiet))  # type: ignore[call-overload]
         wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], timeout_s=20)
@@ -74,7 +78,12 @@ class Slurm:
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
         done = subprocess.run(
-            command, env=environment(**self.env), cwd=cwd, capture_output=True, text=True, check=False
+            command,
+            env=environment(**self.env),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.stdout.strip()
 
@@ -127,7 +136,9 @@ def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
 
 def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
-    done = run("-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1", cwd=tmp_path)
+    done = run(
+        "-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "hydra.launcher.nodes=2: needs gpus_per_node" in done.stderr
     assert not list((tmp_path / "outputs/sweeps").glob("*"))
@@ -153,7 +164,9 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(
+    slurm: Slurm, tmp_path: Path
+) -> None:
     """By `scancel`, as a person or an administrator does; the same command goes on with it."""
     pytest.importorskip("submitit", reason="needs expt[slurm]")
     search = ("search=random", "search.runs=3", "search.batch=2", "optimizer.lr=interval(0.01,0.1)")
@@ -176,7 +189,9 @@ def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(slurm: Slu
 
 
 @pytest.mark.slow
-def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
+def test_the_template_trains_on_two_nodes_and_goes_on(
+    slurm: Slurm, tmp_path: Path, trained: Trained
+) -> None:
     settings = ("epochs=100", "threads=1", "log_every=20")
     (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))
     size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")

@@ -28,7 +28,17 @@ from tests.conftest import run
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
-NO_SETTINGS = {"KEY", "device", "weights_only", "MASTER_PORT", "early_stop.metric", "split", "which", "folder", "quiet"}
+NO_SETTINGS = {
+    "KEY",
+    "device",
+    "weights_only",
+    "MASTER_PORT",
+    "early_stop.metric",
+    "split",
+    "which",
+    "folder",
+    "quiet",
+}
 """What else stands before an equals sign; `split` and `which` are of expt evaluate, the last two keywords of Python."""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
@@ -84,10 +94,18 @@ def _values(axis: Override) -> list[str]:
 
 def compositions(settings: Iterable[str]) -> list[list[str]]:
     """The settings with the first value of each sweep, and with the last."""
-    parsed = OverridesParser.create().parse_overrides([word for word in settings if not word.startswith("hydra")])
-    texts = [_values(one) if one.is_sweep_override() else [one.get_value_element_as_str()] for one in parsed]
+    parsed = OverridesParser.create().parse_overrides(
+        [word for word in settings if not word.startswith("hydra")]
+    )
+    texts = [
+        _values(one) if one.is_sweep_override() else [one.get_value_element_as_str()]
+        for one in parsed
+    ]
     names = [one.get_key_element() for one in parsed]
-    first, last = ([f"{name}={values[end]}" for name, values in zip(names, texts, strict=True)] for end in (0, -1))
+    first, last = (
+        [f"{name}={values[end]}" for name, values in zip(names, texts, strict=True)]
+        for end in (0, -1)
+    )
     return [first] if first == last else [first, last]
 
 
@@ -105,8 +123,13 @@ def written_in(document: Path) -> list[str]:
     own = {f"{part[1]}={Path(part[2]).stem}" for part in parts if part[0] == "conf"}
     typed = [step.words for step in found if isinstance(step, Command) and not refused(step)]
     without_blocks = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    among = [*re.findall(r"`([^`\n]+)`", without_blocks), *re.findall(r"^    (\S.+)$", without_blocks, re.MULTILINE)]
-    lines = [line for line in [*typed, *among] if line.split()[0] in PROGRAMS and len(line.split()) > 1]
+    among = [
+        *re.findall(r"`([^`\n]+)`", without_blocks),
+        *re.findall(r"^    (\S.+)$", without_blocks, re.MULTILINE),
+    ]
+    lines = [
+        line for line in [*typed, *among] if line.split()[0] in PROGRAMS and len(line.split()) > 1
+    ]
     return [re.sub(r" && .*", "", line) for line in lines if not own & set(line.split())]
 
 
@@ -119,7 +142,9 @@ def test_what_the_documents_say_can_be_pasted() -> None:
     written = {document: written_in(document) for document in DOCUMENTS}
     assert len(written[ROOT / "README.md"]) > 5
     assert sum(map(len, written.values())) > 100
-    typed = dict.fromkeys(command.partition(" | ")[0] for commands in written.values() for command in commands)
+    typed = dict.fromkeys(
+        command.partition(" | ")[0] for commands in written.values() for command in commands
+    )
     for words in through_bash([*typed]):
         check(words)
 
@@ -129,7 +154,9 @@ def test_each_page_is_linked_and_leads_to_what_there_is() -> None:
     for document in DOCUMENTS:
         links = re.findall(r"\]\(([^):#]+)[^)]*\)", document.read_text())
         assert all((document.parent / link).exists() for link in links if link != "https"), document
-    contents = re.findall(r"^- \[.+?\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text(), re.MULTILINE)
+    contents = re.findall(
+        r"^- \[.+?\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text(), re.MULTILINE
+    )
     assert {page.name for page in PAGES} == {*contents, "README.md"}
 
 
@@ -138,14 +165,23 @@ def test_the_settings_that_a_document_names_are_there(document: Path) -> None:
     text = document.read_text()
     if document.stem == "coming_from":  # its tables' first column is a peer's
         text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
-    known = {*keys(), *NO_SETTINGS, "hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra/launcher"}
+    known = {
+        *keys(),
+        *NO_SETTINGS,
+        "hydra.run.dir",
+        "hydra.sweep.dir",
+        "hydra.mode",
+        "hydra/launcher",
+    }
     named = set(re.findall(r"`([\w./]+)=[^`]*`", text))
     unknown = {key for key in named - known if not key.startswith("hydra.launcher.")}
     assert not unknown
 
 
 def test_what_help_says_can_be_pasted() -> None:
-    examples = [line.strip().split("   ")[0] for line in report.EXAMPLES.splitlines() if "python -m" in line]
+    examples = [
+        line.strip().split("   ")[0] for line in report.EXAMPLES.splitlines() if "python -m" in line
+    ]
     commands = [*(command for command, _ in EXAMPLES), *examples]
     for words in through_bash(commands):
         check(words)
@@ -161,7 +197,13 @@ def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
     (tmp_path / "my conf/model").mkdir(parents=True)
     (tmp_path / "my conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
     typed = ["--config-dir", "my conf", "model=mine", "hydra.run.dir=it's lr=0.1, (mine)"]
-    words = [*typed, "epochs=1", "world_size=1", "checkpoint.every_steps=1", "tensorboard.images=false"]
+    words = [
+        *typed,
+        "epochs=1",
+        "world_size=1",
+        "checkpoint.every_steps=1",
+        "tensorboard.images=false",
+    ]
     failed = run(*words, cwd=tmp_path, EXPT_FAULT="0:5:raise:once")
     assert failed.returncode == 1
     (told,) = PRINTED.findall(failed.stderr)
@@ -178,7 +220,13 @@ def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
     )
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
-    grid = ["model=mine", "dataset=synthetic", "dataset.channels=1,3", "dataset.train_size=200", "dataset.test_size=64"]
+    grid = [
+        "model=mine",
+        "dataset=synthetic",
+        "dataset.channels=1,3",
+        "dataset.train_size=200",
+        "dataset.test_size=64",
+    ]
     words = ["-m", *grid, "epochs=1", "hydra.sweep.dir=a sweep, (mine)", "tensorboard.images=false"]
     swept = run(*words, cwd=tmp_path)
     assert swept.returncode == 1

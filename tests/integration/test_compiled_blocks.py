@@ -16,10 +16,18 @@ from tests.conftest import RunFolder, Trained
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not (shutil.which("g++") or shutil.which("gcc")), reason="inductor needs a compiler"),
+    pytest.mark.skipif(
+        not (shutil.which("g++") or shutil.which("gcc")), reason="inductor needs a compiler"
+    ),
 ]
 MODEL = ("model=transformer", "model.layers=3", "model.width=16", "model.heads=2")
-DATA = ("task=language_model", "dataset=text", "dataset.context=8", "batch_size=64", "drop_last=false")
+DATA = (
+    "task=language_model",
+    "dataset=text",
+    "dataset.context=8",
+    "batch_size=64",
+    "drop_last=false",
+)
 LENGTH = ("log_every=1", "threads=1", "optimizer=adamw", "ema=0.9")
 
 
@@ -35,7 +43,12 @@ def words(tmp_path: Path) -> tuple[str, ...]:
 def test_blocks_that_are_compiled_train_as_others_do(
     strategy: str, recomputes: str, words: tuple[str, ...], trained: Trained
 ) -> None:
-    words = (*words, f"strategy={strategy}", f"activation_checkpointing={recomputes}", "world_size=2")
+    words = (
+        *words,
+        f"strategy={strategy}",
+        f"activation_checkpointing={recomputes}",
+        "world_size=2",
+    )
     plain = trained(*words, "epochs=2", name="plain")
     compiled = trained(*words, "epochs=2", "compile=blocks", name="compiled")
     for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):

@@ -44,21 +44,37 @@ class Net(torch.nn.Sequential):
 
 
 def pixels(events: EventAccumulator, tag: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)).convert("RGB"))
+    return np.asarray(
+        Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)).convert("RGB")
+    )
 
 
 def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> None:
-    done = trained("epochs=2", "world_size=1", "model=convnet", "dataset.augment.cutout=3", "tensorboard.images=auto")
+    done = trained(
+        "epochs=2",
+        "world_size=1",
+        "model=convnet",
+        "dataset.augment.cutout=3",
+        "tensorboard.images=auto",
+    )
     events = EventAccumulator(str(done.folder)).Reload()
     assert set(events.Tags()["images"]) == {
         "images/train", "confusion/val", "mistakes/val", "confusion/test", "mistakes/test"
     }  # fmt: skip
-    assert [event.step for event in events.Images("confusion/val")] == [40], "in a short run at its end alone"
+    assert [event.step for event in events.Images("confusion/val")] == [40], (
+        "in a short run at its end alone"
+    )
     assert pixels(events, "images/train").shape[1] == 350
     assert (pixels(events, "confusion/test") < 100).any()
     assert "model/parameters/text_summary" in events.Tags()["tensors"]
-    layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+    layout = Layout.FromString(
+        events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    )
+    charts = {
+        chart.title: list(chart.multiline.tag)
+        for category in layout.category
+        for chart in category.chart
+    }
     assert charts["loss"] == ["^loss/train$|^loss/val$"]
     assert charts["accuracy"] == ["^accuracy/train$|^accuracy/val$"]
     assert not list(done.folder.glob("graph*"))
@@ -66,9 +82,18 @@ def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> Non
 
 @pytest.mark.slow
 def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
-    options = ("tensorboard.images=true", "tensorboard.graph=true", "tensorboard.histograms=true", "eval_split=test")
-    every = trained("epochs=2", "dataset.train_limit=320", *options, "objective=accuracy/test", name="every")
-    events = EventAccumulator(str(every.folder), size_guidance={"images": 0, "histograms": 0}).Reload()
+    options = (
+        "tensorboard.images=true",
+        "tensorboard.graph=true",
+        "tensorboard.histograms=true",
+        "eval_split=test",
+    )
+    every = trained(
+        "epochs=2", "dataset.train_limit=320", *options, "objective=accuracy/test", name="every"
+    )
+    events = EventAccumulator(
+        str(every.folder), size_guidance={"images": 0, "histograms": 0}
+    ).Reload()
     assert [event.step for event in events.Images("confusion/test")] == [5, 10]
     assert [event.step for event in events.Images("images/train")] == [1]
     assert {f"{kind}/{layer}.{name}" for kind in ("weights", "gradients") for layer in "13"
@@ -76,12 +101,19 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
     assert [event.step for event in events.Histograms("gradients/1.weight")] == [5, 10]
     assert events.Tags()["graph"] is True
     assert "Linear[1]" in str(events.Graph())
-    off = ("tensorboard.images=false", "tensorboard.health=false", "tensorboard.norms=false", "tensorboard.graph=false")
+    off = (
+        "tensorboard.images=false",
+        "tensorboard.health=false",
+        "tensorboard.norms=false",
+        "tensorboard.graph=false",
+    )
     never = trained("epochs=2", "dataset.train_limit=320", *off, name="never")
     tags = EventAccumulator(str(never.folder)).Reload().Tags()
     assert (tags["images"], tags["histograms"], tags["graph"]) == ([], [], False)
     assert not any(tag.startswith(("ranks/", "memory/", "norm_")) for tag in tags["scalars"])
-    normal = trained("epochs=2", "dataset.train_limit=320", "tensorboard.images=auto", name="normal")
+    normal = trained(
+        "epochs=2", "dataset.train_limit=320", "tensorboard.images=auto", name="normal"
+    )
     assert normal.curve("loss/train") == never.curve("loss/train"), "looking on changes nothing"
     assert normal.curve("loss/test") == never.curve("loss/test")
 
@@ -95,22 +127,30 @@ def odd_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, .
 
 
 @pytest.mark.parametrize("through", ["ddp.shared_memory=true", "ddp.shared_memory=false"])
-def test_a_rank_that_is_slow_shows(through: str, odd_one_out: tuple[str, ...], trained: Trained) -> None:
+def test_a_rank_that_is_slow_shows(
+    through: str, odd_one_out: tuple[str, ...], trained: Trained
+) -> None:
     values = trained(*odd_one_out, "+model.how=slow", "epochs=1", through).result["metrics"]
     assert values["ranks/step_ms_max"] >= 25
-    assert values["ranks/step_ms_min"] < values["ranks/step_ms_max"] / 2, "the other one only waits for it"
+    assert values["ranks/step_ms_min"] < values["ranks/step_ms_max"] / 2, (
+        "the other one only waits for it"
+    )
     assert values["ranks/all_reduce_share"] > 0.3
 
 
 def test_a_rank_whose_weights_drift_ends_the_run(
     odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunFailed, match="after epoch 1 the weights of rank 1 differ from those of rank 0") as caught:
+    with pytest.raises(
+        RunFailed, match="after epoch 1 the weights of rank 1 differ from those of rank 0"
+    ) as caught:
         trained(*odd_one_out, "+model.how=drift", "epochs=2")
     assert "Traceback" not in str(caught.value)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert [event.value for event in events.Scalars("ranks/unequal_weights")] == [1.0]
-    values = trained(*odd_one_out, "+model.how=drift", "epochs=1", "tensorboard.health=false", name="unchecked").result
+    values = trained(
+        *odd_one_out, "+model.how=drift", "epochs=1", "tensorboard.health=false", name="unchecked"
+    ).result
     assert values["status"] == "completed"
 
 
@@ -126,31 +166,55 @@ def hparams_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
     return experiment, {group.name: group for group in answer.session_groups}
 
 
-def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_twelve: Path) -> None:
+def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(
+    sweep_of_twelve: Path,
+) -> None:
     experiment, rows = hparams_tab(sweep_of_twelve)
-    results = {path.parent.name: json.loads(path.read_text()) for path in sweep_of_twelve.glob("*/result.json")}
+    results = {
+        path.parent.name: json.loads(path.read_text())
+        for path in sweep_of_twelve.glob("*/result.json")
+    }
     assert rows.keys() == results.keys()
     assert len(rows) == 12
-    assert sorted(result["status"] for result in results.values()) == ["completed"] * 11 + ["failed"]
+    assert sorted(result["status"] for result in results.values()) == ["completed"] * 11 + [
+        "failed"
+    ]
     differing = [info.name for info in experiment.hparam_infos if info.differs]
-    assert set(differing) - {"channels_last"} == {"model", "optimizer.lr"}, "those that are shown first"
-    values_of_all = ["accuracy/test", "accuracy/train", "accuracy/val", "best/accuracy/val", "loss/test"]
+    assert set(differing) - {"channels_last"} == {"model", "optimizer.lr"}, (
+        "those that are shown first"
+    )
+    values_of_all = [
+        "accuracy/test",
+        "accuracy/train",
+        "accuracy/val",
+        "best/accuracy/val",
+        "loss/test",
+    ]
     assert [info.name.tag for info in experiment.metric_infos][:5] == values_of_all, "so are these"
     shown = {info.name for info in experiment.hparam_infos}
     for name, result in results.items():
         settings, row = columns(hyperparameters(result["config"])), rows[name]
         assert settings.keys() <= shown
-        assert {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in row.hparams.items()} == settings
+        assert {
+            key: getattr(value, str(value.WhichOneof("kind"))) for key, value in row.hparams.items()
+        } == settings
         completed = result["status"] == "completed"
         assert row.sessions[0].status == (SUCCESS if completed else FAILURE)
         values = {value.name.tag: value.value for value in row.metric_values}
         if completed:
-            assert {"best/accuracy/val", "accuracy/val", "accuracy/test", "loss/train"} <= values.keys()
+            assert {
+                "best/accuracy/val",
+                "accuracy/val",
+                "accuracy/test",
+                "loss/train",
+            } <= values.keys()
         for tag, value in (result.get("metrics") or {}).items():
             assert values[tag] == pytest.approx(value, rel=1e-6), (name, tag)
 
 
-def test_the_hparams_tab_has_metrics_of_a_run_only_in_the_folder_around_it(sweep_of_twelve: Path) -> None:
+def test_the_hparams_tab_has_metrics_of_a_run_only_in_the_folder_around_it(
+    sweep_of_twelve: Path,
+) -> None:
     """As TensorBoard names a run that is the logdir itself; once it has them, `expt` may suggest that folder again."""
     name = next(
         path.parent.name
@@ -177,11 +241,20 @@ def test_curves_end_at_the_records_of_a_sweep_with_a_failure(sweep_of_twelve: Pa
 
 def test_a_models_own_settings_stand_under_its_name() -> None:
     """TensorBoard shows first what differs, which would be what tells one model from another."""
-    own: dict[str, Value] = {"model": "mlp", "model.hidden": "[256]", "dataset": "digits", "dataset.augment.flip": True}
+    own: dict[str, Value] = {
+        "model": "mlp",
+        "model.hidden": "[256]",
+        "dataset": "digits",
+        "dataset.augment.flip": True,
+    }
     assert columns({**own, "epochs": 3}) == {
         "model": "mlp", "mlp.hidden": "[256]", "dataset": "digits", "digits.augment.flip": True, "epochs": 3
     }  # fmt: skip
-    person: dict[str, Value] = {"model": "_target_", "model.target": "mine.Net", "model.kwargs.width": 16}
+    person: dict[str, Value] = {
+        "model": "_target_",
+        "model.target": "mine.Net",
+        "model.kwargs.width": 16,
+    }
     assert columns({**person, "optimizer": "_target_", "optimizer.target": "a.B", "optimizer.kwargs.lr": 0.1}) == {
         "model": "mine.Net", "Net.width": 16, "optimizer": "a.B", "optimizer.lr": 0.1
     }  # fmt: skip
@@ -191,5 +264,7 @@ def test_a_single_run_has_its_row(trained: Trained) -> None:
     done = trained("epochs=1", "world_size=1", "dataset.train_limit=320", name="outputs/run")
     experiment, rows = hparams_tab(done.folder.parent)
     assert rows.keys() == {"run"}
-    assert {info.name for info in experiment.hparam_infos} == columns(hyperparameters(done.result["config"])).keys()
+    assert {info.name for info in experiment.hparam_infos} == columns(
+        hyperparameters(done.result["config"])
+    ).keys()
     assert len(list(done.folder.parent.rglob("events.out.tfevents.*"))) == 1

@@ -23,7 +23,11 @@ TIMEOUT_S = 60
 
 def lines(stdout: str) -> dict[str, tuple[str, str]]:
     """What each check was about: its outcome and what was found."""
-    words = [line.split(maxsplit=2) for line in stdout.splitlines() if line[:4] in ("pass", "fail", "note")]
+    words = [
+        line.split(maxsplit=2)
+        for line in stdout.splitlines()
+        if line[:4] in ("pass", "fail", "note")
+    ]
     return {what: (outcome, found.strip()) for outcome, what, found in words}
 
 
@@ -32,7 +36,17 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
     done = run("doctor", f"dataset.root={tmp_path / 'data'}", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stdout + done.stderr
     found = lines(done.stdout)
-    needed = ("python", "torch", "torchvision", "CPU", "/dev/shm", "disk", "backends", "digits", "workers")
+    needed = (
+        "python",
+        "torch",
+        "torchvision",
+        "CPU",
+        "/dev/shm",
+        "disk",
+        "backends",
+        "digits",
+        "workers",
+    )
     assert [found[what][0] for what in needed] == ["pass"] * len(needed)
     assert found["datasets"][0] == "note"
     assert "mnist, fashion_mnist, cifar10, cifar100" in found["datasets"][1]
@@ -43,7 +57,9 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_cannot_be_imported_fails_with_its_mend(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    (tmp_path / "torch.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    )
     done = ended(start_cold("doctor", cwd=tmp_path, COLUMNS="60"))
     assert (done.returncode, done.stderr) == (1, "")
     assert lines(done.stdout)["torch"][0] == "fail"
@@ -54,7 +70,9 @@ def test_a_torch_that_cannot_be_imported_fails_with_its_mend(tmp_path: Path) -> 
     assert max(map(len, done.stdout.splitlines())) <= 60
     refused = run("doctor", "gpus=2", cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "error: doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"
+    assert (
+        refused.stderr == "error: doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"
+    )
 
 
 def test_data_that_no_run_could_read_fails(tmp_path: Path) -> None:
@@ -100,7 +118,9 @@ def test_the_tab_key_completes_keys_values_and_commands_in_bash(tmp_path: Path) 
     script = Path(sys.executable).with_name("expt")
     if not script.exists() or not shutil.which("bash"):
         pytest.skip("needs bash, and expt installed")
-    own = environment(PATH=f"{script.parent}:{os.environ['PATH']}", PS1="> ", TERM="dumb", INPUTRC=os.devnull)
+    own = environment(
+        PATH=f"{script.parent}:{os.environ['PATH']}", PS1="> ", TERM="dumb", INPUTRC=os.devnull
+    )
     driver, terminal = pty.openpty()
     with subprocess.Popen(["bash", "--norc", "-i"], cwd=tmp_path, env=own, stdin=terminal, stdout=terminal,
                           stderr=terminal, start_new_session=True) as bash:  # fmt: skip
@@ -110,9 +130,14 @@ def test_the_tab_key_completes_keys_values_and_commands_in_bash(tmp_path: Path) 
             os.write(driver, b"expt optimizer.we\t")
             read_until(driver, lambda text: "optimizer.weight_decay=" in text)
             os.write(driver, b"0.1 model=\t\t")
-            read_until(driver, lambda text: {"model=mlp", "model=convnet", "model=resnet18"} <= set(text.split()))
+            read_until(
+                driver,
+                lambda text: {"model=mlp", "model=convnet", "model=resnet18"} <= set(text.split()),
+            )
             os.write(driver, b"mlp batch_norm=\t\t")
-            read_until(driver, lambda text: {"batch_norm=groups", "batch_norm=sync"} <= set(text.split()))
+            read_until(
+                driver, lambda text: {"batch_norm=groups", "batch_norm=sync"} <= set(text.split())
+            )
             os.write(driver, b"\x15expt re\t\t")
             read_until(driver, lambda text: {"report", "rerun", "resume="} <= set(text.split()))
         finally:

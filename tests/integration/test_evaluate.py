@@ -33,7 +33,10 @@ class Turned(Dataset):
 
 
 def test_any_number_of_workers_counts_each_sample_once(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of a model with batch norm and a moving average, trained by two, in a folder that has moved since."""
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
@@ -43,7 +46,9 @@ def test_any_number_of_workers_counts_each_sample_once(
     moved = run.folder.rename(tmp_path / "moved")
     (tmp_path / "turned.py").write_text(DATA)
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
-    (tmp_path / "conf" / "dataset" / "turned.yaml").write_text("_target_: turned.Turned\nnum_classes: 10\n")
+    (tmp_path / "conf" / "dataset" / "turned.yaml").write_text(
+        "_target_: turned.Turned\nnum_classes: 10\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for workers in (1, 3):
@@ -58,7 +63,11 @@ def test_any_number_of_workers_counts_each_sample_once(
     with pytest.raises(ConfigError, match="turned has no Nope"):
         expt.evaluate(moved, "dataset=turned", "dataset._target_=turned.Nope", "world_size=1")
     assert (moved / "result.json").read_bytes() == record
-    assert {path.name for path in (moved / "evaluations").iterdir()} == {"test", "test_2", "turned-test"}
+    assert {path.name for path in (moved / "evaluations").iterdir()} == {
+        "test",
+        "test_2",
+        "turned-test",
+    }
     about = read_result(RunPaths(moved / "evaluations" / "test_2"))["evaluation_of"]
     assert (about["samples"], about["epoch"], about["checkpoint"]) == (360, best["epoch"], "best")
 
@@ -77,7 +86,9 @@ class Net(nn.Sequential):
 """
 
 
-def test_ctrl_c_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "slow_net.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -106,21 +117,35 @@ def test_a_sweeps_best_and_folders_that_are_none(
     sweep = tmp_path / "sweep"
     for name in ("a", "b", "c"):  # of one run: what counts is what their records say
         if name == "a":
-            run = trained("epochs=1", "max_steps=2", "world_size=1", "tensorboard.images=false", name="sweep/a")
+            run = trained(
+                "epochs=1",
+                "max_steps=2",
+                "world_size=1",
+                "tensorboard.images=false",
+                name="sweep/a",
+            )
         else:
             shutil.copytree(run.folder, sweep / name)
             text = (sweep / name / "result.json").read_text()
             value = run.result["objective"]["value"]
-            (sweep / name / "result.json").write_text(text.replace(str(value), str(value + (name == "b") / 100)))
+            (sweep / name / "result.json").write_text(
+                text.replace(str(value), str(value + (name == "b") / 100))
+            )
     capfd.readouterr()
-    assert told(str(sweep)) == f"{sweep}: holds 3 runs; name one of them, as in {sweep / 'a'}, or type --best 1"
+    assert (
+        told(str(sweep))
+        == f"{sweep}: holds 3 runs; name one of them, as in {sweep / 'a'}, or type --best 1"
+    )
     evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
-    assert told(str(tmp_path / "no")).endswith("no: there is no such folder; name that of a run, or of a sweep")
+    assert told(str(tmp_path / "no")).endswith(
+        "no: there is no such folder; name that of a run, or of a sweep"
+    )
     assert "is not a run, and holds none" in told(str(tmp_path / "sweep" / "a" / "checkpoints"))
     assert (
-        told(str(sweep / "a"), "--best", "2") == f"--best 2: is for a sweep, and {sweep / 'a'} is a run; leave it out"
+        told(str(sweep / "a"), "--best", "2")
+        == f"--best 2: is for a sweep, and {sweep / 'a'} is a run; leave it out"
     )
     assert told("split=val").startswith("split=val: the folder of a run comes first")
     (sweep / "c" / "checkpoints" / "best.pt").unlink()

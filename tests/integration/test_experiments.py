@@ -91,7 +91,9 @@ def test_each_experiment_is_what_its_source_says(name: str) -> None:
     config = config_of(f"experiment={name}", *NEEDED.get(name, ()))
     settings = flat(dataclasses.asdict(config))
     assert {key: settings[key] for key in SOURCES[name]} == SOURCES[name]
-    assert config_of(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, "it runs without a GPU too"
+    assert config_of(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, (
+        "it runs without a GPU too"
+    )
 
 
 def test_what_is_typed_wins_over_an_experiment() -> None:
@@ -114,12 +116,17 @@ def test_a_dry_run_of_every_experiment(capsys: pytest.CaptureFixture[str], tmp_p
     words = (f"experiment={','.join(single)}", "hydra.launcher.dry_run=true")
     expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert sorted(line[1] for line in lines if line[-1] == "start") == [f"experiment={name}" for name in single]
+    assert sorted(line[1] for line in lines if line[-1] == "start") == [
+        f"experiment={name}" for name in single
+    ]
 
 
 def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     lone = run("hydra.launcher.dry_run=true", cwd=tmp_path)
-    assert (lone.returncode, lone.stderr) == (2, "error: hydra.launcher.dry_run=true: is for a sweep; add -m\n")
+    assert (lone.returncode, lone.stderr) == (
+        2,
+        "error: hydra.launcher.dry_run=true: is for a sweep; add -m\n",
+    )
     assert not any(tmp_path.rglob("result.json"))
     done = run("experiment=amp_sweep", "batch_size=64", "hydra.launcher.dry_run=true", cwd=tmp_path)
     assert (done.returncode, done.stdout.count("2 cores  start")) == (0, 2 * 3), done.stderr
@@ -159,8 +166,14 @@ def _dataset(name: Any, root: str) -> datasets.Downloaded:
     return datasets.Downloaded(name=name, root=root, download=False, **options)
 
 
-OF_A_BOX = {"gpt2_124m", "airbench"}  # `expt plan` says what it takes; tests/worker/test_airbench trains
-FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=16")}
+OF_A_BOX = {
+    "gpt2_124m",
+    "airbench",
+}  # `expt plan` says what it takes; tests/worker/test_airbench trains
+FEW = {
+    "d2l_resnet18": ("batch_size=16", "max_steps=1"),
+    "amp_sweep": ("model=convnet", "batch_size=16"),
+}
 
 
 @pytest.mark.parametrize(
@@ -171,10 +184,17 @@ FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=co
         if name not in OF_A_BOX
     ],
 )
-def test_each_experiment_trains_on_its_data(name: str, few: dict[str, str], trained: Trained, tmp_path: Path) -> None:
+def test_each_experiment_trains_on_its_data(
+    name: str, few: dict[str, str], trained: Trained, tmp_path: Path
+) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
     root = {**few, "text": str(tmp_path / "book.txt")}.get(SOURCES[name].get("dataset.name", ""))
-    words = (f"experiment={name}", *([f"dataset.root='{root}'"] if root else []), "max_steps=4", *FEW.get(name, ()))
+    words = (
+        f"experiment={name}",
+        *([f"dataset.root='{root}'"] if root else []),
+        "max_steps=4",
+        *FEW.get(name, ()),
+    )
     if name == "amp_sweep":
         results = expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
         assert len(results) == 3
@@ -205,12 +225,19 @@ def test_the_parameters_that_paddle_mnist_saves_make_its_network(
     accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
     assert accuracy == pytest.approx(done.result["metrics"]["accuracy/test"], abs=1e-9)
     assert accuracy > 0.5
-    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], "a log for each worker"
+    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], (
+        "a log for each worker"
+    )
 
 
 def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Trained) -> None:
     limit = 3_210  # 50 batches of 64, and a smaller one
-    options = (f"dataset.root='{mnist}'", f"dataset.train_limit={limit}", "epochs=1", "log_every=10")
+    options = (
+        f"dataset.root='{mnist}'",
+        f"dataset.train_limit={limit}",
+        "epochs=1",
+        "log_every=10",
+    )
     done = trained("experiment=ddp_mlp", *options)
 
     data = files.load(_dataset("mnist", mnist), "train")

@@ -6,7 +6,13 @@ import pytest
 
 from tests.conftest import Trained
 
-PLAIN = ("onednn=false", "channels_last=false", "ddp.shared_memory=false", "compile=false", "amp=false")
+PLAIN = (
+    "onednn=false",
+    "channels_last=false",
+    "ddp.shared_memory=false",
+    "compile=false",
+    "amp=false",
+)
 FAST = ("onednn=true", "channels_last=true", "ddp.shared_memory=true")
 
 

@@ -17,8 +17,22 @@ from expt.runs import checkpoint
 from tests.conftest import RunFolder, Trained
 from tests.integration.test_resume import _same
 
-SHORT = ("dataset.train_limit=320", "batch_size=32", "log_every=5", "tensorboard.images=false", "checkpoint.keep=9")
-WORDS = (*SHORT, "optimizer=adam", "optimizer.lr=0.002", "model.dropout=0.3", "epochs=3", "world_size=2", "threads=1")
+SHORT = (
+    "dataset.train_limit=320",
+    "batch_size=32",
+    "log_every=5",
+    "tensorboard.images=false",
+    "checkpoint.keep=9",
+)
+WORDS = (
+    *SHORT,
+    "optimizer=adam",
+    "optimizer.lr=0.002",
+    "model.dropout=0.3",
+    "epochs=3",
+    "world_size=2",
+    "threads=1",
+)
 
 
 def _state(run: RunFolder) -> dict[str, object]:
@@ -27,7 +41,9 @@ def _state(run: RunFolder) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(tmp_path: Path, trained: Trained) -> None:
+def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
+    tmp_path: Path, trained: Trained
+) -> None:
     parent = trained(*WORDS, name="parent")
     fork, identity = f"fork={parent.folder}@10", parent.result["identity"]
     same = trained(fork, name="same")
@@ -35,7 +51,13 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(tmp_path
     assert not (same.folder / "checkpoints/fork.pt").exists(), "it has checkpoints of its own"
     whole = trained(fork, "optimizer.lr=0.01", "epochs=4", name="whole")
     with pytest.raises(RunFailed):
-        trained(fork, "optimizer.lr=0.01", "epochs=4", "+hydra.job.env_set.EXPT_FAULT='1:13:raise'", name="killed")
+        trained(
+            fork,
+            "optimizer.lr=0.01",
+            "epochs=4",
+            "+hydra.job.env_set.EXPT_FAULT='1:13:raise'",
+            name="killed",
+        )
     copied = shutil.copytree(parent.folder, tmp_path / "copied")
     shutil.rmtree(parent.folder)
     killed = trained("resume=auto", name="killed")
@@ -55,24 +77,37 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(tmp_path
     console = Console(file=io.StringIO(), width=200)
     report(console, parse([str(tmp_path)]))
     tree = console.file.getvalue().partition("forks ")[2]  # type: ignore[attr-defined]
-    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), "the parent, by its identity"
+    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), (
+        "the parent, by its identity"
+    )
     assert f"├── {tmp_path}/killed  at step 10: optimizer.lr 0.002 -> 0.01, epochs 3 -> 4" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
     with pytest.raises(ConfigError, match="there is no folder"):
         trained(fork, name="late")
 
 
-def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(tmp_path: Path, trained: Trained) -> None:
+def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(
+    tmp_path: Path, trained: Trained
+) -> None:
     alone = (*SHORT, "world_size=1", "epochs=2")
     small, other = (
         trained(*alone, *words, name=name).folder
-        for name, words in (("small", ("model.hidden=[8]",)), ("adam", ("optimizer=adam", "optimizer.betas=[0.8,0.9]")))
+        for name, words in (
+            ("small", ("model.hidden=[8]",)),
+            ("adam", ("optimizer=adam", "optimizer.betas=[0.8,0.9]")),
+        )
     )
-    sweep = (f"fork={small}@epoch:1,{other}@10", "optimizer.lr=0.01,0.02", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    sweep = (
+        f"fork={small}@epoch:1,{other}@10",
+        "optimizer.lr=0.01,0.02",
+        f"hydra.sweep.dir='{tmp_path / 'sweep'}'",
+    )
     forks = expt.sweep(*sweep)
     assert [run.record["config"]["model"]["hidden"] for run in forks] == [[8], [8], [256], [256]]
     assert [run.record["config"]["optimizer"]["lr"] for run in forks] == [0.01, 0.02] * 2
-    assert forks[2].record["config"]["optimizer"]["betas"] == [0.8, 0.9], "each has its own parent's settings"
+    assert forks[2].record["config"]["optimizer"]["betas"] == [0.8, 0.9], (
+        "each has its own parent's settings"
+    )
     shutil.rmtree(small)
     assert [run.record for run in expt.sweep(*sweep)] == [run.record for run in forks]
 
@@ -81,6 +116,8 @@ def test_a_fork_that_is_to_be_resumed_is_refused_like_any_where_what_it_names_is
     tmp_path: Path, trained: Trained
 ) -> None:
     parent = trained(*SHORT, "world_size=1", "epochs=1", name="parent").folder
-    with pytest.raises(ConfigError, match=r"fork=.*@3: .* has no checkpoint of step 3; it has step 10 \(epoch 1, "):
+    with pytest.raises(
+        ConfigError, match=r"fork=.*@3: .* has no checkpoint of step 3; it has step 10 \(epoch 1, "
+    ):
         trained(f"fork={parent}@3", "epochs=2", "resume=auto", name="fork")
     assert not (tmp_path / "fork").exists()

@@ -14,7 +14,14 @@ from tests.worker.test_run import values
 
 __all__ = ["train_alone", "train_together"]
 
-WORDS = ("experiment=gan", "epochs=2", "+dataset.val_fraction=0.5", "batch_size=120", "log_every=1", "drop_last=false")
+WORDS = (
+    "experiment=gan",
+    "epochs=2",
+    "+dataset.val_fraction=0.5",
+    "batch_size=120",
+    "log_every=1",
+    "drop_last=false",
+)
 
 
 def test_it_is_the_same_on_any_number_of_workers_resumed_and_drawn(

@@ -45,9 +45,13 @@ def _is_there(sweep: Path, name: str) -> bool:
         return False
 
 
-def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(tmp_path: Path) -> None:
+def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(
+    tmp_path: Path,
+) -> None:
     sweep = tmp_path / "sweep"
-    process = start("-m", "optimizer.lr=0.1,0.02,0.03", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    process = start(
+        "-m", "optimizer.lr=0.1,0.02,0.03", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path
+    )
     first, last = RunPaths(sweep / "lr=0.1"), RunPaths(sweep / "lr=0.03")
     until(lambda: first.metrics.exists())
     assert orders.give(sweep, "pause", ())[0].startswith("paused ")
@@ -55,8 +59,12 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     until(lambda: _is_there(sweep, "lr=0.03"))
     done = run("sweep", "drop", str(sweep), "lr=0.02", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "dropped 1 run: lr=0.02\n")
-    added = run("sweep", "add", str(sweep), "optimizer.lr=0.1,0.5", "seed=1", "epochs=1", cwd=tmp_path)
-    assert added.stdout == "added 2 runs: epochs=1,lr=0.1,seed=1, epochs=1,lr=0.5,seed=1\n", added.stderr
+    added = run(
+        "sweep", "add", str(sweep), "optimizer.lr=0.1,0.5", "seed=1", "epochs=1", cwd=tmp_path
+    )
+    assert added.stdout == "added 2 runs: epochs=1,lr=0.1,seed=1, epochs=1,lr=0.5,seed=1\n", (
+        added.stderr
+    )
     with pytest.raises(ConfigError, match=r"^nix: no run of .*sweep has that name$"):
         orders.give(sweep, "drop", ("nix",))
     with pytest.raises(ConfigError, match="batch_size=0"):
@@ -81,11 +89,17 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     assert not (sweep / orders.FOLDER).exists()
 
 
-def test_what_a_word_takes_from_another_key_is_that_of_the_run_that_is_added(tmp_path: Path) -> None:
+def test_what_a_word_takes_from_another_key_is_that_of_the_run_that_is_added(
+    tmp_path: Path,
+) -> None:
     sweep, decay = tmp_path / "sweep", "optimizer.weight_decay=${optimizer.lr}"
-    process = start("-m", decay, "optimizer.lr=0.01,0.02", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    process = start(
+        "-m", decay, "optimizer.lr=0.01,0.02", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path
+    )
     until(RunPaths(sweep / "lr=0.01").metrics.exists)
-    assert orders.give(sweep, "add", ("optimizer.lr=0.07", "epochs=1")) == ["added 1 run: epochs=1,lr=0.07"]
+    assert orders.give(sweep, "add", ("optimizer.lr=0.07", "epochs=1")) == [
+        "added 1 run: epochs=1,lr=0.07"
+    ]
     assert ended(process).returncode == 0
     added = read_result(RunPaths(sweep / "epochs=1,lr=0.07"))["config"]["optimizer"]
     assert (added["lr"], added["weight_decay"]) == (0.07, 0.07)
@@ -104,7 +118,9 @@ def test_a_sweep_of_cluster_jobs_takes_orders(tmp_path: Path) -> None:
         orders.give(sweep, "gpus", ("0",))
     (added,) = orders.give(sweep, "add", ("optimizer.lr=0.02",))
     name = added.removeprefix("added 1 run: ")
-    assert orders.give(sweep, "drop", (name,)) == [f"dropped 1 run: {name}"], "all is paused, and it waits"
+    assert orders.give(sweep, "drop", (name,)) == [f"dropped 1 run: {name}"], (
+        "all is paused, and it waits"
+    )
     assert orders.give(sweep, "resume", ()) == [f"resumed 1 run: {first.folder.name}"]
     until(lambda: read_result(first).get("status") == COMPLETED, COLD_S)
     told = ended(process)
@@ -117,24 +133,39 @@ def test_a_sweep_of_cluster_jobs_takes_orders(tmp_path: Path) -> None:
     assert losses(first.folder) == losses(tmp_path / "plain")
 
 
-def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of_its_own(tmp_path: Path) -> None:
+def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of_its_own(
+    tmp_path: Path,
+) -> None:
     sweep = tmp_path / "sweep"
-    search = ("search=random", "search.runs=1", "objective=[loss/val,accuracy/val]", "optimizer.lr=interval(0.01,0.02)")
+    search = (
+        "search=random",
+        "search.runs=1",
+        "objective=[loss/val,accuracy/val]",
+        "optimizer.lr=interval(0.01,0.02)",
+    )
     process = start("-m", *search, *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
     until(lambda: any(sweep.glob("*/metrics.jsonl")))
     orders.give(sweep, "pause", ())
     with pytest.raises(ConfigError, match=r"^search\.runs=9: is the search's; end it by Ctrl-C, "):
         orders.give(sweep, "add", ("search.runs=9",))
-    with pytest.raises(ConfigError, match=r"^optimzer\.lr=3: there is no key .* Did you mean 'optimizer\.lr'\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^optimzer\.lr=3: there is no key .* Did you mean 'optimizer\.lr'\?$"
+    ):
         orders.give(sweep, "add", ("optimzer.lr=3",))
-    with pytest.raises(ConfigError, match=r"^optimizer\.lr: is searched in an interval; give the run a value"):
+    with pytest.raises(
+        ConfigError, match=r"^optimizer\.lr: is searched in an interval; give the run a value"
+    ):
         orders.give(sweep, "add", ("epochs=1",))
-    assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == ["added 1 run: epochs=1,lr=0.5"]
+    assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == [
+        "added 1 run: epochs=1,lr=0.5"
+    ]
     orders.give(sweep, "add", ("optimizer.lr=0.5,0.6", "epochs=59"))
     assert [point.keys for point in added.read(sweep)] == [["optimizer.lr", "epochs"]] * 3
     orders.give(sweep, "drop", ("epochs=59",))
     (kept,) = added.read(sweep)
-    assert {"objective=loss/val", "optimizer.lr=0.5", "epochs=1"} <= {*kept.words}, "and none that was dropped"
+    assert {"objective=loss/val", "optimizer.lr=0.5", "epochs=1"} <= {*kept.words}, (
+        "and none that was dropped"
+    )
     orders.give(sweep, "drop", ("epochs=60",))
     orders.give(sweep, "resume", ())
     told = ended(process)
@@ -159,7 +190,10 @@ def test_an_order_that_comes_while_the_sweep_starts_is_carried_out_and_one_to_a_
     monkeypatch.setattr(command, "Grid", Opened)
     small = ("epochs=1", "dataset.train_limit=64", "world_size=1", f"hydra.sweep.dir='{tmp_path}'")
     expt.sweep("optimizer.lr=0.1,0.3", *small, quiet=True)
-    status = {path.parent.name: read_result(RunPaths(path.parent))["status"] for path in tmp_path.glob("*/result.json")}
+    status = {
+        path.parent.name: read_result(RunPaths(path.parent))["status"]
+        for path in tmp_path.glob("*/result.json")
+    }
     assert status == dict.fromkeys(("lr=0.1", "lr=0.2", "lr=0.3"), COMPLETED)
 
 
@@ -224,7 +258,10 @@ def test_orders_are_about_points_that_are_still_to_come_too(
         ("nothing is new; 1 is there already",),
         ("dropped 1 point still to come",),
     ]
-    status = {path.parent.name: read_result(RunPaths(path.parent))["status"] for path in tmp_path.glob("*/result.json")}
+    status = {
+        path.parent.name: read_result(RunPaths(path.parent))["status"]
+        for path in tmp_path.glob("*/result.json")
+    }
     assert status == dict.fromkeys(("lr=0.1,seed=0", "lr=0.2,seed=0", "lr=0.2,seed=1"), COMPLETED)
 
 
@@ -232,7 +269,11 @@ def test_an_order_about_a_setting_that_hangs_on_another_is_carried_out_as_the_ru
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = _orders_at_the_beginning(
-        tmp_path, monkeypatch, ("drop", "log_every=2"), ("drop", "log_every!=3 epochs=3"), ("drop", "epochs=9")
+        tmp_path,
+        monkeypatch,
+        ("drop", "log_every=2"),
+        ("drop", "log_every!=3 epochs=3"),
+        ("drop", "epochs=9"),
     )
     words = ("epochs=1,2,3", "log_every=${epochs}", *SMALL[1:])
     expt.sweep(*words, f"hydra.sweep.dir='{tmp_path}'", quiet=True)
@@ -272,9 +313,15 @@ def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     assert not is_held(RunPaths(tmp_path / "sweep"))
     for words, text in (
-        (("pause", "sweep"), "sweep: no sweep is under way there; type its command again, which resumes it"),
+        (
+            ("pause", "sweep"),
+            "sweep: no sweep is under way there; type its command again, which resumes it",
+        ),
         (("pause", "nowhere"), "nowhere: there is no such folder; name that of a sweep"),
-        (("pause",), "the following arguments are required: FOLDER; see python -m expt sweep --help"),
+        (
+            ("pause",),
+            "the following arguments are required: FOLDER; see python -m expt sweep --help",
+        ),
         (("stop", "sweep"), "stop: is no order; use one of add, drop, pause, resume, gpus"),
         (("drop", "sweep"), "drop: say what, see python -m expt sweep --help"),
     ):

@@ -34,7 +34,9 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def executed(folder: Path, *cells: str) -> list[str]:
     """The printed text of each cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=60, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
 
 
@@ -80,15 +82,23 @@ runs
 
 @pytest.mark.slow
 def test_a_class_of_a_cell_is_trained_and_results_show_themselves(kernel: Path) -> None:
-    cells = [nbformat.v4.new_code_cell(text) for text in ("WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN)]
+    cells = [
+        nbformat.v4.new_code_cell(text)
+        for text in ("WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN)
+    ]
     cells.append(nbformat.v4.new_code_cell(BAD))
     notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}
+    ).execute()
     first, second, third, refused = (cells[number].outputs[0].text for number in (2, 6, 7, 8))
     assert "expt_main_" in first
     assert second != first, "another class, by the constant that it uses"
     assert third == second
-    assert "model=Bad: it uses TABLE of the notebook or script, of type torch.nn.modules.linear.Linear" in refused
+    assert (
+        "model=Bad: it uses TABLE of the notebook or script, of type torch.nn.modules.linear.Linear"
+        in refused
+    )
     html, figure, sweep = (output.data for output in cells[3].outputs)
     assert "data:image/png" in html["text/html"]
     assert "image/png" in figure

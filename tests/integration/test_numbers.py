@@ -72,9 +72,16 @@ def test_the_loss_curve_is_that_of_a_plain_loop(
     assert done.result["metrics"]["accuracy/val"] == pytest.approx(accuracy, abs=1e-12)
 
 
-def test_gradient_accumulation_changes_nothing(trained: Trained, reference: tuple[list[float], float]) -> None:
+def test_gradient_accumulation_changes_nothing(
+    trained: Trained, reference: tuple[list[float], float]
+) -> None:
     done = trained(
-        "gradient_accumulation=3", f"batch_size={BATCH}", "max_steps=20", f"seed={SEED}", "log_every=1", "world_size=2"
+        "gradient_accumulation=3",
+        f"batch_size={BATCH}",
+        "max_steps=20",
+        f"seed={SEED}",
+        "log_every=1",
+        "world_size=2",
     )
     curve = dict(done.curve("running/loss"))
     assert [curve[step] for step in range(1, 20)] == pytest.approx(reference[0][:19], abs=1e-4)
@@ -83,7 +90,10 @@ def test_gradient_accumulation_changes_nothing(trained: Trained, reference: tupl
 def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
     """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is still the same."""
     few = ("dataset.train_limit=130", "drop_last=false", "epochs=4", "log_every=1")
-    curves = [trained(*few, f"world_size={size}", name=f"w{size}").curve("running/loss") for size in (1, 4)]
+    curves = [
+        trained(*few, f"world_size={size}", name=f"w{size}").curve("running/loss")
+        for size in (1, 4)
+    ]
     assert len(curves[0]) == 12
     for one, four in zip(*curves, strict=True):
         assert one == pytest.approx(four, abs=1e-4)

@@ -32,7 +32,13 @@ def test_a_sweep_is_tried_by_kinds_and_what_cannot_run_is_named(tmp_path: Path) 
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "narrow.yaml").write_text("_target_: own.Narrow\n")
     before = {*tmp_path.rglob("*")}
-    axes = ("model=mlp,narrow", "batch_size=64,7", "optimizer.lr=0.1,0.01", "epochs=100", "world_size=2")
+    axes = (
+        "model=mlp,narrow",
+        "batch_size=64,7",
+        "optimizer.lr=0.1,0.01",
+        "epochs=100",
+        "world_size=2",
+    )
     done = run("-m", "preflight=true", *axes, cwd=tmp_path)
     head, kind, total, *refused = done.stdout.splitlines()
     assert head.split("  ")[0] == "runs like"
@@ -40,9 +46,9 @@ def test_a_sweep_is_tried_by_kinds_and_what_cannot_run_is_named(tmp_path: Path) 
     assert total.startswith("2 runs take about ")
     assert len([line for line in refused if "batch_size=7: is the global batch" in line]) == 4
     shapes = [line for line in refused if "shapes cannot be multiplied" in line]
-    assert [line.split()[2] for line in shapes] == [f"batch_size=64,lr={lr},model=narrow:" for lr in ("0.1", "0.01")], (
-        "one of a kind was tried, and speaks for the others"
-    )
+    assert [line.split()[2] for line in shapes] == [
+        f"batch_size=64,lr={lr},model=narrow:" for lr in ("0.1", "0.01")
+    ], "one of a kind was tried, and speaks for the others"
     assert (done.returncode, done.stderr) == (1, "error: 6 of 8 runs cannot run as they are\n")
     left = {path for path in {*tmp_path.rglob("*")} - before if "__pycache__" not in str(path)}
     assert not left
@@ -52,14 +58,27 @@ def test_what_cannot_run_by_its_settings_alone_is_a_wrong_value(tmp_path: Path) 
     """As where it is a single run's; the test above has a point that fails for another reason, too."""
     done = run("-m", "preflight=true", "batch_size=64,63", "epochs=1", "world_size=2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: 1 of 2 runs cannot run as they are\n")
-    assert "cannot run   batch_size=63: batch_size=63: is the global batch and must divide by 2 workers" in done.stdout
+    assert (
+        "cannot run   batch_size=63: batch_size=63: is the global batch and must divide by 2 workers"
+        in done.stdout
+    )
     assert not any(tmp_path.iterdir())
 
 
 def test_what_is_chosen_beside_a_wrong_value_is_tried_beside_another(tmp_path: Path) -> None:
-    space = ("model=mlp,convnet", "batch_size=64,63", "optimizer.lr=interval(0.1,0.2)", "search.runs=4")
-    done = run("-m", "preflight=true", "search=random", *space, "dataset.train_limit=320", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "error: 2 of 6 points that were tried cannot run as they are\n")
+    space = (
+        "model=mlp,convnet",
+        "batch_size=64,63",
+        "optimizer.lr=interval(0.1,0.2)",
+        "search.runs=4",
+    )
+    done = run(
+        "-m", "preflight=true", "search=random", *space, "dataset.train_limit=320", cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: 2 of 6 points that were tried cannot run as they are\n",
+    )
     table = done.stdout.partition("4 runs take about ")[0]
     assert ["model=mlp" in table, "model=convnet" in table] == [True, True]
 
@@ -71,7 +90,9 @@ def test_the_only_run_of_a_sweep_is_told_of_as_by_itself(tmp_path: Path) -> None
 
 
 def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run("preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path)
+    done = run(
+        "preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     row = done.stdout.splitlines()[1].split()
     assert row[:4] == ["mlp", "on", "digits", "1"]
@@ -79,7 +100,9 @@ def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.stdout.splitlines()[2].startswith("1 run takes about ")
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="preflight=true: trains nothing that could be returned; leave it out"):
+    with pytest.raises(
+        ConfigError, match="preflight=true: trains nothing that could be returned; leave it out"
+    ):
         expt.run("preflight=true", "dataset.train_limit=320", quiet=True)
 
 
@@ -87,16 +110,28 @@ def test_kinds_differ_by_what_costs_memory_or_time(configured: Configured) -> No
     one = configured("model=mlp", "optimizer.lr=0.1", "seed=1", "scheduler=constant")
     alike = configured("model=mlp", "optimizer.lr=0.2", "seed=2", "scheduler=cosine", "epochs=7")
     assert preflight._kind(one) == preflight._kind(alike)
-    for word in ("model.hidden=[7]", "batch_size=32", "amp=true", "optimizer.momentum=0.5", "threads=3"):
-        assert preflight._kind(configured("model=mlp", word)) != preflight._kind(configured("model=mlp"))
+    for word in (
+        "model.hidden=[7]",
+        "batch_size=32",
+        "amp=true",
+        "optimizer.momentum=0.5",
+        "threads=3",
+    ):
+        assert preflight._kind(configured("model=mlp", word)) != preflight._kind(
+            configured("model=mlp")
+        )
 
 
 def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) -> None:
     console = Console(file=io.StringIO(), width=300)
     one, machine = configured("world_size=1", "threads=1"), Machine(cpus=2)
     for samples in (Samples(100, None), Samples(100, "asha"), Samples(0, None)):
-        preflight._tell_total(console, [(one, 3.0), (one, 5.0)], machine, Options(max_concurrent=1), samples)
+        preflight._tell_total(
+            console, [(one, 3.0), (one, 5.0)], machine, Options(max_concurrent=1), samples
+        )
     whole, stopped, nothing = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert whole.startswith("100 runs take about 06:40 on 2 cores, judged by the 2 that were tried: until ")
+    assert whole.startswith(
+        "100 runs take about 06:40 on 2 cores, judged by the 2 that were tried: until "
+    )
     assert "that were tried, or less, as search.rungs=asha stops some early: until " in stopped
     assert nothing == "nothing is left to train: the search has all its points"

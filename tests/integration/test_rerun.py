@@ -23,7 +23,10 @@ def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) ->
     again = expt.rerun(first.folder, tmp_path / "again")
     _assert_equal(RunFolder(again.folder), first)
     assert again.record["rerun_of"] == str(first.folder)
-    assert (again.record["identity"], again.record["config"]) == (first.result["identity"], first.result["config"])
+    assert (again.record["identity"], again.record["config"]) == (
+        first.result["identity"],
+        first.result["config"],
+    )
     gone_on = trained("resume=auto", "epochs=3", name="again")
     assert gone_on.result["resumed_from"]["step"] == 40
     with pytest.raises(ConfigError, match="holds a run already"):
@@ -49,7 +52,9 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
 
 
 @pytest.mark.parametrize("group", ["model", "optimizer"])
-def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(group: str, tmp_path: Path) -> None:
+def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
+    group: str, tmp_path: Path
+) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     for folder in (there, elsewhere):
         folder.mkdir()
@@ -60,7 +65,13 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(grou
     (there / "mine_elsewhere.py").write_text(f"import torch\n{source[group]}")
     arguments = {"model": "in_features: 64, out_features: 10", "optimizer": "lr: 0.1"}
     own = f"{group}={{_target_: mine_elsewhere.Mine, {arguments[group]}}}"
-    short = ("dataset=digits", "epochs=1", "dataset.train_limit=64", "world_size=1", "tensorboard.images=false")
+    short = (
+        "dataset=digits",
+        "epochs=1",
+        "dataset.train_limit=64",
+        "world_size=1",
+        "tensorboard.images=false",
+    )
     made = run(own, *short, "hydra.run.dir=r", cwd=there)
     assert made.returncode == 0, made.stderr
     for command in ("rerun", "evaluate"):
@@ -102,7 +113,9 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 
-def test_what_the_environment_holds_is_not_written(secretive: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_the_environment_holds_is_not_written(
+    secretive: tuple[str, ...], tmp_path: Path
+) -> None:
     for name, tell in (("quiet", "false"), ("loud", "true")):
         words = [*secretive[:-1], f"+model.tell={tell}", f"hydra.run.dir={name}"]
         done = run(*words, cwd=tmp_path, EXPT_TEST_TOKEN=SECRET)
@@ -112,7 +125,10 @@ def test_what_the_environment_holds_is_not_written(secretive: tuple[str, ...], t
         assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     result = RunFolder(tmp_path / "quiet").result
     assert result["config"]["model"]["kwargs"]["url"] == "https://me:${oc.env:EXPT_TEST_TOKEN}@host"
-    assert "refused: https://me:${oc.env:EXPT_TEST_TOKEN}@host" in RunFolder(tmp_path / "loud").result["error"]
+    assert (
+        "refused: https://me:${oc.env:EXPT_TEST_TOKEN}@host"
+        in RunFolder(tmp_path / "loud").result["error"]
+    )
 
 
 def test_a_rerun_takes_it_from_the_environment_again(
@@ -125,7 +141,9 @@ def test_a_rerun_takes_it_from_the_environment_again(
     expt.rerun(first.folder, tmp_path / "again")
     assert RunFolder(tmp_path / "again").points == first.points
     monkeypatch.delenv("EXPT_TEST_TOKEN")
-    with pytest.raises(ConfigError, match="EXPT_TEST_TOKEN: the run took this variable from the environment"):
+    with pytest.raises(
+        ConfigError, match="EXPT_TEST_TOKEN: the run took this variable from the environment"
+    ):
         expt.rerun(first.folder, tmp_path / "never")
 
 
@@ -142,5 +160,9 @@ def test_nobody_else_can_write_what_a_run_leaves(tmp_path: Path, trained: Traine
         done = trained("max_steps=2", "world_size=1", name="strict")
     finally:
         os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in done.folder.rglob("*") if path.is_file()}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in done.folder.rglob("*")
+        if path.is_file()
+    }
     assert (modes["result.json"], modes["metrics.jsonl"]) == (0o640, 0o640), modes

@@ -24,12 +24,26 @@ from tests.conftest import RunFolder, Trained, start
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
-    "mlp with dropout, 2 workers": ("model.dropout=0.3", "optimizer=adam", "epochs=5", "world_size=2"),
+    "mlp with dropout, 2 workers": (
+        "model.dropout=0.3",
+        "optimizer=adam",
+        "epochs=5",
+        "world_size=2",
+    ),
     "convnet with batch norm and augmentation, 1 worker": (
         *("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
-        *("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2"),
+        *(
+            "dataset.augment.crop_padding=1",
+            "dataset.augment.flip=true",
+            "dataset.augment.cutout=2",
+        ),
     ),
-    "accumulation, 2 workers": ("model=convnet", "gradient_accumulation=2", "epochs=4", "world_size=2"),
+    "accumulation, 2 workers": (
+        "model=convnet",
+        "gradient_accumulation=2",
+        "epochs=4",
+        "world_size=2",
+    ),
     "convnet with augmentation and grouped batch norm, 2 workers": (
         *("model=convnet", "epochs=4", "world_size=2", "batch_norm=groups"),
         *("dataset.augment.crop_padding=1", "dataset.augment.cutout=2"),
@@ -55,7 +69,9 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            _same(first[key], second[key]) for key in first
+        )
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(_same, first, second))
     return bool(first == second)
@@ -74,7 +90,11 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, end = folder / "metrics.jsonl", time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
-        if metrics.exists() and f'"step": {step},' in metrics.read_text() and any(folder.glob("checkpoints/last.pt")):
+        if (
+            metrics.exists()
+            and f'"step": {step},' in metrics.read_text()
+            and any(folder.glob("checkpoints/last.pt"))
+        ):
             break
         time.sleep(0.005)  # the workers need the core
     assert process.poll() is None, process.communicate()
@@ -82,8 +102,12 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, KILLS))])
-def test_a_killed_run_goes_on_to_the_same_bits(number: int, tmp_path: Path, trained: Trained) -> None:
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, KILLS))]
+)
+def test_a_killed_run_goes_on_to_the_same_bits(
+    number: int, tmp_path: Path, trained: Trained
+) -> None:
     name, arguments = list(CASES.items())[number % len(CASES)]
     step = 2 * random.Random(number).randrange(4, 30)
     _kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
@@ -118,7 +142,11 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.unlink()
-    last.write_bytes({"empty": b"", "truncated": bytes(content[:-9]), "flipped": bytes(content)}.get(damage, b"x" * 99))
+    last.write_bytes(
+        {"empty": b"", "truncated": bytes(content[:-9]), "flipped": bytes(content)}.get(
+            damage, b"x" * 99
+        )
+    )
     if damage.startswith("garbage"):
         last.with_name("last.pt.sha256").unlink()
     resumed = trained("resume=auto")
@@ -127,7 +155,9 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert resumed.points == before
 
 
-def test_without_a_whole_checkpoint_nothing_starts_from_zero(few: RunFolder, trained: Trained) -> None:
+def test_without_a_whole_checkpoint_nothing_starts_from_zero(
+    few: RunFolder, trained: Trained
+) -> None:
     run = few
     for path in (run.folder / "checkpoints").glob("last*"):
         path.write_bytes(b"") if path.name == "last.pt" else path.unlink()
@@ -138,10 +168,15 @@ def test_without_a_whole_checkpoint_nothing_starts_from_zero(few: RunFolder, tra
     assert run.points == metrics
 
 
-def test_another_experiment_is_refused_by_name(tmp_path: Path, few: RunFolder, trained: Trained) -> None:
+def test_another_experiment_is_refused_by_name(
+    tmp_path: Path, few: RunFolder, trained: Trained
+) -> None:
     run = few
     before = run.result
-    with pytest.raises(ConfigError, match=r"(?s)batch_size=32: the checkpoint is of a run with 64.*model.name=convnet"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)batch_size=32: the checkpoint is of a run with 64.*model.name=convnet",
+    ):
         trained("resume=auto", "model=convnet", "batch_size=32")
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
         trained(f"resume={run.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
@@ -162,9 +197,13 @@ def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     sweep = ("seed=0,1", *FEW, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     first, _ = expt.sweep(*sweep)
     shutil.copy(first.folder / "checkpoints/last-1.pt", first.folder / "checkpoints/last.pt")
-    shutil.copy(first.folder / "checkpoints/last-1.pt.sha256", first.folder / "checkpoints/last.pt.sha256")
+    shutil.copy(
+        first.folder / "checkpoints/last-1.pt.sha256", first.folder / "checkpoints/last.pt.sha256"
+    )
     result = (first.folder / "result.json").read_text()
-    (first.folder / "result.json").write_text(result.replace('"status": "completed"', '"status": "failed"'))
+    (first.folder / "result.json").write_text(
+        result.replace('"status": "completed"', '"status": "failed"')
+    )
     whole = RunFolder(first.folder).points
     again, _ = expt.sweep(*sweep)
     assert again.record["resumed_from"]["step"] == 20
@@ -198,19 +237,23 @@ def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "rows_of_own.py").write_text(ROWS)
-    data = ("dataset={_target_: rows_of_own.Rows}", "dataset.num_workers=0", "task=regression", "batch_size=8")
+    data = (
+        "dataset={_target_: rows_of_own.Rows}",
+        "dataset.num_workers=0",
+        "task=regression",
+        "batch_size=8",
+    )
     words = (*data, "epochs=6", "world_size=1", "threads=1", "optimizer.lr=0.001")
     whole = RunFolder(expt.run(*words, "hydra.run.dir=whole").folder)
     (tmp_path / "damage").touch()
     with pytest.raises(ConfigError) as told:
         expt.run(*words, "hydra.run.dir=run")
     where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
-    changed = (
-        r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m expt rerun run"
-    )
+    changed = r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m expt rerun run"
     mend = rf"; then go on by python -m expt hydra\.run\.dir=run resume=auto, or after a change .* by {changed}$"
     assert re.match(
-        rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}", str(told.value)
+        rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}",
+        str(told.value),
     )
     (tmp_path / "damage").unlink()
     again = RunFolder(expt.run(*words, "hydra.run.dir=run", "resume=auto").folder)

@@ -15,7 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import Trained, ended, environment, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
-EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib"}
+EPOCH_TAGS |= {
+    "lr",
+    "speed/samples_per_s",
+    "speed/epoch_s",
+    "speed/data_wait_s",
+    "memory/worker_mib",
+}
 EPOCH_TAGS |= {f"ranks/{name}" for name in ("step_ms_min", "step_ms_median", "step_ms_max")}
 EPOCH_TAGS |= {"running/loss", "running/accuracy", "speed/running_samples_per_s"}
 EPOCH_TAGS |= {"ranks/all_reduce_share", "ranks/unequal_weights"}
@@ -32,10 +38,14 @@ def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
     assert result["status"] == "completed"
     assert (result["world_size"], result["backend"], result["devices"]) == (2, "gloo", [])
     assert result["metrics"]["accuracy/val"] >= 0.95
-    assert result["best"]["value"] == result["objective"]["value"] >= result["metrics"]["accuracy/val"]
+    assert (
+        result["best"]["value"] == result["objective"]["value"] >= result["metrics"]["accuracy/val"]
+    )
     assert 0 < result["first_step_s"] < 60
     assert len(result["epoch_s"]) == 10
-    assert {"last.pt", "last-1.pt", "best.pt"} == {path.name for path in (folder / "checkpoints").glob("*.pt")}
+    assert {"last.pt", "last-1.pt", "best.pt"} == {
+        path.name for path in (folder / "checkpoints").glob("*.pt")
+    }
     assert f"tensorboard --logdir {folder.parent.relative_to(tmp_path)}\n" in done.stdout
     assert (folder / ".hydra" / "config.yaml").exists()
 
@@ -48,19 +58,33 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
     assert tags == EPOCH_TAGS | END_TAGS | EVENT_TAGS
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
     assert steps["loss/val"] == steps["speed/epoch_s"] == [10, 20, 30]
-    assert steps["loss/train"] == steps["accuracy/train"] == steps["speed/samples_per_s"] == [10, 20, 30]
-    assert steps["running/loss"] == steps["running/accuracy"] == steps["speed/running_samples_per_s"] == [8, 16, 24]
+    assert (
+        steps["loss/train"]
+        == steps["accuracy/train"]
+        == steps["speed/samples_per_s"]
+        == [10, 20, 30]
+    )
+    assert (
+        steps["running/loss"]
+        == steps["running/accuracy"]
+        == steps["speed/running_samples_per_s"]
+        == [8, 16, 24]
+    )
     assert steps["lr"] == [8, 10, 16, 20, 24, 30]
     assert steps["accuracy/test"] == [30]
     result = done.result
     for tag in tags - EVENT_TAGS:
         assert events.Scalars(tag)[-1].value == pytest.approx(result["metrics"][tag], rel=1e-6), tag
-        points = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(tag)]
+        points = [
+            (event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(tag)
+        ]
         assert list[object](done.curve(tag)) == points
 
 
 @pytest.mark.slow
-def test_a_script_starts_runs_without_a_main_guard_and_never_waits_for_torch(tmp_path: Path) -> None:
+def test_a_script_starts_runs_without_a_main_guard_and_never_waits_for_torch(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, expt\n"
@@ -69,7 +93,11 @@ def test_a_script_starts_runs_without_a_main_guard_and_never_waits_for_torch(tmp
         "print('folder:', result.folder)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("folder:") == 1
@@ -82,7 +110,9 @@ def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Pat
     for process in both:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("same*/result.json")]
+    results = [
+        json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("same*/result.json")
+    ]
     assert [result["status"] for result in results] == ["completed"] * 2
     assert len({result["master_port"] for result in results}) == 2
 
@@ -132,7 +162,12 @@ def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_target_that_is_no_model_is_refused_and_not_called(tmp_path: Path) -> None:
-    done = run("+model._target_=os.system", f"+model.command='touch {tmp_path}/called'", "~model.hidden", cwd=tmp_path)
+    done = run(
+        "+model._target_=os.system",
+        f"+model.command='touch {tmp_path}/called'",
+        "~model.hidden",
+        cwd=tmp_path,
+    )
     assert done.returncode == 2
     assert "os.system: refused, it is not a subclass of torch.nn" in done.stderr
     assert "Traceback" not in done.stderr
@@ -156,7 +191,9 @@ def test_debug_trains_in_this_process(tmp_path: Path) -> None:
     assert "\nepoch 1/1  step 20/20  loss " in out
 
 
-def test_gradients_that_never_came_are_named(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_never_came_are_named(
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "idle.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -178,8 +215,19 @@ def test_gradients_that_never_came_are_named(tmp_path: Path, trained: Trained, m
 
 def by_torchrun(*words: str, cwd: Path) -> tuple[int, str, str]:
     """Two workers of it: their exit code, and what they print."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "expt"]
-    done = subprocess.run([*torchrun, *words], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=90)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "expt",
+    ]
+    done = subprocess.run(
+        [*torchrun, *words], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=90
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -187,15 +235,26 @@ def as_by_torchrun(*words: str, cwd: Path) -> tuple[int, str, str]:
     """The same by what it tells them, forked: three imports of torch less."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = str(held.getsockname()[1])
-    told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    both = [start(*words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **told) for rank in range(2)]
+    told = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    both = [
+        start(*words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **told) for rank in range(2)
+    ]
     done = [ended(process) for process in both]
     out, err = ("".join(getattr(each, name) for each in done) for name in ("stdout", "stderr"))
     return max(each.returncode for each in done), out, err
 
 
-@pytest.mark.parametrize("begin", [as_by_torchrun, pytest.param(by_torchrun, marks=pytest.mark.slow)])
-def test_torchruns_workers_share_one_run_folder(begin: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "begin", [as_by_torchrun, pytest.param(by_torchrun, marks=pytest.mark.slow)]
+)
+def test_torchruns_workers_share_one_run_folder(
+    begin: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "wide.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Sequential):\n"
@@ -212,7 +271,9 @@ def test_torchruns_workers_share_one_run_folder(begin: Callable[..., tuple[int, 
     assert out.count("run folder") == 1
     told = "model._target_=wide.Net: gives 12 outputs for each sample"
     assert err.count(f"warning: [rank 0] {told}") == 1, "in the terminal"
-    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, "and not again in the log that it comes from"
+    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, (
+        "and not again in the log that it comes from"
+    )
 
 
 def test_a_sweep_inside_torchrun_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -229,7 +290,11 @@ def test_paths_may_hold_spaces_and_unicode(tmp_path: Path, trained: Trained) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["amp=true"], ["gradient_accumulation=2", "gradient_clip=1.0"], ["model=convnet", "channels_last=true"]],
+    [
+        ["amp=true"],
+        ["gradient_accumulation=2", "gradient_clip=1.0"],
+        ["model=convnet", "channels_last=true"],
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_options_train(arguments: list[str], trained: Trained) -> None:
@@ -250,7 +315,9 @@ def test_a_parameter_that_drops_out_later_is_named(tmp_path: Path) -> None:
         "        rest = self.early(images.flatten(1)) if self.calls < 5 else 0\n"
         "        return self.used(images.flatten(1)) + rest\n"
     )
-    done = run("+model._target_=late.Net", "~model.hidden", "~model.dropout", "max_steps=5", cwd=tmp_path)
+    done = run(
+        "+model._target_=late.Net", "~model.hidden", "~model.dropout", "max_steps=5", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "they took no part in the loss: early.weight, early.bias" in done.stderr
     assert "Traceback" not in done.stderr

@@ -23,26 +23,52 @@ SEARCHES = {
     "gp": ("search=gp", "search.runs=4", "epochs=1"),
     "cmaes": ("search=cmaes", "search.runs=5", "search.population=2", "epochs=1"),
     "qmc": ("search=qmc", "search.runs=4", "epochs=1"),
-    "nsga2": ("search=nsga2", "search.runs=5", "search.population=2", "objective=[loss/val,loss/train]", "epochs=1"),
+    "nsga2": (
+        "search=nsga2",
+        "search.runs=5",
+        "search.population=2",
+        "objective=[loss/val,loss/train]",
+        "epochs=1",
+    ),
     "pbt": ("search=pbt", "search.runs=4", "epochs=3"),
-    "asha": ("search=random", "search.rungs=asha", "search.runs=5", "search.reduction=2", "epochs=4"),
-    "hyperband": ("search=tpe", "search.rungs=hyperband", "search.runs=5", "search.reduction=2", "epochs=4"),
+    "asha": (
+        "search=random",
+        "search.rungs=asha",
+        "search.runs=5",
+        "search.reduction=2",
+        "epochs=4",
+    ),
+    "hyperband": (
+        "search=tpe",
+        "search.rungs=hyperband",
+        "search.runs=5",
+        "search.reduction=2",
+        "epochs=4",
+    ),
     "median": ("search=random", "search.rungs=median", "search.runs=5", "epochs=3"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
+def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(
+    name: str, tmp_path: Path
+) -> None:
     words = ("-m", *SEARCHES[name], *SPACE, *ALONE, "experiment=diabetes", "model.hidden=[]")
     whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     moments = random.Random(name)
     for number in (signal.SIGKILL, signal.SIGINT):
         process = start(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
-        until = _written(tmp_path / "hurt") + moments.randrange(1, max(2, _written(tmp_path / "whole") // 3))
+        until = _written(tmp_path / "hurt") + moments.randrange(
+            1, max(2, _written(tmp_path / "whole") // 3)
+        )
         end = time.monotonic() + 60
-        while process.poll() is None and _written(tmp_path / "hurt") < until and time.monotonic() < end:
+        while (
+            process.poll() is None
+            and _written(tmp_path / "hurt") < until
+            and time.monotonic() < end
+        ):
             time.sleep(0.002)  # the workers need the core
         if number == signal.SIGKILL:
             os.killpg(process.pid, number)
@@ -69,7 +95,11 @@ def _ends(folder: Path) -> dict[int, Any]:
     found = {}
     for path in folder.glob("*/result.json"):
         record = json.loads(path.read_text())
-        numbers = {tag: value for tag, value in record["metrics"].items() if tag.startswith(("loss/", "mae/"))}
+        numbers = {
+            tag: value
+            for tag, value in record["metrics"].items()
+            if tag.startswith(("loss/", "mae/"))
+        }
         kept = sorted(file.name for file in path.parent.glob("checkpoints/*.pt"))
         ended = (path.parent.name, record["status"], record["objective"], numbers, kept)
         assert record["search"]["number"] not in found

@@ -17,7 +17,13 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests.conftest import run
 
-SHORT = ("dataset.train_limit=64", "batch_size=32", "world_size=1", "threads=1", "tensorboard.images=false")
+SHORT = (
+    "dataset.train_limit=64",
+    "batch_size=32",
+    "world_size=1",
+    "threads=1",
+    "tensorboard.images=false",
+)
 SEARCH = ("search=random", *SHORT, "epochs=2", "optimizer.lr=tag(log,interval(1e-3,1))")
 ONE_BY_ONE: Any = {"hydra": {"launcher": {"max_concurrent": 1}}, "quiet": True}
 NO_STEP = "a has no checkpoint of step 3; it has step 2 (epoch 1"
@@ -48,12 +54,23 @@ def rates(folder: str, **settings: Any) -> list[float]:
     """Those of the runs there that have completed with these settings, in their order."""
     found = [json.loads(path.read_text()) for path in Path(folder).glob("*/result.json")]
     of_these = [each for each in found if each["status"] == "completed"]
-    of_these = [each for each in of_these if all(each["config"][key] == value for key, value in settings.items())]
-    return [each["overrides"]["optimizer.lr"] for each in sorted(of_these, key=lambda each: each["search"]["number"])]
+    of_these = [
+        each
+        for each in of_these
+        if all(each["config"][key] == value for key, value in settings.items())
+    ]
+    return [
+        each["overrides"]["optimizer.lr"]
+        for each in sorted(of_these, key=lambda each: each["search"]["number"])
+    ]
 
 
 def files(folder: str) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() -> None:
@@ -76,7 +93,15 @@ def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() 
             assert problem in str(raised.value)
             assert len(raised.value.problems) == 1
     for more in ("hydra.launcher.dry_run=true", "preflight=true"):
-        asked = run("-m", *SEARCH, "search.runs=2", "weights=nosuch", more, "hydra.sweep.dir=f", cwd=Path.cwd())
+        asked = run(
+            "-m",
+            *SEARCH,
+            "search.runs=2",
+            "weights=nosuch",
+            more,
+            "hydra.sweep.dir=f",
+            cwd=Path.cwd(),
+        )
         assert (asked.returncode, len(asked.stderr.splitlines())) == (2, 1), asked.stderr
     assert files("f") == before
     assert not Path("new").exists()
@@ -85,14 +110,27 @@ def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("search=tpe search.rungs=asha", "search.rungs=asha: compares runs of as many epochs, which recipe changes"),
+        (
+            "search=tpe search.rungs=asha",
+            "search.rungs=asha: compares runs of as many epochs, which recipe changes",
+        ),
         ("search=pbt", "epochs: search=pbt compares runs of as many epochs, which recipe changes"),
         ("search=pbt epochs=3", "recipe: a fork keeps its model"),
     ],
 )
-def test_runs_that_an_own_group_makes_no_rivals_are_refused_before_they_begin(words: str, told: str) -> None:
+def test_runs_that_an_own_group_makes_no_rivals_are_refused_before_they_begin(
+    words: str, told: str
+) -> None:
     write_recipes((2, 8), (3, 16))
-    typed = run("-m", *SHORT, "+recipe=x,y", "search.runs=2", *words.split(), "hydra.sweep.dir=new", cwd=Path.cwd())
+    typed = run(
+        "-m",
+        *SHORT,
+        "+recipe=x,y",
+        "search.runs=2",
+        *words.split(),
+        "hydra.sweep.dir=new",
+        cwd=Path.cwd(),
+    )
     assert (typed.returncode, typed.stdout) == (2, "")
     assert told in typed.stderr
     assert not Path("new").exists()
@@ -123,7 +161,10 @@ def test_what_keeps_some_points_alone_from_beginning_is_told_in_their_turn() -> 
 
 @pytest.mark.parametrize(
     ("mistyped", "mended", "settings"),
-    [("fork=a@3", "fork=a@2", {"fork": "a@2"}), ("weights=nosuch", "", {"fork": None, "weights": None})],
+    [
+        ("fork=a@3", "fork=a@2", {"fork": "a@2"}),
+        ("weights=nosuch", "", {"fork": None, "weights": None}),
+    ],
 )
 def test_a_point_that_was_refused_for_what_was_mistyped_is_made_with_what_is_typed_now(
     mistyped: str, mended: str, settings: dict[str, Any]
@@ -159,7 +200,9 @@ def test_runs_whose_first_weights_are_gone_are_known_by_their_settings() -> None
         search("new", 2, "weights=a")
 
 
-def test_a_fork_that_has_begun_goes_on_though_the_run_is_gone_of_which_no_further_one_can_begin() -> None:
+def test_a_fork_that_has_begun_goes_on_though_the_run_is_gone_of_which_no_further_one_can_begin() -> (
+    None
+):
     (fork,) = search("new", 1, "fork=a@2")
     shutil.rmtree("a")
     update_result(RunPaths(fork.folder), status="interrupted")

@@ -19,7 +19,13 @@ from expt.runs import checkpoint
 from tests.conftest import RunFolder, Trained, run, start
 from tests.integration.test_resume import _same
 
-SHORT = ("dataset.train_limit=320", "batch_size=32", "optimizer.momentum=0.9", "model.dropout=0.3", "ema=0.9")
+SHORT = (
+    "dataset.train_limit=320",
+    "batch_size=32",
+    "optimizer.momentum=0.9",
+    "model.dropout=0.3",
+    "ema=0.9",
+)
 ALONE = ("world_size=1", "threads=1", "tensorboard.images=false", "hydra.launcher.max_concurrent=1")
 SHARDED = ("strategy=fsdp", "checkpoint.sharded=true")
 LR = "optimizer.lr=tag(log,interval(1e-3,3))"
@@ -35,13 +41,29 @@ def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
     assert _same(weights(promoted.folder), weights(whole.folder))
 
 
-@pytest.mark.parametrize("strategy", [(), pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["ddp", "fsdp in parts"])
+@pytest.mark.parametrize(
+    "strategy", [(), pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["ddp", "fsdp in parts"]
+)
 def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     strategy: tuple[str, ...], tmp_path: Path, trained: Trained
 ) -> None:
     folder = tmp_path / "search"
-    search = ("search=random", "search.rungs=asha", "search.reduction=2", "search.keep_checkpoints=true", LR)
-    words = (*search, *SHORT, *strategy, "epochs=2", "world_size=2", "threads=1", "tensorboard.images=false")
+    search = (
+        "search=random",
+        "search.rungs=asha",
+        "search.reduction=2",
+        "search.keep_checkpoints=true",
+        LR,
+    )
+    words = (
+        *search,
+        *SHORT,
+        *strategy,
+        "epochs=2",
+        "world_size=2",
+        "threads=1",
+        "tensorboard.images=false",
+    )
     first = expt.sweep(*words, "search.runs=1", folder=folder)
     assert [run.status for run in first] == ["paused"]
     (waits,) = first.paused
@@ -58,25 +80,42 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
 def test_a_fork_pauses_after_an_epoch_of_its_own(tmp_path: Path, trained: Trained) -> None:
     alone = (*SHORT, "world_size=1", "threads=1", "tensorboard.images=false")
     parent = trained(*alone, "epochs=2", name="parent")
-    words = ("search=random", "search.rungs=asha", "search.runs=1", LR, f"fork='{parent.folder}'", "epochs=5")
+    words = (
+        "search=random",
+        "search.rungs=asha",
+        "search.runs=1",
+        LR,
+        f"fork='{parent.folder}'",
+        "epochs=5",
+    )
     (fork,) = expt.sweep(*words, folder=tmp_path / "forks")
     assert (fork.record["until_epoch"], len(fork.record["epoch_s"])) == (3, 1)
     assert has_come_so_far(fork.record, 3)
     assert not has_come_so_far(fork.record, 4)
     shutil.rmtree(parent.folder)
     again = expt.sweep(*words, "search.reduction=4", folder=tmp_path / "forks")
-    assert [run.status for run in again] == ["paused"], "the sweep's own records say where its forks begin"
+    assert [run.status for run in again] == ["paused"], (
+        "the sweep's own records say where its forks begin"
+    )
 
 
-def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(tmp_path: Path) -> None:
+def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(
+    tmp_path: Path,
+) -> None:
     """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter one."""
     words = ("search=random", "search.runs=1", LR, *SHORT, *ALONE)
     (short,) = expt.sweep(*words, "epochs=1", folder=tmp_path / "search")
-    (waits,) = expt.sweep(*words, "search.rungs=asha", "epochs=4", "resume=auto", folder=tmp_path / "search")
+    (waits,) = expt.sweep(
+        *words, "search.rungs=asha", "epochs=4", "resume=auto", folder=tmp_path / "search"
+    )
     assert (short.status, waits.status, len(waits.history)) == ("completed", "paused", 1)
     typed = run("resume=auto", f"hydra.run.dir='{waits.folder}'", cwd=tmp_path)
     assert (typed.returncode, typed.stderr) == (0, "")
-    assert [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")] == ["2/4", "3/4", "4/4"]
+    assert [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")] == [
+        "2/4",
+        "3/4",
+        "4/4",
+    ]
 
 
 def ends(folder: Path) -> dict[str, Any]:
@@ -85,14 +124,30 @@ def ends(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*/result.json")):
         each = RunFolder(path.parent)
         kept = {name.name for name in path.parent.glob("checkpoints/*.pt")}
-        found[path.parent.name] = (each.result["status"], each.points, each.result["objective"], kept)
+        found[path.parent.name] = (
+            each.result["status"],
+            each.points,
+            each.result["objective"],
+            kept,
+        )
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tpe", "random"])
-def test_a_search_that_is_killed_five_times_comes_to_the_same_end(name: str, tmp_path: Path, trained: Trained) -> None:
-    words = ("-m", f"search={name}", "search.rungs=asha", "search.runs=12", "epochs=9", *SHORT, *ALONE, LR)
+def test_a_search_that_is_killed_five_times_comes_to_the_same_end(
+    name: str, tmp_path: Path, trained: Trained
+) -> None:
+    words = (
+        "-m",
+        f"search={name}",
+        "search.rungs=asha",
+        "search.runs=12",
+        "epochs=9",
+        *SHORT,
+        *ALONE,
+        LR,
+    )
     whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     moments = random.Random(name)
@@ -115,8 +170,14 @@ def test_a_search_that_is_killed_five_times_comes_to_the_same_end(name: str, tmp
     statuses = [each[0] for each in found.values()]
     assert {"completed", "paused"} == {*statuses}
     assert table(last.stdout) == table(whole.stdout)
-    promoted = next(path.parent for path in killed.glob("*/result.json") if found[path.parent.name][0] == "completed")
-    arguments = [word for word in RunFolder(promoted).result["arguments"] if not word.startswith("hydra.")]
+    promoted = next(
+        path.parent
+        for path in killed.glob("*/result.json")
+        if found[path.parent.name][0] == "completed"
+    )
+    arguments = [
+        word for word in RunFolder(promoted).result["arguments"] if not word.startswith("hydra.")
+    ]
     assert_same(RunFolder(promoted), trained(*arguments, name="alone"))
 
 
@@ -127,6 +188,8 @@ def written(folder: Path) -> int:
 
 def table(stdout: str) -> list[list[str]]:
     """The leaderboard's rows, without the time."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("optimizer.lr"), stdout.splitlines())
+    lines = itertools.dropwhile(
+        lambda line: not line.startswith("optimizer.lr"), stdout.splitlines()
+    )
     rows = itertools.takewhile(lambda line: line[:1].isdigit(), itertools.islice(lines, 1, None))
     return [line.split()[:-2] for line in rows]

@@ -50,13 +50,26 @@ class Weighs(expt.Callback):
         view.scalar("mine/norm", sum(weights.square().sum() for weights in view.model.parameters()).sqrt())
 """
 SHARDED = ("strategy=fsdp", "world_size=2", "threads=1")
-SHORT = ("dataset.train_limit=320", "log_every=5", "optimizer=adamw", "optimizer.lr=0.003", "epochs=2")
+SHORT = (
+    "dataset.train_limit=320",
+    "log_every=5",
+    "optimizer=adamw",
+    "optimizer.lr=0.003",
+    "epochs=2",
+)
 ALL = ("ema=0.9", "gradient_clip=1", "profile=true", "early_stop={metric: loss/val, patience: 5}")
 KINDS = {
     "mlp, in parts": ("checkpoint.sharded=true", "mixup=0.2", "model.dropout=0.3"),
     "own classes, one file": (
-        *("checkpoint.sharded=false", "model={_target_: mine.Net, width: 32}", "objective=loss/val"),
-        *("task={_target_: mine.Squares, metrics: {right: max}}", "callbacks=[{_target_: mine.Weighs}]"),
+        *(
+            "checkpoint.sharded=false",
+            "model={_target_: mine.Net, width: 32}",
+            "objective=loss/val",
+        ),
+        *(
+            "task={_target_: mine.Squares, metrics: {right: max}}",
+            "callbacks=[{_target_: mine.Weighs}]",
+        ),
     ),
 }
 
@@ -88,7 +101,9 @@ def test_all_that_is_done_with_a_run_is_done_with_a_sharded_one(
     first, paths = RunFolder(Path("first")), RunPaths(Path("first"))
     assert paths.trace.is_file()
     assert bool(paths.parts) == ("parts" in kind)
-    trained_by_ddp = tuple(word for word in words if not word.startswith(("strategy", "checkpoint.")))
+    trained_by_ddp = tuple(
+        word for word in words if not word.startswith(("strategy", "checkpoint."))
+    )
     ok(*trained_by_ddp, "hydra.run.dir=ddp", cwd=tmp_path)
     for tag, value in RunFolder(Path("ddp")).result["metrics"].items():
         if not tag.startswith(("speed/", "memory/", "ranks/")):
@@ -117,7 +132,13 @@ def test_all_that_is_done_with_a_run_is_done_with_a_sharded_one(
     assert "first" in ok("report", ".", cwd=tmp_path)
 
 
-WIDE = ("model.hidden=[4096,4096,4096]", "optimizer=adamw", "dataset.train_limit=8", "batch_size=8", "threads=1")
+WIDE = (
+    "model.hidden=[4096,4096,4096]",
+    "optimizer=adamw",
+    "dataset.train_limit=8",
+    "batch_size=8",
+    "threads=1",
+)
 """34 million parameters: 0.4 GB with AdamW's states."""
 LIMIT_KIB = 1_200_000
 """Of memory of its own: some 0.8 GB for torch, 0.14 for the parameters, and not all of the states beside them."""
@@ -125,7 +146,9 @@ LIMIT_KIB = 1_200_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_the_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_the_whole(
+    tmp_path: Path,
+) -> None:
     words = (*WIDE, "hydra.run.dir=wide", "log_every=1")
     ok(*words, "strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "epochs=1", cwd=tmp_path)
     before = RunFolder(tmp_path / "wide").points
@@ -139,17 +162,31 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     assert "last.pt: is sharded, and its whole tensors need more than the 0." in error
     assert [line.partition(":")[0] for line in more] == ["log", "to go on from its last checkpoint"]
     checkpoint_file.check(RunPaths(tmp_path / "wide").last)
-    assert RunFolder(tmp_path / "wide").points == [point for point in before if '/test"' not in point]
+    assert RunFolder(tmp_path / "wide").points == [
+        point for point in before if '/test"' not in point
+    ]
     ok(*words, *alone, cwd=tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_an_optimizer_that_fails_on_one_worker_is_refused_at_once(size: int, tmp_path: Path) -> None:
+def test_an_optimizer_that_fails_on_one_worker_is_refused_at_once(
+    size: int, tmp_path: Path
+) -> None:
     own = "optimizer={_target_: tests.worker.test_optimizer.Largest}"
     one_row = ("task=regression", "dataset=diabetes", "model.hidden=[8]")
-    done = run(*one_row, own, "strategy=fsdp", f"world_size={size}", "threads=1", "timeout_s=60", cwd=tmp_path)
+    done = run(
+        *one_row,
+        own,
+        "strategy=fsdp",
+        f"world_size={size}",
+        "threads=1",
+        "timeout_s=60",
+        cwd=tmp_path,
+    )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: optimizer._target_=tests.worker.test_optimizer.Largest: fails where each ")
+    assert done.stderr.startswith(
+        "error: optimizer._target_=tests.worker.test_optimizer.Largest: fails where each "
+    )
     assert "some have none" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -50,7 +50,10 @@ class Recorder(Callback):
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     """result.json of each run of a sweep, by the name of its folder."""
-    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))}
+    return {
+        path.parent.name: json.loads(path.read_text())
+        for path in sorted(folder.glob("*/result.json"))
+    }
 
 
 def spans(folder: Path) -> list[tuple[float, float, list[str]]]:
@@ -72,7 +75,9 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grid")
     (folder / "recorder.py").write_text(RECORDER)
     (folder / "my_conf" / "hydra" / "callbacks").mkdir(parents=True)
-    (folder / "my_conf" / "hydra" / "callbacks" / "mine.yaml").write_text("mine:\n  _target_: recorder.Recorder\n")
+    (folder / "my_conf" / "hydra" / "callbacks" / "mine.yaml").write_text(
+        "mine:\n  _target_: recorder.Recorder\n"
+    )
     own = ("--config-dir", "my_conf", "hydra/callbacks=mine", "hydra.sweep.dir=sweep")
     done = run("-m", *own, *GRID, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -110,7 +115,10 @@ def test_tensorboard_shows_the_sweep_as_one_dashboard(grid: Path) -> None:
                    for tag in (SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)]  # fmt: skip
         settings = content[0].session_start_info.hparams
         assert {"model", "optimizer.lr", "epochs", "seed"} <= set(settings)
-        assert f"lr={settings['optimizer.lr'].number_value:g},model={settings['model'].string_value}" == name
+        assert (
+            f"lr={settings['optimizer.lr'].number_value:g},model={settings['model'].string_value}"
+            == name
+        )
         assert content[1].session_end_info.status == 1  # success
         assert events.Scalars(name, "best/accuracy/val")
 
@@ -138,17 +146,23 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
 
 
 def test_a_sweeper_that_asks_in_batches(tmp_path: Path) -> None:
-    completed = expt.sweep(*GRID, "hydra.sweeper.max_batch_size=2", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    completed = expt.sweep(
+        *GRID, "hydra.sweeper.max_batch_size=2", f"hydra.sweep.dir='{tmp_path / 'sweep'}'"
+    )
     assert {result.folder.name for result in completed} == NAMES
     again = expt.sweep(*GRID, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    assert [result.record for result in again] == [result.record for result in completed], "in the order of the grid"
+    assert [result.record for result in again] == [result.record for result in completed], (
+        "in the order of the grid"
+    )
 
 
 def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     """Each would start on GPU 0 by itself."""
     machine = {"EXPT_SIMULATED_GPUS": "3", "EXPT_LOCKS": str(tmp_path / "locks")}
     words = ("-m", "gpus=1,2", "seed=0,1", "batch_size=60", *SMALL)
-    both = [start(*words, f"hydra.sweep.dir={name}", cwd=tmp_path, **machine) for name in ("a", "b")]
+    both = [
+        start(*words, f"hydra.sweep.dir={name}", cwd=tmp_path, **machine) for name in ("a", "b")
+    ]
     said = ""
     for process in both:
         out, err = process.communicate(timeout=90)
@@ -162,7 +176,9 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     assert most_at_once([*a, *b]) > 1
 
 
-@pytest.mark.parametrize(("option", "num_gpus", "of_one_gpu"), [("max_concurrent=2", 4, 1), ("runs_per_gpu=2", 1, 2)])
+@pytest.mark.parametrize(
+    ("option", "num_gpus", "of_one_gpu"), [("max_concurrent=2", 4, 1), ("runs_per_gpu=2", 1, 2)]
+)
 def test_how_many_runs_share_the_machine(
     option: str, num_gpus: int, of_one_gpu: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +203,9 @@ def test_a_dry_run_starts_nothing(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_launcher_that_would_wait_for_ever_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_would_wait_for_ever_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^hydra\.launcher\.max_concurrent=0: "):
         expt.sweep("seed=0,1", "hydra.launcher.max_concurrent=0")
@@ -197,7 +215,10 @@ def test_a_launcher_that_would_wait_for_ever_is_refused(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("model=glob(zz*)", r"^model=glob\(zz\*\): matches nothing; model is one of airbench, convnet, "),
+        (
+            "model=glob(zz*)",
+            r"^model=glob\(zz\*\): matches nothing; model is one of airbench, convnet, ",
+        ),
         (
             "optimizer.lr=glob(*)",
             r"^optimizer\.lr=glob\(\*\): matches nothing, for optimizer\.lr is no group",
@@ -223,14 +244,18 @@ def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
     assert "±" in row, "seeds are joined"
 
 
-@pytest.mark.parametrize("path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
     assert path.read_text().splitlines()[1] == f"# python -m expt sweep={path.stem}"
     with hydra_at_hand():
         hydra = compose("config", [f"sweep={path.stem}"], return_hydra_config=True).hydra
         assert hydra.mode == RunMode.MULTIRUN
         params = [f"{key}={value}" for key, value in hydra.sweeper.params.items()]
-        (points,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(params), None)
+        (points,) = BasicSweeper.split_arguments(
+            OverridesParser.create().parse_overrides(params), None
+        )
         assert len(points) > 1
         for point in points:
             composed = compose("config", [f"sweep={path.stem}", *point])

@@ -38,13 +38,25 @@ def _plain_loop(*, drop_last: bool) -> tuple[list[float], dict[str, float]]:
             losses.append(loss.item())
     with torch.no_grad():
         error = (net(values[test, :10]) - values[test, 10:]).double()
-    mse, variance = float(error.square().mean()), float(values[test, 10].double().var(unbiased=False))
-    metrics = {"loss": mse, "mae": float(error.abs().mean()), "rmse": mse**0.5, "r2": 1 - mse / variance}
+    mse, variance = (
+        float(error.square().mean()),
+        float(values[test, 10].double().var(unbiased=False)),
+    )
+    metrics = {
+        "loss": mse,
+        "mae": float(error.abs().mean()),
+        "rmse": mse**0.5,
+        "r2": 1 - mse / variance,
+    }
     return losses, metrics
 
 
-@pytest.mark.parametrize(("world_size", "drop_last", "parts"), [(1, False, 1), (2, True, 3), (3, False, 3)])
-def test_the_loss_curve_is_that_of_a_plain_loop(world_size: int, drop_last: bool, parts: int, trained: Trained) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "drop_last", "parts"), [(1, False, 1), (2, True, 3), (3, False, 3)]
+)
+def test_the_loss_curve_is_that_of_a_plain_loop(
+    world_size: int, drop_last: bool, parts: int, trained: Trained
+) -> None:
     losses, metrics = _plain_loop(drop_last=drop_last)
     done = trained(
         "dataset=diabetes", "task=regression", "dataset.standardise_targets=true", "dataset.folds=5", "dataset.fold=1",
@@ -64,7 +76,9 @@ def test_the_loss_curve_is_that_of_a_plain_loop(world_size: int, drop_last: bool
 
 
 def test_folds_are_other_runs_that_repeat_one_measurement(configured: Configured) -> None:
-    first, second = (configured("dataset.folds=5", f"dataset.fold={fold}", f"seed={fold}") for fold in range(2))
+    first, second = (
+        configured("dataset.folds=5", f"dataset.fold={fold}", f"seed={fold}") for fold in range(2)
+    )
     assert identity(first) != identity(second)
     assert identity(first, but=("seed",)) != identity(second, but=("seed",))
     assert identity(first, but=REPEATED) == identity(second, but=REPEATED)

@@ -122,7 +122,9 @@ def test_a_loss_by_weights_is_that_of_the_global_batch(
     assert max(abs(one - other) for one, other in zip(losses, means, strict=True)) > 1e-2
     assert found.result["metrics"]["mae/val"] == pytest.approx(error, abs=1e-5)
     assert found.result["objective"]["name"] == "mae/val"
-    assert found.result["best"]["value"] == min(value for _, value in found.curve("mae/val")), "lower is better"
+    assert found.result["best"]["value"] == min(value for _, value in found.curve("mae/val")), (
+        "lower is better"
+    )
     assert "mae" in done.stdout
 
 

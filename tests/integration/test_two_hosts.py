@@ -41,7 +41,20 @@ class Hosts:
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
             if name == "b":
-                _ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
+                _ip(
+                    "link",
+                    "add",
+                    "cable",
+                    "netns",
+                    a,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "cable",
+                    "netns",
+                    b,
+                )
         for number, space in enumerate((a, b), 1):
             _ip("-n", space, "address", "add", f"10.201.0.{number}/24", "dev", "cable")
             _ip("-n", space, "link", "set", "cable", "up")
@@ -67,11 +80,38 @@ class Hosts:
         space = self.names[name]
         rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names['a']}:{PORT}")
         nodes = () if "--nnodes" in options else ("--nnodes", "2")
-        torchrun = ("-m", "torch.distributed.run", *nodes, "--nproc-per-node", str(workers), *rendezvous, *options)
+        torchrun = (
+            "-m",
+            "torch.distributed.run",
+            *nodes,
+            "--nproc-per-node",
+            str(workers),
+            *rendezvous,
+            *options,
+        )
         own_disk = "mount -t tmpfs none own && " if name == "b" else ""
-        renamed = ("unshare", "--uts", "--mount", "sh", "-c", f'{own_disk}hostname "$0" && exec "$@"', space)
+        renamed = (
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            f'{own_disk}hostname "$0" && exec "$@"',
+            space,
+        )
         process = subprocess.Popen(
-            ["ip", "netns", "exec", space, *renamed, sys.executable, *torchrun, "-m", "expt", *arguments],
+            [
+                "ip",
+                "netns",
+                "exec",
+                space,
+                *renamed,
+                sys.executable,
+                *torchrun,
+                "-m",
+                "expt",
+                *arguments,
+            ],
             cwd=self.folder,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -81,7 +121,9 @@ class Hosts:
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str, options: tuple[str, ...] = ()) -> dict[str, subprocess.CompletedProcess[str]]:
+    def run(
+        self, *arguments: str, options: tuple[str, ...] = ()
+    ) -> dict[str, subprocess.CompletedProcess[str]]:
         """torchrun on both, to the end."""
         processes = {name: self.torchrun(name, *arguments, options=options) for name in self.names}
         return {name: _ended(process) for name, process in processes.items()}
@@ -105,7 +147,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         try:
             both.connect()
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"network namespaces are not permitted here: {getattr(error, 'stderr', error)}")
+            pytest.skip(
+                f"network namespaces are not permitted here: {getattr(error, 'stderr', error)}"
+            )
         yield both
     finally:
         both.disconnect()
@@ -136,7 +180,9 @@ def _killed_once(hosts: Hosts, name: str, *settings: str) -> RunFolder:
     """A run on both hosts, in folder `name`, of which a worker on host b is killed."""
     (hosts.folder / "mortal.py").write_text(MORTAL)
     (hosts.folder / "killed").unlink(missing_ok=True)
-    for host, done in hosts.run(*OWN, *settings, f"hydra.run.dir='{name}'", options=("--max-restarts", "2")).items():
+    for host, done in hosts.run(
+        *OWN, *settings, f"hydra.run.dir='{name}'", options=("--max-restarts", "2")
+    ).items():
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("run folder") == (host == "a")
     restarted = RunFolder(hosts.folder / name)
@@ -147,7 +193,11 @@ def _killed_once(hosts: Hosts, name: str, *settings: str) -> RunFolder:
 
 def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Trained) -> None:
     run, (a, b) = _killed_once(hosts, "shared"), hosts.names.values()
-    assert (run.result["world_size"], run.result["local_world_size"], run.result["node"]) == (4, 2, a)
+    assert (run.result["world_size"], run.result["local_world_size"], run.result["node"]) == (
+        4,
+        2,
+        a,
+    )
     assert run.result["hosts"] == [{"name": a, "ranks": [0, 1]}, {"name": b, "ranks": [2, 3]}]
     assert not (hosts.folder / "outputs").exists(), "one folder"
     for attempt in "01":
@@ -166,7 +216,11 @@ SHARDED = ("optimizer=adamw", "optimizer.lr=0.001", "ema=0.9")
 
 @pytest.mark.parametrize(
     "words",
-    [("strategy=fsdp",), ("strategy=fsdp", "checkpoint.sharded=true"), ("strategy=hsdp", "checkpoint.sharded=true")],
+    [
+        ("strategy=fsdp",),
+        ("strategy=fsdp", "checkpoint.sharded=true"),
+        ("strategy=hsdp", "checkpoint.sharded=true"),
+    ],
     ids=["one file", "parts", "replicas, parts"],
 )
 def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
@@ -179,7 +233,9 @@ def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
     _assert_equal(restarted, whole)
     last = RunPaths(restarted.folder).last
     checkpoint_file.check(last)
-    assert bool(checkpoint.load(last, lazily=True).get("parts")) == ("checkpoint.sharded=true" in words)
+    assert bool(checkpoint.load(last, lazily=True).get("parts")) == (
+        "checkpoint.sharded=true" in words
+    )
 
 
 def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
@@ -199,12 +255,22 @@ def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: T
     _assert_equal(restarted, _local(trained))
 
 
-def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, trained: Trained) -> None:
-    settings = ("epochs=40", "threads=1", "log_every=20", "checkpoint.every_steps=20", "timeout_s=5")
+def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(
+    hosts: Hosts, trained: Trained
+) -> None:
+    settings = (
+        "epochs=40",
+        "threads=1",
+        "log_every=20",
+        "checkpoint.every_steps=20",
+        "timeout_s=5",
+    )
     soon = "last_call_timeout=3,keep_alive_interval=1"  # else torchrun waits for half a minute for more hosts
     elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
     arguments = (*settings, "hydra.run.dir=elastic")
-    processes = {name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names}
+    processes = {
+        name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names
+    }
     metrics = hosts.folder / "elastic/metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
     b = processes["b"]
@@ -215,14 +281,18 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, tra
     elastic_run, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
     assert (elastic_run.result["world_size"], elastic_run.result["attempts"]) == (1, 2)
     assert elastic_run.result["steps"] == local.result["steps"]
-    for mine, other in zip(elastic_run.curve("running/loss"), local.curve("running/loss"), strict=True):
+    for mine, other in zip(
+        elastic_run.curve("running/loss"), local.curve("running/loss"), strict=True
+    ):
         assert mine == pytest.approx(other, abs=1e-4)
 
 
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
-    processes = {name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names}
+    processes = {
+        name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names
+    }
     metrics = hosts.folder / "cut/metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
     started = {pid for process in processes.values() for pid in descendants(process.pid)}

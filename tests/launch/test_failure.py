@@ -22,7 +22,9 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
 
 
-def leave_error(paths: RunPaths, rank: int, error: Exception, second: int, exit_code: int = 1) -> None:
+def leave_error(
+    paths: RunPaths, rank: int, error: Exception, second: int, exit_code: int = 1
+) -> None:
     """The word of a worker that raised at this second."""
     path = paths.error(0, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,11 +49,15 @@ def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
     assert text.endswith(f"ValueError: of rank 1\n\nlog: {paths.stderr(0, 1)}")
 
 
-LOST = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+LOST = RuntimeError(
+    "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
+)
 REFUSED = ConfigError("optimizer.lr=9: too large")
 
 
-@pytest.mark.parametrize("lost_code", [1, -signal.SIGABRT, None], ids=["raised", "aborted", "alive"])
+@pytest.mark.parametrize(
+    "lost_code", [1, -signal.SIGABRT, None], ids=["raised", "aborted", "alive"]
+)
 @pytest.mark.parametrize("refused_code", [2, None], ids=["ended", "about to end"])
 @pytest.mark.parametrize("second", [9, 10, 11], ids=["earlier", "at the same time", "later"])
 def test_bad_input_is_told_and_not_what_others_make_of_its_end(
@@ -78,7 +84,10 @@ def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) 
 def test_who_vanished_comes_before_those_that_raised(paths: RunPaths) -> None:
     leave_error(paths, 0, ValueError("lost a peer"), 10)
     found = Aftermath(paths, 0, [1, -signal.SIGKILL, None]).in_words(60)
-    assert str(found) == f"rank 1 of 3 was killed by SIGKILL (out of memory?)\nlog: {paths.stderr(0, 1)}"
+    assert (
+        str(found)
+        == f"rank 1 of 3 was killed by SIGKILL (out of memory?)\nlog: {paths.stderr(0, 1)}"
+    )
 
 
 def test_other_signals_hint_at_nothing(paths: RunPaths) -> None:
@@ -93,14 +102,22 @@ def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
 
 def test_an_exit_without_a_word(paths: RunPaths) -> None:
     found = Aftermath(paths, 0, [0]).in_words(60)
-    assert str(found) == f"rank 0 of 1 exited with code 0 before it had completed\nlog: {paths.stderr(0, 0)}"
+    assert (
+        str(found)
+        == f"rank 0 of 1 exited with code 0 before it had completed\nlog: {paths.stderr(0, 0)}"
+    )
 
 
-def test_a_full_disk_is_the_reason_where_nothing_was_said(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_the_reason_where_nothing_was_said(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500_000))
     found = str(Aftermath(paths, 0, [1]).in_words(60))
-    assert f"before it had completed; no space is left on the disk of {paths.folder} (0.5 MB)\n" in found
+    assert (
+        f"before it had completed; no space is left on the disk of {paths.folder} (0.5 MB)\n"
+        in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +144,12 @@ def test_what_is_meant_for_a_person_comes_without_a_traceback(
         (RunFailed("no memory"), 1, "", False),
         (None, -signal.SIGABRT, "[E] Watchdog caught collective operation timeout: WorkNCCL", True),
         (None, -signal.SIGABRT, "terminate called", False),
-        (None, -signal.SIGKILL, "[E] Watchdog caught collective operation timeout: WorkNCCL", False),
+        (
+            None,
+            -signal.SIGKILL,
+            "[E] Watchdog caught collective operation timeout: WorkNCCL",
+            False,
+        ),
     ],
     ids=["said so", "another error", "nccl gave up", "aborted", "killed"],
 )
@@ -168,7 +190,9 @@ def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPath
     leave_error(paths, 1, ValueError("its own"), 20)
     assert "ValueError: its own" in str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60))
     leave_log(paths, 0, "free(): invalid pointer")  # which it alone is to blame for
-    assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith("rank 0 of 2 was killed by SIGABRT")
+    assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith(
+        "rank 0 of 2 was killed by SIGABRT"
+    )
 
 
 def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
@@ -186,4 +210,6 @@ def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths:
     assert after.was_stuck()
     assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at 5\n")
     leave_error(paths, 2, TimedOut("waited in vain"), 9)
-    assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith("rank 2 of 3: waited in vain\n")
+    assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith(
+        "rank 2 of 3: waited in vain\n"
+    )

@@ -62,7 +62,9 @@ def test_there_is_one_and_kill_ends_it(tmp_path: Path) -> None:
 
 def test_what_is_typed_for_the_command_is_left_to_it(tmp_path: Path) -> None:
     """So a class of one's own that reads it gets the same with a warm server as without."""
-    (tmp_path / "reads.py").write_text("import os\ndef now(): print(os.read(0, 9), os.readlink('/proc/self/fd/0'))\n")
+    (tmp_path / "reads.py").write_text(
+        "import os\ndef now(): print(os.read(0, 9), os.readlink('/proc/self/fd/0'))\n"
+    )
     code = """
         forkserver.warm()
         started("reads:now").join(30)
@@ -131,7 +133,9 @@ def left(): print(os.environ.get(forkserver.LOADING))
 
 
 @pytest.mark.parametrize(("cpus", "waits"), [(1, True), (2, True), (3, False)])
-def test_where_cores_are_few_the_driver_waits_for_torch_libraries(tmp_path: Path, cpus: int, waits: bool) -> None:
+def test_where_cores_are_few_the_driver_waits_for_torch_libraries(
+    tmp_path: Path, cpus: int, waits: bool
+) -> None:
     (tmp_path / "loads.py").write_text(LOADS)
     os.mkfifo(tmp_path / "go")
     code = f"""
@@ -183,7 +187,12 @@ STARTS = """
 
 
 def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
-    words = ["-m", "model=mlp,timm", "+task.metrics.auroc._target_=torchmetrics.AUROC", "dataset.root=a/mytimmy"]
+    words = [
+        "-m",
+        "model=mlp,timm",
+        "+task.metrics.auroc._target_=torchmetrics.AUROC",
+        "dataset.root=a/mytimmy",
+    ]
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
     assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
     for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
@@ -206,7 +215,9 @@ def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
         print(open("out").read())
         forkserver.kill()
     """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "[True, True, True]"
+    assert (
+        python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "[True, True, True]"
+    )
 
 
 def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:
@@ -245,7 +256,9 @@ def test_one_that_was_killed_is_started_again_deaf_to_the_terminal(tmp_path: Pat
     ]
 
 
-def test_what_was_sent_to_it_while_it_imports_is_free_once_its_driver_is_killed(tmp_path: Path) -> None:
+def test_what_was_sent_to_it_while_it_imports_is_free_once_its_driver_is_killed(
+    tmp_path: Path,
+) -> None:
     """Else it has the lock of a run's folder until its imports end, of which a busy machine makes many seconds."""
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
     code = """

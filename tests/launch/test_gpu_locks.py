@@ -42,12 +42,16 @@ def test_what_was_held_before_is_kept_where_the_rest_is_missed() -> None:
 
 def test_other_people_may_take_part(locks_folder: Path) -> None:
     GpuLocks().acquire(["0"])
-    assert {path.stat().st_mode & 0o777 for path in (locks_folder, *locks_folder.iterdir())} == {0o777}
+    assert {path.stat().st_mode & 0o777 for path in (locks_folder, *locks_folder.iterdir())} == {
+        0o777
+    }
 
 
 def test_two_jobs_that_each_call_their_own_gpu_0_do_not_wait_for_each_other() -> None:
     """Under Slurm's cgroups every job counts from 0; and the same card may have two names."""
-    one, other, third = (GpuLocks({"0": uuid}.__getitem__) for uuid in ("GPU-11aa", "GPU-22bb", "GPU-11aa"))
+    one, other, third = (
+        GpuLocks({"0": uuid}.__getitem__) for uuid in ("GPU-11aa", "GPU-22bb", "GPU-11aa")
+    )
     assert one.acquire(["0"]) == []
     assert other.acquire(["0"]) == []
     assert third.acquire(["0"]) == ["0"]

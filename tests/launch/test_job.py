@@ -15,7 +15,12 @@ from tests.requests import request
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(None, "completed"), (RunFailed("x"), "failed"), (ConfigError("x"), "failed"), (Interrupted("x"), "interrupted")],
+    [
+        (None, "completed"),
+        (RunFailed("x"), "failed"),
+        (ConfigError("x"), "failed"),
+        (Interrupted("x"), "interrupted"),
+    ],
 )
 def test_a_job_ends_one_way(tmp_path: Path, error: ExptError | None, status: str) -> None:
     job = Job(RunPaths(tmp_path), request(tmp_path), started_at=1.0)
@@ -44,13 +49,19 @@ def test_a_job_that_never_started_was_refused(tmp_path: Path) -> None:
         ("nodes", "a", 1),
     ],
 )
-def test_a_launcher_by_which_nothing_would_start_is_refused(key: str, value: object, least: int) -> None:
-    with pytest.raises(ConfigError, match=f"^hydra.launcher.{key}={value}: .* a number of at least {least}$"):
+def test_a_launcher_by_which_nothing_would_start_is_refused(
+    key: str, value: object, least: int
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^hydra.launcher.{key}={value}: .* a number of at least {least}$"
+    ):
         check_options({"fail_fast": False, key: value})
     check_options({"max_concurrent": None, "gpus_per_node": None, "executor": "slurm", key: least})
 
 
-@pytest.mark.parametrize(("max_restarts", "retries", "told"), [(3, 2, "restart 2 of 3"), (0, 1, "restart 1 of 1")])
+@pytest.mark.parametrize(
+    ("max_restarts", "retries", "told"), [(3, 2, "restart 2 of 3"), (0, 1, "restart 1 of 1")]
+)
 def test_a_restart_is_announced(
     max_restarts: int, retries: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,21 +102,36 @@ def test_whoever_aborts_is_outlived_by_its_last_word(paths: RunPaths) -> None:
     assert read_result(paths)["error"].startswith("rank 0 of 2 was killed by SIGABRT\n")
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "expt"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "expt",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(victim: int, tmp_path: Path) -> None:
+def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(
+    victim: int, tmp_path: Path
+) -> None:
     """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
     words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
     env = environment(**{VARIABLE: f"{victim}:5:abort"})
-    done = subprocess.run([*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode != 0
     paths = RunPaths(tmp_path / "here")
     wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)
     record = read_result(paths)
     assert record["status"] == "failed"
     assert f"rank {victim} of 2 was killed by SIGABRT" in record["error"] or (
-        victim and "has lost the other workers" in record["error"]  # where rank 0 has noticed before torchrun ended it
+        victim
+        and "has lost the other workers"
+        in record["error"]  # where rank 0 has noticed before torchrun ended it
     )

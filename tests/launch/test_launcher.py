@@ -15,7 +15,12 @@ from expt.launch import torchrun
 from expt.launch.launcher import Driver, OneOfMany, launcher
 from tests.conftest import environment
 
-TORCHRUN = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 def set_all(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -74,7 +79,10 @@ def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     missing = "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
-    assert done.stderr == f"error: RANK and WORLD_SIZE are set, so this is a worker; {missing} must be set too\n"
+    assert (
+        done.stderr
+        == f"error: RANK and WORLD_SIZE are set, so this is a worker; {missing} must be set too\n"
+    )
 
 
 def test_the_choice_needs_nothing_that_takes_long_to_import(tmp_path: Path) -> None:
@@ -83,5 +91,11 @@ def test_the_choice_needs_nothing_that_takes_long_to_import(tmp_path: Path) -> N
         "import sys, expt.__main__; from expt.launch.launcher import launcher; launcher()\n"
         "print({'torch', 'pydantic', 'omegaconf', 'hydra', 'rich', 'numpy'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "set()\n", done.stderr

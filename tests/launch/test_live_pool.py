@@ -36,9 +36,13 @@ class Orders(Told):
             self._orders.pop(0)(self.pool)
 
 
-def run(world: World, orders: Orders, *jobs: Job, gpus: int = 0, cpus: int = 4, fail_fast: bool = False) -> None:
+def run(
+    world: World, orders: Orders, *jobs: Job, gpus: int = 0, cpus: int = 4, fail_fast: bool = False
+) -> None:
     machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
-    orders.pool = LivePool(machine, Options(fail_fast=fail_fast), orders, start=world.start, clock=world.clock)
+    orders.pool = LivePool(
+        machine, Options(fail_fast=fail_fast), orders, start=world.start, clock=world.clock
+    )
     orders.pool.run(iter(jobs))
 
 
@@ -81,7 +85,12 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_wh
 
     orders = Orders(wait, look, look, look, look, lambda _: other.release())
     run(world, orders, a, b)
-    assert (a.status, b.status, world.names, room) == (COMPLETED, COMPLETED, ["b", "a"], [False] * 4)
+    assert (a.status, b.status, world.names, room) == (
+        COMPLETED,
+        COMPLETED,
+        ["b", "a"],
+        [False] * 4,
+    )
     assert [event for event in orders.events if event[1] == "a"] == [
         ("locked out", "a"),
         ("starting", "a"),
@@ -92,7 +101,9 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_wh
 def test_a_run_that_waits_for_its_folder_can_be_dropped(world: World) -> None:
     a, b = world.job("a"), world.job("b")
     with at_work(a.paths), at_work(b.paths):
-        orders = Orders(wait, lambda pool: pool.drop([a]), lambda pool: pool.finish("that is enough"))
+        orders = Orders(
+            wait, lambda pool: pool.drop([a]), lambda pool: pool.finish("that is enough")
+        )
         run(world, orders, a, b)
     assert (a.status, b.status, world.names) == (INTERRUPTED, QUEUED, [])
 
@@ -108,11 +119,18 @@ def test_a_run_that_comes_is_dropped_or_held_where_an_order_has_said_so(world: W
         pool.let_go_on([c])
 
     run(world, Orders(order, *[wait] * 3, resume), a, b, c)
-    assert (a.status, b.status, str(b.error), c.status) == (COMPLETED, INTERRUPTED, DROPPED, COMPLETED)
+    assert (a.status, b.status, str(b.error), c.status) == (
+        COMPLETED,
+        INTERRUPTED,
+        DROPPED,
+        COMPLETED,
+    )
     assert (world.names, seen) == (["a", "c"], [[c]])
 
 
-def test_one_that_was_told_to_go_on_is_tried_again_though_an_order_holds_those_that_come(world: World) -> None:
+def test_one_that_was_told_to_go_on_is_tried_again_though_an_order_holds_those_that_come(
+    world: World,
+) -> None:
     a, b = world.job("a", max_restarts=1), world.job("b")
     world.plans = {"a": [{"error": RunFailed("broken")}, {}], "b": [{"looks": 9}]}
 
@@ -123,7 +141,9 @@ def test_one_that_was_told_to_go_on_is_tried_again_though_an_order_holds_those_t
     assert (a.status, a.retries) == (COMPLETED, 1)
 
 
-def test_one_that_is_let_go_on_while_it_saves_goes_on_though_an_order_holds_those_that_come(world: World) -> None:
+def test_one_that_is_let_go_on_while_it_saves_goes_on_though_an_order_holds_those_that_come(
+    world: World,
+) -> None:
     a = world.job("a")
     world.plans = {"a": [LONG, {}]}
 
@@ -210,7 +230,11 @@ def test_a_dropped_run_is_no_failure_and_one_that_waited_leaves_no_folder(world:
 def test_a_run_that_is_dropped_after_a_pause_has_paused_no_more(world: World) -> None:
     a = world.job("a")
     world.plans = {"a": [LONG]}
-    run(world, Orders(wait, lambda pool: pool.pause([a]), wait, wait, lambda pool: pool.drop([a])), a)
+    run(
+        world,
+        Orders(wait, lambda pool: pool.pause([a]), wait, wait, lambda pool: pool.drop([a])),
+        a,
+    )
     assert (a.status, read_result(a.paths)["status"]) == (INTERRUPTED, INTERRUPTED)
 
 
@@ -245,7 +269,9 @@ def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> 
     assert starts == [("starting", "a", "0"), ("starting", "b", "1"), ("starting", "b", "0")]
     run(
         world,
-        Orders(lambda pool: pool.use_gpus(["1"]), *[wait] * 5, lambda pool: pool.use_gpus(["0", "1"])),
+        Orders(
+            lambda pool: pool.use_gpus(["1"]), *[wait] * 5, lambda pool: pool.use_gpus(["0", "1"])
+        ),
         two,
         gpus=2,
     )
@@ -296,7 +322,11 @@ def test_while_all_is_paused_nothing_that_comes_later_starts(world: World) -> No
 def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
     """It decides by what came of those before: at most as many wait or run as there are cores."""
     left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
-    asked = [LivePool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)]
+    asked = [
+        LivePool(
+            Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock
+        )
+    ]
 
     def source() -> Iterator[Job | None]:
         while left:
@@ -311,13 +341,19 @@ def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: Wo
     world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
     asked[0].run(source())
     assert world.names == ["a", "b", "c"]
-    assert rooms == [0, 1, 1], "the third is asked for when the first has ended, while the second runs"
-    assert not LivePool(Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told).has_room()
+    assert rooms == [0, 1, 1], (
+        "the third is asked for when the first has ended, while the second runs"
+    )
+    assert not LivePool(
+        Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told
+    ).has_room()
 
 
 def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
     world.plans = {"a": [{"looks": 99}]}
-    pool = LivePool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+    pool = LivePool(
+        Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock
+    )
     job = world.job("a")
 
     def source() -> Iterator[Job | None]:

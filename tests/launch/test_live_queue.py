@@ -20,7 +20,15 @@ from expt.launch.submitit_jobs import ClusterJob
 from expt.machine import Machine
 from expt.runs import spending
 from expt.runs.request import received
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, read_result, update_result
+from expt.runs.result import (
+    COMPLETED,
+    INTERRUPTED,
+    PAUSED,
+    RUNNING,
+    create_result,
+    read_result,
+    update_result,
+)
 from expt.search.source import running_elsewhere_s
 from tests.launch.test_submitit_jobs import jobs
 
@@ -129,7 +137,9 @@ def wait(_: LiveQueue) -> None:
 
 
 @pytest.mark.parametrize("plan", [LONG, WAITS], ids=["it runs", "it waits in the queue"])
-def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(tmp_path: Path, plan: tuple[int, bool]) -> None:
+def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(
+    tmp_path: Path, plan: tuple[int, bool]
+) -> None:
     (job,) = jobs(tmp_path, 1)
     seen = list[Any]()
     orders = Orders(
@@ -162,7 +172,9 @@ def test_one_that_is_let_go_on_before_it_has_ended_is_submitted_once_it_has_what
 
 def test_a_dropped_job_is_no_failure_whether_it_runs_waits_or_has_paused(tmp_path: Path) -> None:
     runs, waits, paused = some = jobs(tmp_path, 3)
-    orders = Orders(lambda queue: queue.pause([paused]), *[wait] * 3, lambda queue: queue.drop(some))
+    orders = Orders(
+        lambda queue: queue.pause([paused]), *[wait] * 3, lambda queue: queue.drop(some)
+    )
     executor = Executor(LONG, WAITS, LONG)
     run(executor, orders, *some)
     assert [(job.status, str(job.error)) for job in some] == [(INTERRUPTED, DROPPED)] * 3
@@ -217,7 +229,10 @@ def test_a_job_that_comes_is_dropped_or_held_where_an_order_has_said_so(tmp_path
 
     orders = Orders(*[wait] * 3, resume)
     queue = orders.queue = LiveQueue(executor, orders)
-    queue.is_dropped, queue.is_held = (lambda job: job is dropped), (lambda job: job is held or None)
+    queue.is_dropped, queue.is_held = (
+        (lambda job: job is dropped),
+        (lambda job: job is held or None),
+    )
     queue.run(iter(some))
     assert [job.status for job in some] == [INTERRUPTED, COMPLETED, COMPLETED]
     assert (seen, len(executor.submitted), queue.jobs) == ([held], 2, some)
@@ -238,10 +253,14 @@ def test_one_that_is_let_go_on_after_the_end_was_decided_is_not_submitted(tmp_pa
     assert (len(executor.submitted), job.status) == (1, "queued")
 
 
-def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp_path: Path) -> None:
+def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(
+    tmp_path: Path,
+) -> None:
     running, waiting, held = jobs(tmp_path, 3)
     executor = Executor(LONG, WAITS, WAITS)
-    orders = Orders(lambda queue: queue.pause([held]), wait, lambda queue: queue.finish("the budget is used up"))
+    orders = Orders(
+        lambda queue: queue.pause([held]), wait, lambda queue: queue.finish("the budget is used up")
+    )
     run(executor, orders, running, waiting, held)
     assert [each.cancelled for each in executor.submitted] == [1, 1, 1]
     assert [str(job.error) for job in (running, waiting)] == ["the budget is used up"] * 2
@@ -259,7 +278,10 @@ def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp
     ids=["pause", "drop", "finish", "Ctrl-C"],
 )
 def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Callable[[LiveQueue, Job], object], status: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    order: Callable[[LiveQueue, Job], object],
+    status: str,
 ) -> None:
     (job,) = jobs(tmp_path, 1)
     monkeypatch.setattr(spending, "time", SimpleNamespace(time=lambda: time.time() + 1000))
@@ -273,14 +295,22 @@ def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_
     assert record["device_s"] == pytest.approx(100, abs=20)
 
 
-def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_after(tmp_path: Path) -> None:
+def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_after(
+    tmp_path: Path,
+) -> None:
     late, other = jobs(tmp_path, 2)
     held = list[Job]()
 
     def come(_: LiveQueue) -> None:
         create_result(late.paths, may_exist=True, status=COMPLETED)
 
-    orders = Orders(*[wait] * 3, lambda queue: queue.pause([other]), wait, lambda queue: held.extend(queue.held), come)
+    orders = Orders(
+        *[wait] * 3,
+        lambda queue: queue.pause([other]),
+        wait,
+        lambda queue: held.extend(queue.held),
+        come,
+    )
     executor = Executor((0, True), LONG, kind=Silent)
     orders._orders.append(lambda queue: queue.drop([other]))
     run(executor, orders, late, other)

@@ -45,12 +45,25 @@ def test_debug_trains_what_the_source_says_now(
     for word in ("first", "second time"):
         (tmp_path / "own_net.py").write_text(OWN.format(word=word))
         (tmp_path / word).mkdir()
-        asked = request(tmp_path / word, debug=True, epochs=2, model=Target(target="own_net.Net", kwargs={}))
+        asked = request(
+            tmp_path / word, debug=True, epochs=2, model=Target(target="own_net.Net", kwargs={})
+        )
         patches = dataclasses.replace(asked.config.patches, malloc=False)  # of the whole process
-        one_run.run(dataclasses.replace(asked, config=dataclasses.replace(asked.config, patches=patches)))
-        said.append([line for line in capsys.readouterr().out.splitlines() if line[:5] in ("first", "secon", "epoch")])
+        one_run.run(
+            dataclasses.replace(asked, config=dataclasses.replace(asked.config, patches=patches))
+        )
+        said.append(
+            [
+                line
+                for line in capsys.readouterr().out.splitlines()
+                if line[:5] in ("first", "secon", "epoch")
+            ]
+        )
     assert [lines[0] for lines in said] == ["first", "second time"]
-    assert [line.partition("  loss")[0] for line in said[1][1:]] == ["epoch 1/2  step 20/40", "epoch 2/2  step 40/40"]
+    assert [line.partition("  loss")[0] for line in said[1][1:]] == [
+        "epoch 1/2  step 20/40",
+        "epoch 2/2  step 40/40",
+    ]
 
 
 @pytest.mark.parametrize("mine", [None, "notes.txt", "logs/mine.txt"])
@@ -59,7 +72,9 @@ def test_a_refused_run_leaves_a_new_folder_empty_and_a_persons_files_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("+model._target_=wide_net.Net", "~model.hidden", "~model.dropout")
-    (tmp_path / "wide_net.py").write_text(OWN.format(word="wide").replace("(64, num_classes", "(64, num_classes - 1"))
+    (tmp_path / "wide_net.py").write_text(
+        OWN.format(word="wide").replace("(64, num_classes", "(64, num_classes - 1")
+    )
     folder = tmp_path / "run"
     folder.mkdir()
     if mine:
@@ -78,7 +93,9 @@ def test_after_a_bug_in_own_code_the_way_on_is_not_that_of_a_killed_run(
     monkeypatch.chdir(tmp_path)
     asked = request(tmp_path / "run", epochs=10)
     asked = dataclasses.replace(asked, content=Content(code=code))
-    checkpoint.save(asked.paths.last, {"position": {"epoch": step // 20, "step": step, "step_in_epoch": 20}})
+    checkpoint.save(
+        asked.paths.last, {"position": {"epoch": step // 20, "step": step, "step_in_epoch": 20}}
+    )
     create_result(asked.paths, steps_per_epoch=20)
     update_result(asked.paths, status="failed", error="sample 3: no")
     first = "python -m expt hydra.run.dir=run resume=auto"

@@ -34,7 +34,9 @@ class Timeline:
         return Counter(device for run in self.under_way(moment) for device in self.devices[run])
 
 
-def simulate(packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]) -> Timeline:
+def simulate(
+    packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]
+) -> Timeline:
     """Run to the end: the first of `added` waits from the start, each other from the next end of a run."""
     timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
     packing.add(next(more, ()))
@@ -42,7 +44,11 @@ def simulate(packing: Packing, lengths: Mapping[int, float], added: Sequence[Seq
         while (ready := packing.start_next()) is not None:
             run, devices = ready
             assert run not in timeline.start, f"run {run} started twice"
-            timeline.devices[run], timeline.start[run], timeline.end[run] = devices, now, now + lengths[run]
+            timeline.devices[run], timeline.start[run], timeline.end[run] = (
+                devices,
+                now,
+                now + lengths[run],
+            )
             heapq.heappush(ends, (now + lengths[run], run))
         if ends:
             now, run = heapq.heappop(ends)
@@ -57,21 +63,31 @@ def machines(draw: st.DrawFn) -> tuple[list[str], list[list[Demand]], dict[int, 
     """Devices; runs for them in the batches in which they arrive; how long each takes."""
     devices = [f"gpu{index}" for index in range(draw(st.integers(1, 8)))]
     anywhere = st.integers(1, len(devices)).map(lambda count: (count, None))
-    chosen = st.lists(st.sampled_from(devices), min_size=1, unique=True).map(lambda names: (len(names), tuple(names)))
+    chosen = st.lists(st.sampled_from(devices), min_size=1, unique=True).map(
+        lambda names: (len(names), tuple(names))
+    )
     asked = draw(st.lists(anywhere | chosen, max_size=30))
     demands = [Demand(run, count, names) for run, (count, names) in enumerate(asked)]
     size = draw(st.integers(1, 30))
     lengths = {demand.run: float(draw(st.integers(1, 20))) for demand in demands}
-    return devices, [demands[at : at + size] for at in range(0, len(demands), size)] or [[]], lengths
+    return (
+        devices,
+        [demands[at : at + size] for at in range(0, len(demands), size)] or [[]],
+        lengths,
+    )
 
 
 @settings(max_examples=300, deadline=None)
 @given(machines(), st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_what_packing_keeps(
-    machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int, max_concurrent: int | None
+    machine: tuple[list[str], list[list[Demand]], dict[int, float]],
+    share: int,
+    max_concurrent: int | None,
 ) -> None:
     devices, batches, lengths = machine
-    timeline = simulate(Packing(devices, share=share, max_concurrent=max_concurrent), lengths, batches)
+    timeline = simulate(
+        Packing(devices, share=share, max_concurrent=max_concurrent), lengths, batches
+    )
     demands = [demand for batch in batches for demand in batch]
     assert timeline.start.keys() == {demand.run for demand in demands}, "every run has started"
     for demand in demands:
@@ -150,7 +166,11 @@ def test_of_gpus_that_are_shared_the_least_loaded_come_first() -> None:
 def test_two_runs_of_two_gpus_each_share_evenly() -> None:
     packing = Packing(["a", "b", "c", "d"], share=2)
     packing.add([Demand(0, 2), Demand(1, 2), Demand(2, 2)])
-    assert [packing.start_next() for _ in range(3)] == [(0, ("a", "b")), (1, ("c", "d")), (2, ("a", "b"))]
+    assert [packing.start_next() for _ in range(3)] == [
+        (0, ("a", "b")),
+        (1, ("c", "d")),
+        (2, ("a", "b")),
+    ]
 
 
 def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
@@ -200,7 +220,11 @@ def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], l
     area = sum(demand.count * lengths[demand.run] for demand in demands) / num_gpus
     alone = sum(lengths[demand.run] for demand in demands if demand.count > num_gpus / 2)
     longest = max(lengths.values())
-    bound = max(area, alone) if law == "even lengths" else max(area, alone) + (1 - 1 / num_gpus) * longest
+    bound = (
+        max(area, alone)
+        if law == "even lengths"
+        else max(area, alone) + (1 - 1 / num_gpus) * longest
+    )
     assert timeline.makespan <= 1.05 * bound
     for moment in list(timeline.start.values())[::20]:
         assert max(timeline.load(moment).values()) == 1

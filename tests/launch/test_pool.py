@@ -24,7 +24,15 @@ from expt.machine import Machine
 from expt.runs import folder_lock
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work, is_held
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, read_result, update_result
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    create_result,
+    read_result,
+    update_result,
+)
 from tests.data.test_build import folder_config
 from tests.requests import request
 
@@ -132,7 +140,9 @@ class World:
 
     def run(self, *jobs: Job, gpus: int = 0, cpus: int = 4, **options: Any) -> None:
         machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
-        Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock).run(iter(jobs))
+        Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock).run(
+            iter(jobs)
+        )
 
     @property
     def names(self) -> list[str]:
@@ -149,14 +159,23 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_job_runs_to_its_end(world: World) -> None:
     job = world.job("a")
     world.run(job)
-    assert (job.status, job.error, job.started_at, job.ended_at) == (COMPLETED, None, 1000.0, 1000.0)
+    assert (job.status, job.error, job.started_at, job.ended_at) == (
+        COMPLETED,
+        None,
+        1000.0,
+        1000.0,
+    )
     assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
 
 
-def test_the_next_run_starts_at_once_where_one_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_starts_at_once_where_one_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     happened = list[str]()
     monkeypatch.setattr(pool, "wait", lambda *_: happened.append("wait"))
-    monkeypatch.setattr(world.told, "job_starting", lambda job: happened.append(f"{job.name} starts"))
+    monkeypatch.setattr(
+        world.told, "job_starting", lambda job: happened.append(f"{job.name} starts")
+    )
     monkeypatch.setattr(world.told, "job_ended", lambda job: happened.append(f"{job.name} ends"))
     for name in "ab":
         world.plans[name] = [{"looks": 6}]
@@ -220,7 +239,10 @@ def test_a_failure_stays_in_its_job(world: World) -> None:
     world.run(bad, good)
     assert (bad.status, good.status) == (FAILED, COMPLETED)
     assert isinstance(bad.error, RunFailed)
-    assert (read_result(bad.paths)["status"], read_result(bad.paths)["error"]) == (FAILED, "rank 0 of 1 raised")
+    assert (read_result(bad.paths)["status"], read_result(bad.paths)["error"]) == (
+        FAILED,
+        "rank 0 of 1 raised",
+    )
 
 
 def test_a_refused_job_never_starts(world: World) -> None:
@@ -233,9 +255,17 @@ def test_a_refused_job_never_starts(world: World) -> None:
 @pytest.mark.parametrize(
     ("there", "options", "text"),
     [
-        ("val", {"eval_split": "test"}, r"^eval_split=test: there is no test set, for there is no .*/test; use"),
+        (
+            "val",
+            {"eval_split": "test"},
+            r"^eval_split=test: there is no test set, for there is no .*/test; use",
+        ),
         ("val", {"objective": "loss/test"}, "^objective=loss/test: there is no test set"),
-        ("test", {"eval_split": "val"}, r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"),
+        (
+            "test",
+            {"eval_split": "val"},
+            r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on",
+        ),
     ],
 )
 def test_a_missing_part_of_a_folder_is_told_before_any_image_is_decoded(
@@ -326,7 +356,9 @@ def test_no_more_than_max_concurrent_run_at_a_time(world: World) -> None:
 
 
 def test_starts_are_staggered(world: World) -> None:
-    world.plans = {"a": [{"looks": 4, "on_poll": lambda: setattr(world.clock, "now", world.clock.now + 1)}]}
+    world.plans = {
+        "a": [{"looks": 4, "on_poll": lambda: setattr(world.clock, "now", world.clock.now + 1)}]
+    }
     jobs = [world.job("a"), world.job("b")]
     world.run(*jobs, stagger_s=2.0)
     assert jobs[1].started_at >= jobs[0].started_at + 2.0
@@ -352,7 +384,9 @@ def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None
 
 def test_gpus_are_given_back_while_others_are_in_use(world: World) -> None:
     missed = list[list[str]]()
-    world.plans = {"b": [{"looks": 4, "on_poll": lambda: missed.append(GpuLocks().acquire(["0", "1"]))}]}
+    world.plans = {
+        "b": [{"looks": 4, "on_poll": lambda: missed.append(GpuLocks().acquire(["0", "1"]))}]
+    }
     world.run(world.job("a", gpus=(0,)), world.job("b", gpus=(1,)), gpus=2)
     assert missed == [["1"]] * 4
 
@@ -369,7 +403,9 @@ def test_a_gpu_that_another_run_shares_stays_locked(world: World) -> None:
 
 
 @pytest.mark.parametrize(("option", "config"), [({"retries": 1}, {}), ({}, {"max_restarts": 1})])
-def test_a_failed_run_starts_again(world: World, option: dict[str, int], config: dict[str, int]) -> None:
+def test_a_failed_run_starts_again(
+    world: World, option: dict[str, int], config: dict[str, int]
+) -> None:
     job = world.job("a", **config)
     world.plans["a"] = [{"error": RunFailed("first")}, {}]
     world.run(job, **option)
@@ -383,7 +419,10 @@ def test_the_time_of_a_run_that_starts_again_counts_once(world: World) -> None:
     asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
     world.plans["a"] = [{"error": RunFailed("first")}, {}]
     world.run(Job(asked.paths, asked))
-    assert [workers.attempt.waited_since for workers in world.started] == [world.clock.now - 60, world.clock.now]
+    assert [workers.attempt.waited_since for workers in world.started] == [
+        world.clock.now - 60,
+        world.clock.now,
+    ]
     assert read_result(asked.paths)["device_s_before"] > 0
 
 
@@ -396,7 +435,9 @@ def test_retries_come_to_an_end(world: World) -> None:
 
 def raised(what: str, rank: int = 0) -> RunFailed:
     """A worker's failure, as expt.launch.failure words it."""
-    return RunFailed(f"rank {rank} of 2 raised\n\nTraceback:\n  line 3, in forward\n{what}\n\nlog: logs/{rank}")
+    return RunFailed(
+        f"rank {rank} of 2 raised\n\nTraceback:\n  line 3, in forward\n{what}\n\nlog: logs/{rank}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -414,9 +455,9 @@ def test_the_same_mistake_is_made_no_third_time(
     world.plans["a"] = [{"error": error} for error in errors]
     world.run(world.job("a"), retries=3)
     assert len(world.started) == tries
-    assert capsys.readouterr().err.count("a: has failed twice by the same mistake in the code, and is not") == (
-        tries < 4
-    )
+    assert capsys.readouterr().err.count(
+        "a: has failed twice by the same mistake in the code, and is not"
+    ) == (tries < 4)
 
 
 def test_a_mistake_that_comes_later_each_time_is_none_of_the_same(world: World) -> None:
@@ -430,7 +471,9 @@ def test_a_mistake_that_comes_later_each_time_is_none_of_the_same(world: World) 
     assert len(world.started) == 4
 
 
-@pytest.mark.parametrize("error", [ConfigError("bad"), Diverged("nan"), Interrupted("asked")], ids=lambda e: str(e))
+@pytest.mark.parametrize(
+    "error", [ConfigError("bad"), Diverged("nan"), Interrupted("asked")], ids=lambda e: str(e)
+)
 def test_what_would_come_to_the_same_is_not_tried_again(world: World, error: ExptError) -> None:
     world.plans["a"] = [{"error": error}]
     world.run(world.job("a"), retries=2)
@@ -450,7 +493,10 @@ def test_a_run_is_its_commands_own_until_all_know_what_became_of_it(world: World
     job, held = world.job("a", max_restarts=1), list[bool]()
     for told in ("job_starting", "job_retrying", "job_ended"):
         setattr(world.told, told, lambda *_: held.append(is_held(job.paths)))
-    world.plans["a"] = [{"error": RunFailed("first"), "on_poll": lambda: held.append(is_held(job.paths))}, {}]
+    world.plans["a"] = [
+        {"error": RunFailed("first"), "on_poll": lambda: held.append(is_held(job.paths))},
+        {},
+    ]
     world.run(job)
     assert held == [True] * 5
     assert not is_held(job.paths)
@@ -468,7 +514,11 @@ def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
         FAILED,
         "another command is at work there; wait for it",
     )
-    assert (other.status, world.names, os.listdir(taken.paths.folder)) == (COMPLETED, ["b"], [".lock"])
+    assert (other.status, world.names, os.listdir(taken.paths.folder)) == (
+        COMPLETED,
+        ["b"],
+        [".lock"],
+    )
 
 
 def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> None:
@@ -486,7 +536,9 @@ def pausing(world: World, name: str, until_epoch: int) -> Job:
 
     def epochs_pass() -> None:
         asked = world.started[-1].attempt.request.until_epoch
-        update_result(job.paths, status=PAUSED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9))
+        update_result(
+            job.paths, status=PAUSED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9)
+        )
 
     world.plans[name] = [{"on_poll": epochs_pass}]
     return job
@@ -509,7 +561,11 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
     ended = [event[2] for event in world.told.events if event[0] == "ended"]
     assert ended == [PAUSED, PAUSED, COMPLETED]
     attempts = [workers.attempt for workers in world.started]
-    assert [(each.number, each.request.until_epoch) for each in attempts] == [(0, 1), (1, 3), (2, None)]
+    assert [(each.number, each.request.until_epoch) for each in attempts] == [
+        (0, 1),
+        (1, 3),
+        (2, None),
+    ]
     assert {each.paths.folder for each in attempts} == {job.paths.folder}
     assert (job.error, read_result(job.paths).get("until_epoch")) == (None, None)
 
@@ -551,7 +607,10 @@ def test_at_the_limit_of_open_files_the_others_wait(
     world.run(*jobs, cpus=4)
     assert {job.status for job in jobs} == {COMPLETED}
     assert [event[0] for event in world.told.events[:3]] == ["starting", "starting", "ended"]
-    assert capsys.readouterr().err == "warning: 2 runs are as many as `ulimit -n` allows at a time; the others wait\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: 2 runs are as many as `ulimit -n` allows at a time; the others wait\n"
+    )
 
 
 def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) -> None:
@@ -570,7 +629,10 @@ def test_an_error_of_the_command_itself_is_nobodys_interruption(world: World) ->
     world.told.tick = lambda active: 1 / 0  # type: ignore[method-assign, assignment]
     with pytest.raises(ZeroDivisionError):
         world.run(job)
-    assert read_result(job.paths)["error"] == "the command itself failed: ZeroDivisionError: division by zero"
+    assert (
+        read_result(job.paths)["error"]
+        == "the command itself failed: ZeroDivisionError: division by zero"
+    )
 
 
 def press(number: signal.Signals) -> None:
@@ -589,7 +651,9 @@ def heard() -> Iterator[None]:
 @pytest.mark.usefixtures("heard")
 def test_when_asked_all_save_and_no_other_starts(world: World) -> None:
     jobs = [world.job("a"), world.job("b")]
-    world.plans["a"] = [{"looks": 9, "on_poll": lambda: None if signals.asked() else press(signal.SIGTERM)}]
+    world.plans["a"] = [
+        {"looks": 9, "on_poll": lambda: None if signals.asked() else press(signal.SIGTERM)}
+    ]
     with pytest.raises(KeyboardInterrupt):
         world.run(*jobs, cpus=1)
     assert [job.status for job in jobs] == [INTERRUPTED, "queued"]

@@ -21,7 +21,9 @@ TWO_CORES = Machine(cpus=2)
 METRICS = {"start_s": 1.0, "first_step_s": 0.5, "step_s": 0.1, "eval_s": 2.0}
 
 
-def test_runs_of_one_core_share_a_machine_and_larger_ones_have_it_alone(configured: Configured) -> None:
+def test_runs_of_one_core_share_a_machine_and_larger_ones_have_it_alone(
+    configured: Configured,
+) -> None:
     small, large = configured("world_size=1", "threads=1"), configured("world_size=2", "threads=1")
     assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, Options()) == 5.0
     assert together_s([(small, 3.0), (small, 5.0), (large, 10.0)], TWO_CORES, Options()) == 15.0
@@ -57,9 +59,15 @@ def test_what_is_done_of_a_run_takes_no_time_any_more(tmp_path: Path) -> None:
     for resume in (folder.folder, folder.last):
         assert tried.seconds(request(tmp_path / "new", epochs=4, resume=str(resume))) == left
     content: Any = {"data": None, "code": None}
-    create_result(folder, identity="a", seedless_identity="b", config={}, content=content, arguments=[])
+    create_result(
+        folder, identity="a", seedless_identity="b", config={}, content=content, arguments=[]
+    )
     fork = request(tmp_path / "new", epochs=4, fork=str(folder.folder))
-    assert tried.seconds(fork) == pytest.approx(1 + 0.5 + 19 * 0.1 + 4), "the whole epochs of its parent"
-    assert tried.seconds(request(tmp_path / "new", epochs=4, fork=f"{folder.folder}@7")) == pytest.approx(whole)
+    assert tried.seconds(fork) == pytest.approx(1 + 0.5 + 19 * 0.1 + 4), (
+        "the whole epochs of its parent"
+    )
+    assert tried.seconds(
+        request(tmp_path / "new", epochs=4, fork=f"{folder.folder}@7")
+    ) == pytest.approx(whole)
     done = request(asked.paths.folder, epochs=2, may_have_run=True)
     assert tried.seconds(done) == 3, "it ends with its test"

@@ -73,7 +73,9 @@ def test_waiting_ends_with_the_last_process_or_with_the_time(both: Any) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_what_is_printed_goes_to_the_ends_of_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_goes_to_the_ends_of_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
     out.write_text("before\n")
     kept = [os.dup(1), os.dup(2)]
@@ -89,7 +91,9 @@ def test_what_is_printed_goes_to_the_ends_of_files(tmp_path: Path, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_one_file_cannot_be_written_nothing_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(OSError, match="missing"):
         processes.print_to(tmp_path / "out", tmp_path / "missing" / "err")
     os.write(1, b"still here\n")
@@ -118,5 +122,7 @@ for _ in range(2):
 
 
 def test_what_a_process_keeps_open_is_closed_in_those_that_it_forks() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -28,7 +28,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def listening(threads: ThreadPoolExecutor, store: dist.Store, rank: int, size: int = 2) -> Future[dict[str, Any]]:
+def listening(
+    threads: ThreadPoolExecutor, store: dist.Store, rank: int, size: int = 2
+) -> Future[dict[str, Any]]:
     meeting = Rendezvous(store, rank=rank, world_size=size, arrive_s=20)
     return threads.submit(meeting.listen)
 
@@ -39,9 +41,9 @@ def test_all_hear_what_rank_0_tells(store: dist.HashStore, threads: ThreadPoolEx
     arrivals = first.gather()
     assert [arrival.rank for arrival in arrivals] == [0, 1, 2]
     first.tell(arrivals, {"folder": "/runs/a", "attempt": 0})
-    assert [(told["folder"], told["attempt"]) for told in (other.result(20) for other in others)] == [
-        ("/runs/a", 0)
-    ] * 2
+    assert [
+        (told["folder"], told["attempt"]) for told in (other.result(20) for other in others)
+    ] == [("/runs/a", 0)] * 2
 
 
 @pytest.mark.parametrize(("world_size", "rest"), [(12, r", \.\.\."), (10, r", \.\.\."), (9, "")])
@@ -80,12 +82,16 @@ def test_a_rank_0_that_does_not_arrive_is_named(store: dist.HashStore) -> None:
 def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> None:
     """The store has outlived a rank 0 that died after it had told; its round still stands there."""
     dead = Rendezvous(store, rank=0, world_size=2)
-    dead.tell([Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")], {"folder": "/runs/a"})
+    dead.tell(
+        [Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")], {"folder": "/runs/a"}
+    )
     with pytest.raises(RunFailed, match="did not arrive"):
         Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
 
 
-def test_a_worker_turns_from_a_stale_round_to_the_new_one(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
+def test_a_worker_turns_from_a_stale_round_to_the_new_one(
+    store: dist.HashStore, threads: ThreadPoolExecutor
+) -> None:
     dead = Rendezvous(store, rank=0, world_size=2)
     dead.tell([], {"folder": "/runs/old"})
     other = listening(threads, store, 1)
@@ -111,7 +117,12 @@ def test_each_round_has_a_store_of_its_own_for_the_group(store: dist.HashStore) 
 
 
 def test_hosts_are_nodes_and_their_ranks() -> None:
-    arrivals = [Arrival(2, "b", 1, ""), Arrival(0, "a", 0, ""), Arrival(3, "b", 1, ""), Arrival(1, "a", 0, "")]
+    arrivals = [
+        Arrival(2, "b", 1, ""),
+        Arrival(0, "a", 0, ""),
+        Arrival(3, "b", 1, ""),
+        Arrival(1, "a", 0, ""),
+    ]
     assert hosts(arrivals) == [{"name": "a", "ranks": [0, 1]}, {"name": "b", "ranks": [2, 3]}]
 
 

@@ -77,7 +77,11 @@ def jobs(folder: Path, count: int) -> list[Job]:
     [
         ({"status": "completed"}, "completed", None),
         ({"status": "paused", "epoch_s": [1.0, 1.0]}, "paused", None),
-        ({"status": "paused", "epoch_s": [1.0]}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
+        (
+            {"status": "paused", "epoch_s": [1.0]},
+            "failed",
+            "job 4711: slurmstepd: out of memory\nlog: queue.err",
+        ),
         ({"status": "failed", "error": "rank 0 of 1 raised"}, "failed", "rank 0 of 1 raised"),
         ({"status": "interrupted", "error": "asked"}, "interrupted", "asked"),
         ({"status": "interrupted"}, "interrupted", "interrupted, and saved"),
@@ -95,7 +99,9 @@ def jobs(folder: Path, count: int) -> list[Job]:
         "before it began",
     ],
 )
-def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None) -> None:
+def test_a_jobs_outcome(
+    tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None
+) -> None:
     (job,) = jobs(tmp_path, 1)
     job.go_on(until_epoch=2)
     Queue(Executor(outcome), Observer()).run(iter([job]))
@@ -103,10 +109,14 @@ def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, er
 
 
 @pytest.mark.parametrize("kind", [Diverged, OutOfMemory, RunFailed])
-def test_a_failure_is_of_the_kind_that_the_record_says(tmp_path: Path, kind: type[RunFailed]) -> None:
+def test_a_failure_is_of_the_kind_that_the_record_says(
+    tmp_path: Path, kind: type[RunFailed]
+) -> None:
     """Of a search the first two are bad points, and no failures."""
     (job,) = jobs(tmp_path, 1)
-    Queue(Executor({"status": "failed", "error": "x", "error_kind": kind.__name__}), Observer()).run(iter([job]))
+    Queue(
+        Executor({"status": "failed", "error": "x", "error_kind": kind.__name__}), Observer()
+    ).run(iter([job]))
     assert type(job.error) is kind
 
 
@@ -129,7 +139,12 @@ def test_a_sweep_is_one_batch_of_what_is_left_to_do(tmp_path: Path) -> None:
     executor = Executor({"status": "completed"}, {"status": "completed"})
     Queue(executor, Observer()).run(iter([done, refused, *left]))
     assert [len(batch) for batch in executor.batches] == [2]
-    assert [job.status for job in (done, refused, *left)] == ["completed", "failed", "completed", "completed"]
+    assert [job.status for job in (done, refused, *left)] == [
+        "completed",
+        "failed",
+        "completed",
+        "completed",
+    ]
     assert refused.refused
 
 
@@ -152,7 +167,11 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
     pickled = pickle.dumps(ClusterJob(with_secret.to_send(), ["expt", "-m"]))
     assert b"very-secret" not in pickled
     there = received(pickle.loads(pickled).sent, Machine(cpus=8), typed_at=5.0)
-    assert (there.paths, there.about, there.env) == (with_secret.paths, with_secret.about, with_secret.env)
+    assert (there.paths, there.about, there.env) == (
+        with_secret.paths,
+        with_secret.about,
+        with_secret.env,
+    )
     assert (there.typed_at, there.may_have_run, there.config.dataset.train_limit) == (5.0, True, 7)
 
 
@@ -169,7 +188,9 @@ def test_a_job_that_has_to_make_room_goes_back_into_the_queue(
 
     monkeypatch.setattr(ClusterJob, "_train", train)
     monkeypatch.setattr("sys.argv", ["python"])
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append((number, frame)))  # submitit's
+    before = signal.signal(
+        signal.SIGUSR2, lambda number, frame: calls.append((number, frame))
+    )  # submitit's
     try:
         with pytest.raises(Interrupted):
             ClusterJob(request(tmp_path).to_send(), ["expt", "-m"])()
@@ -181,7 +202,9 @@ def test_a_job_that_has_to_make_room_goes_back_into_the_queue(
     assert sys.argv == ["expt", "-m"]
 
 
-def test_without_slurm_there_is_no_queue_to_submit_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_there_is_no_queue_to_submit_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     options = {"executor": "slurm", "submitit_folder": "jobs", "max_num_timeout": 3}
     with pytest.raises(ConfigError, match="hydra/launcher=submitit_slurm: "):

@@ -41,7 +41,9 @@ def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Pat
     wait_until(lambda: not alive(server.forkservers))
 
 
-def test_a_sweep_uses_it_once_and_workers_have_the_commands_variables(server: Warm, tmp_path: Path) -> None:
+def test_a_sweep_uses_it_once_and_workers_have_the_commands_variables(
+    server: Warm, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, torch\n"
         "class Net(torch.nn.Linear):\n"
@@ -53,7 +55,16 @@ def test_a_sweep_uses_it_once_and_workers_have_the_commands_variables(server: Wa
     )
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("_target_: mine.Net\n")
-    words = ("-m", *SMALL, "seed=0,1", "model=mine", "--config-dir", "../conf", "hydra.sweep.dir=sweep", "world_size=1")
+    words = (
+        "-m",
+        *SMALL,
+        "seed=0,1",
+        "model=mine",
+        "--config-dir",
+        "../conf",
+        "hydra.sweep.dir=sweep",
+        "world_size=1",
+    )
 
     def sweep(folder: Path) -> Path:
         shutil.copy(tmp_path / "mine.py", folder)
@@ -78,7 +89,9 @@ def _fingerprint(
     program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
     command = [*prefix, sys.executable, *options, "-c", program]
     here = {**environment(), **(env or {})}
-    return subprocess.run(command, env=here, cwd=cwd, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, env=here, cwd=cwd, check=True, capture_output=True, text=True
+    ).stdout
 
 
 @functools.cache
@@ -133,7 +146,10 @@ def test_what_a_process_inherits_tells_it_apart(
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="names a system call by its number")
 @pytest.mark.parametrize(
     ("call", "changed"),
-    [("238, 3, ctypes.byref(ctypes.c_ulong(1)), 64", "memory policy"), ("157, 41, 1, 0, 0, 0", "status")],
+    [
+        ("238, 3, ctypes.byref(ctypes.c_ulong(1)), 64", "memory policy"),
+        ("157, 41, 1, 0, 0, 0", "status"),
+    ],
 )
 def test_where_memory_is_taken_tells_it_apart(call: str, changed: str) -> None:
     """As by `numactl --interleave`, and where huge pages are forbidden."""
@@ -143,14 +159,20 @@ def test_where_memory_is_taken_tells_it_apart(call: str, changed: str) -> None:
         "print([key for key, value in surroundings._process().items() if value != before[key]])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), check=False, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=environment(),
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if "not allowed" in done.stderr:
         pytest.skip("not allowed here")
     assert done.stdout == f"['{changed}']\n"
 
 
-def test_a_system_call_whose_number_is_not_known_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_call_whose_number_is_not_known_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for numbers in "_GET_MEMPOLICY", "_IOPRIO_GET":
         monkeypatch.setattr(surroundings, numbers, {})
     found = surroundings._process()
@@ -174,7 +196,9 @@ def test_another_virtual_environment_tells_it_apart(tmp_path: Path) -> None:
     program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
     env = environment(PYTHONPATH=str(Path(expt.__file__).parents[1]))
     here, there, same = (
-        subprocess.run([python, "-c", program], env=env, check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [python, "-c", program], env=env, check=True, capture_output=True, text=True
+        ).stdout
         for python in (sys.executable, folder / "bin" / "python", folder / "bin" / "python3")
     )
     assert here != there
@@ -187,14 +211,26 @@ def test_status_says_what_differs(server: Warm, tmp_path: Path) -> None:
 
 
 def test_where_a_person_sits_does_not(tmp_path: Path) -> None:
-    there = {"TERM": "vt100", "PWD": str(tmp_path), "SSH_TTY": "/dev/pts/9", "CUDA_VISIBLE_DEVICES": "1"}
+    there = {
+        "TERM": "vt100",
+        "PWD": str(tmp_path),
+        "SSH_TTY": "/dev/pts/9",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
     assert _fingerprint(there, cwd=tmp_path) == _ours()
-    deaf = ("sh", "-c", 'trap "" HUP INT QUIT; exec "$@"', "sh")  # as nohup has it, and `&` in a script
+    deaf = (
+        "sh",
+        "-c",
+        'trap "" HUP INT QUIT; exec "$@"',
+        "sh",
+    )  # as nohup has it, and `&` in a script
     assert _fingerprint(prefix=deaf) == _ours()
 
 
 def test_an_edited_file_of_expt_tells_it_apart(tmp_path: Path) -> None:
-    shutil.copytree(Path(expt.__file__).parent, tmp_path / "expt", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(expt.__file__).parent, tmp_path / "expt", ignore=shutil.ignore_patterns("__pycache__")
+    )
     here = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     file = tmp_path / "expt" / "training" / "loop.py"
     found = [_ours(), _fingerprint(here, cwd=tmp_path)]
@@ -221,7 +257,9 @@ def test_a_command_with_another_variable_starts_its_own(server: Warm, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["cores", "ulimit", "user", "virtual environment"])
-def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: Path, other: str) -> None:
+def test_a_command_in_other_surroundings_starts_its_own(
+    server: Warm, tmp_path: Path, other: str
+) -> None:
     """Typed, and without a word; what is typed then as the server was is forked from it again."""
     before = {"cores": ("taskset", "-c", "0"), "ulimit": ("prlimit", "--nofile=900")}.get(other, ())
     program, more = sys.executable, dict[str, str]()
@@ -230,7 +268,9 @@ def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: 
             pytest.skip("needs root")
         before = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
         more = {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
-        version = subprocess.run([*before, sys.executable, "-VV"], capture_output=True, text=True, check=False).stdout
+        version = subprocess.run(
+            [*before, sys.executable, "-VV"], capture_output=True, text=True, check=False
+        ).stdout
         if version.strip() != f"Python {sys.version}":
             pytest.skip("this Python is not for other users")
     if other == "virtual environment":
@@ -241,7 +281,9 @@ def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: 
         used = server.num_used
         command = [*before, program, "-m", "expt", *SMALL, "hydra.run.dir=run"]
         env = environment(**server.runtime, **more)
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert RunFolder(folder / "run").result["status"] == "completed"
         assert server.num_used == used
@@ -255,12 +297,16 @@ def test_what_is_typed_after_an_upgrade_starts_its_own(tmp_path: Path) -> None:
     for folder in package, conf_dir(), package.parent / "hydra_plugins":
         shutil.copytree(folder, root / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "runtime").mkdir(mode=0o700)
-    python = _environment(tmp_path / "env", [str(root), *(path for path in sys.path if path.endswith(PACKAGES))])
+    python = _environment(
+        tmp_path / "env", [str(root), *(path for path in sys.path if path.endswith(PACKAGES))]
+    )
     env = environment(XDG_RUNTIME_DIR=str(tmp_path / "runtime"))
 
     def typed(*words: str) -> str:
         command = [str(python), "-m", "expt", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -279,7 +325,9 @@ def test_what_is_typed_after_an_upgrade_starts_its_own(tmp_path: Path) -> None:
 
 def _environment_like_ours(folder: Path) -> Path:
     """The Python of another virtual environment, which has what ours has."""
-    return _environment(folder, [f"import site; site.addsitedir({p!r})" for p in sys.path if p.endswith(PACKAGES)])
+    return _environment(
+        folder, [f"import site; site.addsitedir({p!r})" for p in sys.path if p.endswith(PACKAGES)]
+    )
 
 
 def _environment(folder: Path, lines: Sequence[str]) -> Path:
@@ -289,7 +337,9 @@ def _environment(folder: Path, lines: Sequence[str]) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize("why", ["slurm", "module of that name", "module on its path", "others can enter"])
+@pytest.mark.parametrize(
+    "why", ["slurm", "module of that name", "module on its path", "others can enter"]
+)
 def test_it_forks_for_none_but_its_like(server: Warm, tmp_path: Path, why: str) -> None:
     env = {"SLURM_JOB_ID": "1"} if why == "slurm" else {}
     if why == "module of that name":
@@ -319,14 +369,21 @@ def _fork(server: Warm, cwd: Path, *, path: str = "other", **env: str) -> float:
     )
     command = [sys.executable, "-c", code]
     said = subprocess.run(
-        command, cwd=cwd, env=environment(**server.runtime, **env), check=True, capture_output=True, text=True
+        command,
+        cwd=cwd,
+        env=environment(**server.runtime, **env),
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.split()
     if said[0] == "cold":
         raise warm.Cold(said[1])
     return float(said[1])
 
 
-def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_file_of_what_is_imported_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "own_library.py"
     file.write_text("x = 1")
     monkeypatch.syspath_prepend(tmp_path)
@@ -341,7 +398,9 @@ def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch:
     assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
-def test_what_appears_later_in_a_folder_of_the_path_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_appears_later_in_a_folder_of_the_path_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, last = tmp_path / "first", tmp_path / "last"
     monkeypatch.setattr(sys, "path", [str(first), *sys.path, str(last)])
     imported, nowhere = Imported(time.time_ns()), tmp_path / "nowhere"
@@ -356,7 +415,9 @@ def test_what_appears_later_in_a_folder_of_the_path_is_seen(tmp_path: Path, monk
     assert imported.is_shadowed(sys.path, nowhere)
 
 
-def test_an_archive_on_the_path_that_changes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_on_the_path_that_changes_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (archive := tmp_path / "some.zip").touch()
     monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
     imported = Imported(time.time_ns())
@@ -472,7 +533,11 @@ def test_a_killed_process_fails_the_run_in_words(server: Warm, tmp_path: Path, w
 @pytest.mark.parametrize(
     ("words", "env", "said"),
     [
-        (("--for", "soon"), {}, "--for soon: is no length of time; write it as in --for 90s, --for 30m or --for 2h"),
+        (
+            ("--for", "soon"),
+            {},
+            "--for soon: is no length of time; write it as in --for 90s, --for 30m or --for 2h",
+        ),
         (("--for", "0m"), {}, "--for 0m: is no length"),
         (("now",), {}, "unrecognized arguments: now; see python -m expt warm --help"),
         ((), {"SLURM_JOB_ID": "1"}, "expt warm: not in a job of Slurm"),
@@ -498,7 +563,9 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, what: str) ->
     assert "must be a folder of yours that nobody else can enter" in done.stderr
 
 
-def test_one_that_ends_before_it_is_stopped_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ends_before_it_is_stopped_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "expt").mkdir(mode=0o700)
     tmp_path.chmod(0o700)

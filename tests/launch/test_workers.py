@@ -22,7 +22,9 @@ from tests.launch.test_failure import leave_error
 def workers(folder: Path, *codes: int | None) -> Workers:
     """Workers with these exit codes; None is alive."""
     processes: list[Any] = [
-        SimpleNamespace(exitcode=code, pid=None, sentinel=rank, kill=lambda: None, join=lambda: None)
+        SimpleNamespace(
+            exitcode=code, pid=None, sentinel=rank, kill=lambda: None, join=lambda: None
+        )
         for rank, code in enumerate(codes)
     ]
     return Workers(RunPaths(folder), 0, 60.0, processes)
@@ -57,7 +59,9 @@ def test_an_end_without_a_result_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(tmp_path: Path, code: int) -> None:
+def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(
+    tmp_path: Path, code: int
+) -> None:
     create_result(RunPaths(tmp_path), status="completed")
     with pytest.raises(RunFailed, match=f"rank 1 of 2 exited with code {code}"):
         workers(tmp_path, FINISHED, code).poll()
@@ -83,13 +87,17 @@ def test_who_fails_while_it_is_looked_at_has_failed(tmp_path: Path) -> None:
         found.poll()
 
 
-def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_knows_why_others_were_lost_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create_result(RunPaths(tmp_path))
     found = workers(tmp_path, None, 1)
     leave_error(found.paths, 1, RuntimeError("Connection closed by peer"), 10)
 
     def wait_for_all(_: object, timeout_s: float) -> None:
-        if timeout_s == LATE_S:  # and not where all are ended, nor in the moment that each failure is given
+        if (
+            timeout_s == LATE_S
+        ):  # and not where all are ended, nor in the moment that each failure is given
             leave_error(found.paths, 0, ConfigError("a=1: is none"), 11, 2)
             found.processes[0].exitcode = 2  # type: ignore[misc]
 
@@ -116,4 +124,6 @@ def test_workers_that_cannot_meet_are_not_started() -> None:
         told = thread.submit(told_without_network).result()
     if not told:
         pytest.skip("may not take the network away, as root may")
-    assert told.startswith("127.0.0.1: Network is unreachable; the workers meet at the loopback interface: bring it up")
+    assert told.startswith(
+        "127.0.0.1: Network is unreachable; the workers meet at the loopback interface: bring it up"
+    )

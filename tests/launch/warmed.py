@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Process, RunFolder, alive, children_of, descendants, environment, run, start
+from tests.conftest import (
+    Process,
+    RunFolder,
+    alive,
+    children_of,
+    descendants,
+    environment,
+    run,
+    start,
+)
 from tests.faults.running import LONG, wait_until, working_in
 
 SMALL = ("dataset=synthetic", "dataset.train_limit=64", "batch_size=32", "epochs=1", "gpus=0")
@@ -26,7 +35,11 @@ class Warm:
     def command(self, *words: str) -> str:
         """What `expt warm WORDS` prints."""
         done = run("warm", *words, cwd=self.folder.parent, **self.runtime)
-        assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stderr, done.stdout)
+        assert (done.returncode, done.stderr) == (0, ""), (
+            done.returncode,
+            done.stderr,
+            done.stdout,
+        )
         return done.stdout
 
     @property
@@ -56,7 +69,9 @@ class Warm:
         assert done.returncode == 0, done.stderr
         return RunFolder(cwd / "run")
 
-    def used_by(self, begin: Callable[[Path], Any], cwd: Path, end: Callable[[Any], object] = lambda _: None) -> Any:
+    def used_by(
+        self, begin: Callable[[Path], Any], cwd: Path, end: Callable[[Any], object] = lambda _: None
+    ) -> Any:
         """What `begin` gives, tried anew: a command waits 0.2 s for it, on a busy machine too.
 
         `end` is for what was begun without it.
@@ -92,7 +107,12 @@ class Warm:
         return descendants(self.pid) - {self.drivers}
 
     def start(
-        self, *words: str, cwd: Path, options: Sequence[str] = ("-m", "expt"), before: Sequence[str] = (), **more: Any
+        self,
+        *words: str,
+        cwd: Path,
+        options: Sequence[str] = ("-m", "expt"),
+        before: Sequence[str] = (),
+        **more: Any,
     ) -> subprocess.Popen[str]:
         """`python -m expt WORDS` as a person types it: where a driver is forked for it, it is but its stand-in."""
         return subprocess.Popen(
@@ -100,7 +120,8 @@ class Warm:
             cwd=cwd,
             env=environment(**self.runtime),
             text=True,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True} | more,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+            | more,
         )
 
     def driver_of(self, typed: subprocess.Popen[str], folder: Path) -> int | None:

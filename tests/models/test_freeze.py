@@ -10,7 +10,9 @@ from expt.models.freeze import freeze
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2))
+    return nn.Sequential(
+        nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,9 @@ def model() -> nn.Module:
 def test_what_matches_is_not_trained(patterns: list[str], left: str) -> None:
     module = model()
     freeze(module, patterns)
-    assert [name for name, parameter in module.named_parameters() if parameter.requires_grad] == left.split()
+    assert [
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    ] == left.split()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ FAN_IN, FAN_OUT = 400, 900
 def layers(init: Any) -> tuple[nn.Linear, nn.Conv2d, nn.BatchNorm2d]:
     """A linear layer, a convolution of the same two fans, and a batch norm, initialised."""
     torch.manual_seed(0)
-    made = (nn.Linear(FAN_IN, FAN_OUT), nn.Conv2d(FAN_IN // 100, FAN_OUT // 100, 10), nn.BatchNorm2d(3))
+    made = (
+        nn.Linear(FAN_IN, FAN_OUT),
+        nn.Conv2d(FAN_IN // 100, FAN_OUT // 100, 10),
+        nn.BatchNorm2d(3),
+    )
     initialise(nn.ModuleList([*made]), init)
     return made
 
@@ -26,14 +30,24 @@ def layers(init: Any) -> tuple[nn.Linear, nn.Conv2d, nn.BatchNorm2d]:
     ("init", "std"),
     [
         (groups.NormalInit(name="normal", std=0.01, zero_bias=True), 0.01),
-        (groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True), (2 / (FAN_IN + FAN_OUT)) ** 0.5),
-        (groups.XavierInit(name="xavier", distribution="normal", zero_bias=True), (2 / (FAN_IN + FAN_OUT)) ** 0.5),
         (
-            groups.KaimingInit(name="kaiming", distribution="normal", mode="fan_in", zero_bias=True),
+            groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True),
+            (2 / (FAN_IN + FAN_OUT)) ** 0.5,
+        ),
+        (
+            groups.XavierInit(name="xavier", distribution="normal", zero_bias=True),
+            (2 / (FAN_IN + FAN_OUT)) ** 0.5,
+        ),
+        (
+            groups.KaimingInit(
+                name="kaiming", distribution="normal", mode="fan_in", zero_bias=True
+            ),
             (2 / FAN_IN) ** 0.5,
         ),
         (
-            groups.KaimingInit(name="kaiming", distribution="uniform", mode="fan_out", zero_bias=True),
+            groups.KaimingInit(
+                name="kaiming", distribution="uniform", mode="fan_out", zero_bias=True
+            ),
             (2 / FAN_OUT) ** 0.5,
         ),
     ],

@@ -67,7 +67,9 @@ GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes":
 
 
 def build(config: Any, init: Any, **shapes: Any) -> nn.Module:
-    return model_build.build(config, init, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"]))
+    return model_build.build(
+        config, init, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"])
+    )
 
 
 def size(model: nn.Module) -> int:
@@ -104,7 +106,16 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
         # 64, 256 and 256 channels, of which 2 are parameters; 256 * 10
         (Airbench, {"channels": 3, "image_size": (32, 32)}, 1_972_792),
     ],
-    ids=["mlp", "convnet", "paddle", "small", "small, colour", "imagenet", "imagenet, as torchvision's", "airbench"],
+    ids=[
+        "mlp",
+        "convnet",
+        "paddle",
+        "small",
+        "small, colour",
+        "imagenet",
+        "imagenet, as torchvision's",
+        "airbench",
+    ],
 )
 def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], count: int) -> None:
     with torch.device("meta"):
@@ -116,12 +127,20 @@ def test_each_setting_reaches_the_model() -> None:
     assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == [32, 16, 10]
     assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.1, 0.1]
     layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28).children())
-    assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [(4, 3), (6, 6), (8, 6)]
+    assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [
+        (4, 3),
+        (6, 6),
+        (8, 6),
+    ]
 
 
 def test_the_geometry_of_the_published_networks() -> None:
     layers = [layer for layer in ConvNet(**GREY_28) if isinstance(layer, nn.Conv2d)]
-    assert [(layer.stride[0], layer.padding) for layer in layers] == [(1, "same"), (2, (0, 0)), (2, (2, 2))]
+    assert [(layer.stride[0], layer.padding) for layer in layers] == [
+        (1, "same"),
+        (2, (0, 0)),
+        (2, (2, 2)),
+    ]
     for stem, side in (("small", 32), ("imagenet", 8)):
         model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
         assert isinstance(model, ResNet18)
@@ -141,15 +160,25 @@ def test_a_convnet_that_is_built_takes_its_images(side: int, kernels: tuple[int,
 
 
 def test_kernels_that_are_too_large() -> None:
-    with pytest.raises(ConfigError, match=r"model\.kernels=\[3, 9, 9\]: too large for images of 8x8"):
+    with pytest.raises(
+        ConfigError, match=r"model\.kernels=\[3, 9, 9\]: too large for images of 8x8"
+    ):
         ConvNet(channels=1, image_size=(8, 8), num_classes=2, kernels=(3, 9, 9))
 
 
 def test_a_pooling_that_is_too_large_is_told_as_such_with_one_that_does() -> None:
-    small: dict[str, Any] = {"channels": 1, "image_size": (8, 8), "num_classes": 2, "kernels": (3, 3, 3)}
+    small: dict[str, Any] = {
+        "channels": 1,
+        "image_size": (8, 8),
+        "num_classes": 2,
+        "kernels": (3, 3, 3),
+    }
     with pytest.raises(ConfigError) as caught:
         ConvNet(**small, pool=8, strides=(1, 1, 1), paddings=("same",) * 3)
-    assert str(caught.value) == "model.pool=8: too large for images of 8x8; use model.pool=2, or model=mlp"
+    assert (
+        str(caught.value)
+        == "model.pool=8: too large for images of 8x8; use model.pool=2, or model=mlp"
+    )
     ConvNet(**small, pool=2, strides=(1, 1, 1), paddings=("same",) * 3)
 
 
@@ -181,28 +210,43 @@ def test_a_persons_own_class(own: str) -> None:
         ("own_model.Tiny", {"width": 1, "w": 2}, "got an unexpected keyword argument 'w'"),
         ("own_model.Tinny", {}, "own_model has no Tinny. Did you mean 'Tiny'?"),
         ("own_modle.Tiny", {}, "cannot import own_modle (No module named 'own_modle')"),
-        ("own_model.function", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
+        (
+            "own_model.function",
+            {},
+            "refused, it is not a subclass of torch.nn.modules.module.Module",
+        ),
         ("own_model.nn", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
         ("pathlib.Path", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
     ],
     ids=["missing", "unknown", "no class", "no module", "function", "module", "other class"],
 )
-def test_a_class_that_does_not_do(own: str, name: str, kwargs: dict[str, Any], problem: str) -> None:
+def test_a_class_that_does_not_do(
+    own: str, name: str, kwargs: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         build(constraints.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
     assert str(caught.value).startswith(f"_target_={name}: {problem}")
 
 
 def test_what_the_dataset_says_is_not_said_again(own: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.num_classes: the dataset says what it is; leave it out"):
-        build(constraints.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}), DEFAULT, **GREY_28)
+    with pytest.raises(
+        ConfigError, match=r"model\.num_classes: the dataset says what it is; leave it out"
+    ):
+        build(
+            constraints.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}),
+            DEFAULT,
+            **GREY_28,
+        )
 
 
 def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
     mark = tmp_path / "called"
     with pytest.raises(ConfigError) as caught:
         user_class.build("os.system", nn.Module, f"touch {mark}")
-    assert str(caught.value) == "_target_=os.system: refused, it is not a subclass of torch.nn.modules.module.Module"
+    assert (
+        str(caught.value)
+        == "_target_=os.system: refused, it is not a subclass of torch.nn.modules.module.Module"
+    )
     assert not mark.exists()
 
 
@@ -225,20 +269,30 @@ class Net(nn.Module):
 """
 
 
-def test_a_lazy_layer_that_saw_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lazy_layer_that_saw_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_unreached.py").write_text(UNREACHED)
     monkeypatch.syspath_prepend(tmp_path)
     target = constraints.Target(target="own_unreached.Net", kwargs={})
-    with pytest.raises(ConfigError, match=r"^Net: aside\.weight, aside\.bias of its lazy layers saw nothing"):
+    with pytest.raises(
+        ConfigError, match=r"^Net: aside\.weight, aside\.bias of its lazy layers saw nothing"
+    ):
         build(target, DEFAULT, **GREY_28)
 
 
-def test_sparse_gradients_are_refused_where_the_layer_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_gradients_are_refused_where_the_layer_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "def __init__(self):\n  super().__init__()\n  self.words = nn.EmbeddingBag(9, 2, sparse=True)\n"
-    (tmp_path / "own_sparse.py").write_text(f"from torch import nn\nclass Net(nn.Module):\n {source}")
+    (tmp_path / "own_sparse.py").write_text(
+        f"from torch import nn\nclass Net(nn.Module):\n {source}"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     target = constraints.Target(target="own_sparse.Net", kwargs={})
-    with pytest.raises(ConfigError, match=r"^Net: words would have sparse gradients, .* sparse=False$"):
+    with pytest.raises(
+        ConfigError, match=r"^Net: words would have sparse gradients, .* sparse=False$"
+    ):
         build(target, DEFAULT, **GREY_28)
 
 
@@ -274,7 +328,12 @@ def test_resnet18_is_torchvisions_to_the_bit(stem: Any, channels: int) -> None:
         logits.square().sum().backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         found.append(
-            [*model.state_dict().items(), *gradients.items(), ("logits", logits), ("rng", torch.get_rng_state())]
+            [
+                *model.state_dict().items(),
+                *gradients.items(),
+                ("logits", logits),
+                ("rng", torch.get_rng_state()),
+            ]
         )
     assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
     assert [name for (name, a), (_, b) in zip(*found, strict=True) if not torch.equal(a, b)] == []
@@ -308,10 +367,14 @@ def test_an_own_model_gets_what_it_names(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "own_less.py").write_text(NAMES_LESS)
     monkeypatch.syspath_prepend(tmp_path)
     body = {"_target_": "torch.nn.Dropout", "p": 0.25}
-    net: Any = build(constraints.Target(target="own_less.Net", kwargs={"body": body}), DEFAULT, **GREY_28)
+    net: Any = build(
+        constraints.Target(target="own_less.Net", kwargs={"body": body}), DEFAULT, **GREY_28
+    )
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
     assert (type(net[1]), net[1].p) == (nn.Dropout, 0.25)
-    takes_any: Any = build(constraints.Target(target="own_less.Any", kwargs={"width": 3}), DEFAULT, **GREY_28)
+    takes_any: Any = build(
+        constraints.Target(target="own_less.Any", kwargs={"width": 3}), DEFAULT, **GREY_28
+    )
     assert takes_any.given == {**GREY_28, "width": 3}
 
 
@@ -320,7 +383,9 @@ def test_an_airbench_that_is_built_takes_its_images(side: int) -> None:
     try:
         model = Airbench(channels=3, image_size=(20, side), num_classes=2, widths=(2, 2, 2)).eval()
     except ConfigError as error:
-        assert f"model.widths=[2,2,2]: 3 halvings are too many for images of 20x{side}" in str(error)  # noqa: PT017
+        assert f"model.widths=[2,2,2]: 3 halvings are too many for images of 20x{side}" in str(
+            error
+        )  # noqa: PT017
         assert side < 9
     else:
         assert model(torch.zeros(1, 3, 20, side)).shape == (1, 2)

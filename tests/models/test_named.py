@@ -31,7 +31,9 @@ def named(library: Any, arch: str, *, pretrained: bool = False, **shape: Any) ->
     ("arch", "channels", "side"),
     [("mobilenet_v3_small", 1, 28), ("resnet50", 4, 28), ("vit_b_32", 1, 64), ("googlenet", 2, 32)],
 )
-def test_a_classifier_of_torchvisions_takes_the_datas_images(arch: str, channels: int, side: int) -> None:
+def test_a_classifier_of_torchvisions_takes_the_datas_images(
+    arch: str, channels: int, side: int
+) -> None:
     model = named("torchvision", arch, channels=channels, image_size=(side, side), num_classes=7)
     assert model.training
     assert model(torch.rand(2, channels, side, side)).shape == (2, 7)
@@ -39,7 +41,10 @@ def test_a_classifier_of_torchvisions_takes_the_datas_images(arch: str, channels
 
 def test_a_grey_image_is_seen_as_if_it_were_repeated_three_times() -> None:
     grey, coloured = (
-        (torch.manual_seed(0), named("torchvision", "mobilenet_v3_small", channels=channels).eval())[1]
+        (
+            torch.manual_seed(0),
+            named("torchvision", "mobilenet_v3_small", channels=channels).eval(),
+        )[1]
         for channels in (1, 3)
     )
     image = torch.rand(2, 1, 28, 28)
@@ -54,10 +59,15 @@ def test_weights_of_three_channels_are_scaled_to_more() -> None:
     assert torch.equal(four, coloured[:, [0, 1, 2, 0]] * 0.75)
 
 
-@pytest.mark.parametrize(("arch", "side"), [("vit_tiny_patch16_224", 32), ("mobilenetv3_small_050", 28)])
+@pytest.mark.parametrize(
+    ("arch", "side"), [("vit_tiny_patch16_224", 32), ("mobilenetv3_small_050", 28)]
+)
 def test_a_classifier_of_timms_takes_the_datas_images(arch: str, side: int) -> None:
     pytest.importorskip("timm")
-    assert named("timm", arch, image_size=(side, side))(torch.rand(2, 1, side, side)).shape == (2, 10)
+    assert named("timm", arch, image_size=(side, side))(torch.rand(2, 1, side, side)).shape == (
+        2,
+        10,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +81,9 @@ def test_a_classifier_of_timms_takes_the_datas_images(arch: str, side: int) -> N
         ("timm", "resnet26f", {}, "timm has no such classifier. Did you mean 'resnet26', "),
     ],
 )  # fmt: skip
-def test_what_a_library_has_not_is_told_in_a_line(library: Any, arch: str, shape: Any, says: str) -> None:
+def test_what_a_library_has_not_is_told_in_a_line(
+    library: Any, arch: str, shape: Any, says: str
+) -> None:
     if library == "timm":
         pytest.importorskip("timm")
     with pytest.raises(ConfigError) as refused:
@@ -81,13 +93,17 @@ def test_what_a_library_has_not_is_told_in_a_line(library: Any, arch: str, shape
     assert "\n" not in str(refused.value)
 
 
-def test_timm_that_is_not_installed_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_that_is_not_installed_is_told_with_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match=r"^model=timm: needs timm; pip install 'expt\[timm\]'$"):
         named("timm", "resnet18")
 
 
-def test_published_weights_are_loaded_but_for_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_are_loaded_but_for_other_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     models: Any = importlib.import_module("torchvision.models")
     torch.manual_seed(5)
@@ -99,7 +115,9 @@ def test_published_weights_are_loaded_but_for_other_classes(tmp_path: Path, monk
     differs = {name for name in published if found[name].shape != published[name].shape}
     assert differs == {"features.0.weight", "classifier.1.weight", "classifier.1.bias"}
     assert all(torch.equal(found[name], published[name]) for name in published.keys() - differs)
-    assert torch.allclose(found["features.0.weight"], published["features.0.weight"].sum(1, keepdim=True))
+    assert torch.allclose(
+        found["features.0.weight"], published["features.0.weight"].sum(1, keepdim=True)
+    )
 
 
 def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,22 +125,28 @@ def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
     with pytest.raises(ConfigError) as refused:
         named("torchvision", "squeezenet1_1", pretrained=True)
-    assert str(refused.value).startswith("model.pretrained=true: the weights of squeezenet1_1 can't be fetched (")
+    assert str(refused.value).startswith(
+        "model.pretrained=true: the weights of squeezenet1_1 can't be fetched ("
+    )
     assert str(refused.value).endswith("; use model.pretrained=false")
 
 
-def test_weights_that_were_fetched_before_and_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_were_fetched_before_and_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     models: Any = importlib.import_module("torchvision.models")
-    file = tmp_path / "hub/checkpoints" / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    file = (
+        tmp_path
+        / "hub/checkpoints"
+        / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    )
     file.parent.mkdir(parents=True)
     for content in (b"", b"half of a file"):
         file.write_bytes(content)
         with pytest.raises(ConfigError) as refused:
             named("torchvision", "squeezenet1_1", pretrained=True)
-        told = (
-            f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
-        )
+        told = f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
         assert str(refused.value).startswith(told)
         assert str(refused.value).endswith("); remove it, and they are fetched again")
         assert "\n" not in str(refused.value)
@@ -140,12 +164,20 @@ def test_without_fetching_it_is_the_same_network(channels: int) -> None:
 
 @pytest.mark.slow
 def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
-    few = ("model=torchvision", "max_steps=2", "dataset.train_limit=256", "tensorboard.images=false", "-q")
+    few = (
+        "model=torchvision",
+        "max_steps=2",
+        "dataset.train_limit=256",
+        "tensorboard.images=false",
+        "-q",
+    )
     done = run(*few, "model.arch=mobilenet_v3_small", "hydra.run.dir=named", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     refused = run(*few, "model.arch=mobilenet_v3_smal", cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: model.arch=mobilenet_v3_smal: torchvision has no such classifier. Did you")
+    assert refused.stderr.startswith(
+        "error: model.arch=mobilenet_v3_smal: torchvision has no such classifier. Did you"
+    )
     assert refused.stderr.count("\n") == 1
 
 
@@ -163,7 +195,9 @@ def test_whose_normalisation_is_used_with_published_weights_is_told(
         "dataset.std=[0.376]), and those that the weights were trained on by its authors "
         "(dataset.mean=[0.485,0.456,0.406], dataset.std=[0.229,0.224,0.225])\n"
     )
-    theirs: Any = dataclasses.replace(config.dataset, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    theirs: Any = dataclasses.replace(
+        config.dataset, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
     other_scale.warn_of_published(dataclasses.replace(config, dataset=theirs), module)
     other_scale.warn_of_published(configured(f"model={library}", f"model.arch={arch}"), module)
     assert capsys.readouterr().err == ""

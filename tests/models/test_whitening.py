@@ -28,7 +28,9 @@ def whitened(images: Tensor, *, eps: float, parts: int = 7) -> nn.Conv2d:
 
 def test_what_it_gives_is_white() -> None:
     images = pictures()
-    outputs = functional.conv2d(images, whitened(images, eps=1e-9).weight).transpose(0, 1).flatten(1)
+    outputs = (
+        functional.conv2d(images, whitened(images, eps=1e-9).weight).transpose(0, 1).flatten(1)
+    )
     first, second = outputs.detach().split(12)
     torch.testing.assert_close(first @ first.T / first.shape[1], torch.eye(12), atol=1e-3, rtol=0)
     torch.testing.assert_close(second, -first)
@@ -43,7 +45,9 @@ def test_its_kernels_are_those_of_the_published_recipe() -> None:
     kernels = whitened(images, eps=eps).weight.detach()[:12].flatten(1)
     signs = (kernels * expected).sum(1, keepdim=True).sign()
     torch.testing.assert_close(kernels, signs * expected, rtol=1e-4, atol=1e-5)
-    assert (kernels.gather(1, kernels.abs().argmax(1, keepdim=True)) > 0).all(), "of two signs the one that is settled"
+    assert (kernels.gather(1, kernels.abs().argmax(1, keepdim=True)) > 0).all(), (
+        "of two signs the one that is settled"
+    )
 
 
 def test_the_batches_make_no_difference() -> None:
@@ -54,11 +58,17 @@ def test_the_batches_make_no_difference() -> None:
 def test_a_layer_that_cannot_be_whitened() -> None:
     module = nn.Sequential(nn.Conv2d(3, 24, 2), nn.Conv2d(24, 10, 3), nn.Linear(3, 24))
     assert convolution(module, "0") is module[0]
-    with pytest.raises(ConfigError, match=r"whitening\.layer=2: is the name of no convolution; the model has 0, 1"):
+    with pytest.raises(
+        ConfigError, match=r"whitening\.layer=2: is the name of no convolution; the model has 0, 1"
+    ):
         convolution(module, "2")
-    with pytest.raises(ConfigError, match=r"layer=1: has 10 kernels of 216 numbers, and takes two for each number"):
+    with pytest.raises(
+        ConfigError, match=r"layer=1: has 10 kernels of 216 numbers, and takes two for each number"
+    ):
         convolution(module, "1")
-    with pytest.raises(ConfigError, match="its layer takes 3 channels, and the images have 1; name the first"):
+    with pytest.raises(
+        ConfigError, match="its layer takes 3 channels, and the images have 1; name the first"
+    ):
         whiten(module[0], [torch.zeros(2, 1, 5, 5)], eps=1e-3)
 
 
@@ -82,7 +92,9 @@ def test_outputs_are_averaged_over_views(kind: TestTime) -> None:
 
 
 def test_outputs_in_half_precision_are_averaged_in_float32() -> None:
-    found = with_views(nn.Sequential(nn.Flatten(), nn.Linear(240, 2)).bfloat16(), "flip")(pictures(2).bfloat16())
+    found = with_views(nn.Sequential(nn.Flatten(), nn.Linear(240, 2)).bfloat16(), "flip")(
+        pictures(2).bfloat16()
+    )
     assert found.dtype == torch.float32
 
 
@@ -94,5 +106,8 @@ def test_what_has_no_views_is_refused() -> None:
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             return images, images
 
-    with pytest.raises(ConfigError, match="averages outputs that are a tensor, and the model gives a tuple; use null"):
+    with pytest.raises(
+        ConfigError,
+        match="averages outputs that are a tensor, and the model gives a tuple; use null",
+    ):
         with_views(Two(), "flip")(pictures(1))

@@ -33,8 +33,16 @@ def moment(gradients: int, held: int, casts: int, *, beside: int) -> Moment:
 
 
 PASSES = [
-    Pass(samples=2, moments=(moment(0, 120, 20, beside=110), moment(400, 60, 0, beside=50)), flop=1000),
-    Pass(samples=4, moments=(moment(0, 220, 20, beside=210), moment(400, 70, 0, beside=60)), flop=2000),
+    Pass(
+        samples=2,
+        moments=(moment(0, 120, 20, beside=110), moment(400, 60, 0, beside=50)),
+        flop=1000,
+    ),
+    Pass(
+        samples=4,
+        moments=(moment(0, 220, 20, beside=210), moment(400, 70, 0, beside=60)),
+        flop=2000,
+    ),
 ]
 SETTING = Setting(workers=8, shards=4, parts=1, flops=0.0, bucket_bytes=2.0**20)
 CLUSTER = Cluster(4, Link(1e-6, 1e9), Link(1e-5, 1e8))
@@ -45,11 +53,19 @@ def of_setting(strategy: Any = "fsdp", **given: Any) -> Plan:
     return plan(strategy, MODEL, PASSES, setting, CLUSTER, None, checkpointing=False)
 
 
-@pytest.mark.parametrize(("strategy", "share", "activations"), [("fsdp", 8, 110 - 50), ("hsdp", 4, 50)])
+@pytest.mark.parametrize(
+    ("strategy", "share", "activations"), [("fsdp", 8, 110 - 50), ("hsdp", 4, 50)]
+)
 def test_what_is_sharded(strategy: Any, share: int, activations: float) -> None:
     found = of_setting(strategy)
-    assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (400 / share, 400 / share, 800 / share)
-    assert found.other_bytes == 8 + 200 + 400, "of what is in no unit, and of units: gathered, coming, own and sent"
+    assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (
+        400 / share,
+        400 / share,
+        800 / share,
+    )
+    assert found.other_bytes == 8 + 200 + 400, (
+        "of what is in no unit, and of units: gathered, coming, own and sent"
+    )
     assert found.activation_bytes == activations, "gradients come as activations go"
     assert found.largest_part is None
 
@@ -62,7 +78,9 @@ def test_with_ddp_all_is_on_each_card() -> None:
 
 def test_sharded_parameters_travel_in_mixed_precision_by_themselves() -> None:
     found = of_setting(gather_size=0.5)
-    assert found.activation_bytes == 50, "before gradients came 90, autocast's copies are FSDP's own"
+    assert found.activation_bytes == 50, (
+        "before gradients came 90, autocast's copies are FSDP's own"
+    )
     assert found.other_bytes == 8 + 100 + 250, "gradients are sent in float32"
 
 
@@ -74,13 +92,17 @@ def test_gradients_of_parts_are_whole_until_they_are_reduced(
     given: Any, gradients: float, gathered: float, activations: float
 ) -> None:
     found = of_setting(parts=4, **given)
-    assert (found.gradient_bytes, found.activation_bytes) == (gradients, activations), "with what is just computed"
+    assert (found.gradient_bytes, found.activation_bytes) == (gradients, activations), (
+        "with what is just computed"
+    )
     assert found.other_bytes == 8 + gathered
 
 
 def test_what_is_gathered_may_stay_until_the_backward_pass() -> None:
     found = of_setting(reshards=False)
-    assert found.total_bytes == 50 + 100 + 8 + 110 + 400 + 100 + 200, "all parameters, and gradients on their way"
+    assert found.total_bytes == 50 + 100 + 8 + 110 + 400 + 100 + 200, (
+        "all parameters, and gradients on their way"
+    )
     assert of_setting(reshards=False, parts=4).total_bytes - 50 - 100 - 8 == 120 + 400 + 400 + 100
 
 
@@ -96,13 +118,17 @@ def test_each_part_that_is_reduced_and_each_gathering_take_time() -> None:
     gather = sharded_s(400, 8, CLUSTER)
     assert step_s(reduces_each_part=True) - step_s() == pytest.approx(3 * gather, rel=1e-3)
     assert step_s() - step_s(reshards=False) == pytest.approx(4 * gather, rel=1e-3)
-    assert step_s(offload=True) - step_s() == pytest.approx(2 * 800 / 8 / HOST_BYTES_PER_S, rel=1e-3)
+    assert step_s(offload=True) - step_s() == pytest.approx(
+        2 * 800 / 8 / HOST_BYTES_PER_S, rel=1e-3
+    )
 
 
 def test_states_in_the_host_s_memory_are_on_the_card_for_the_update_alone() -> None:
     found = of_setting("ddp", offload=True)
     assert found.state_bytes == 0
-    assert found.total_bytes == 400 + 400 + 8 + 200, "a part's states in the update, more than the activations"
+    assert found.total_bytes == 400 + 400 + 8 + 200, (
+        "a part's states in the update, more than the activations"
+    )
     assert of_setting("fsdp", offload=True).state_bytes == 0
 
 
@@ -119,7 +145,9 @@ def test_a_plan_is_by_the_settings_of_sharding() -> None:
     base = parse(words, Machine(gpus=tuple("01234567"), cpus=8))
 
     def of(strategy: str = "fsdp", sharding: Any = None, parts: int = 2, **given: Any) -> Plan:
-        made = dataclasses.replace(base, gradient_accumulation=parts, sharding=Sharding(**(sharding or {})), **given)
+        made = dataclasses.replace(
+            base, gradient_accumulation=parts, sharding=Sharding(**(sharding or {})), **given
+        )
         found = planned(made, None, tokens=None, per_node=8, network=1e9).plans
         return next(each for each in found if each.strategy == strategy)
 

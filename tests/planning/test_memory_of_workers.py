@@ -25,23 +25,62 @@ from tests.conftest import environment
 from tests.ranks import together
 
 WORKERS = 2
-LM = ("model=transformer", "task=language_model", "dataset=text", "optimizer=adamw", "dataset.context=256")
-IMAGES = ("dataset=synthetic", "dataset.channels=3", "dataset.image_size=[32,32]", "dataset.train_size=640")
-WIDE = (*LM[:-1], "dataset.context=8", "model.layers=8", "model.width=512", "model.heads=8", "batch_size=8")
+LM = (
+    "model=transformer",
+    "task=language_model",
+    "dataset=text",
+    "optimizer=adamw",
+    "dataset.context=256",
+)
+IMAGES = (
+    "dataset=synthetic",
+    "dataset.channels=3",
+    "dataset.image_size=[32,32]",
+    "dataset.train_size=640",
+)
+WIDE = (
+    *LM[:-1],
+    "dataset.context=8",
+    "model.layers=8",
+    "model.width=512",
+    "model.heads=8",
+    "batch_size=8",
+)
 DEEP = (*IMAGES, "model=mlp", f"model.hidden=[{','.join(['2048'] * 8)}]", "optimizer=adamw")
 CASES = {
     "decoder": (*LM, "model.size=10m", "batch_size=8"),
-    "decoder, checkpointed": (*LM, "model.size=10m", "batch_size=16", "activation_checkpointing=auto"),
+    "decoder, checkpointed": (
+        *LM,
+        "model.size=10m",
+        "batch_size=16",
+        "activation_checkpointing=auto",
+    ),
     "decoder, bf16": (*LM, "model.size=10m", "batch_size=8", "amp=bf16"),
     "resnet18": (*IMAGES, "model=resnet18", "batch_size=32"),
     "mlp": (*IMAGES, "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
     "mlp of a large unit": (
-        *("dataset=digits", "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
+        *(
+            "dataset=digits",
+            "model=mlp",
+            "model.hidden=[4096,4096]",
+            "batch_size=64",
+            "optimizer=adamw",
+        ),
         "strategy=fsdp",
     ),
     "wide decoder": (*WIDE, "strategy=fsdp"),
-    "wide decoder, bf16, accumulated": (*WIDE, "strategy=fsdp", "gradient_accumulation=4", "amp=bf16"),
-    "wide decoder, each part": (*WIDE, "strategy=fsdp", "gradient_accumulation=4", "sharding.reduce_each_part=true"),
+    "wide decoder, bf16, accumulated": (
+        *WIDE,
+        "strategy=fsdp",
+        "gradient_accumulation=4",
+        "amp=bf16",
+    ),
+    "wide decoder, each part": (
+        *WIDE,
+        "strategy=fsdp",
+        "gradient_accumulation=4",
+        "sharding.reduce_each_part=true",
+    ),
     "wide decoder, gathered once": (*WIDE, "strategy=fsdp", "sharding.reshard_after_forward=false"),
     "decoder, 4 workers": (*LM, "model.size=10m", "batch_size=8", "strategy=fsdp", "world_size=4"),
     "deep mlp, 4 workers": (*DEEP, "batch_size=64", "strategy=fsdp", "world_size=4"),
@@ -57,7 +96,9 @@ def kib(field: str) -> int:
 def taken(config: RunConfig, worker: Worker) -> float:
     """Bytes beyond those of a process that has done the same with a sample in each part, at most, in two steps."""
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: pages of their own, or what lies between tensors would count
+    libc.mallopt(
+        -3, 65536
+    )  # M_MMAP_THRESHOLD: pages of their own, or what lies between tensors would count
     _steps(config, worker, config.gradient_accumulation)  # the libraries' code is no part of a plan
     gc.collect()
     libc.malloc_trim(0)
@@ -83,9 +124,13 @@ def main(folder: Path) -> None:
     configs, measured = dict[str, RunConfig](), dict[str, float]()
     for name, words in CASES.items():
         text = [f"dataset.root='{folder / 'book.txt'}'"] if "decoder" in name else []
-        configs[name] = config = parse(composed(f"world_size={WORKERS}", *words, *text), Machine(gpus=(), cpus=4))
+        configs[name] = config = parse(
+            composed(f"world_size={WORKERS}", *words, *text), Machine(gpus=(), cpus=4)
+        )
         (folder / name).mkdir()
-        measured[name] = max(together(folder / name, config.world_size, functools.partial(taken, config)))
+        measured[name] = max(
+            together(folder / name, config.world_size, functools.partial(taken, config))
+        )
     off = dict[str, float]()
     for name, config in configs.items():  # after all forks, which autograd's threads forbid
         found = planned(config, None, tokens=None, per_node=8, network=1e9)
@@ -99,7 +144,9 @@ def main(folder: Path) -> None:
 @pytest.mark.timeout(1200)  # bfloat16 takes minutes on a CPU that cannot compute in it
 def test_a_plan_is_near_what_workers_take(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.planning.test_memory_of_workers", str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     off = json.loads(done.stdout.splitlines()[-1])
     assert {name: share for name, share in off.items() if abs(share) > 0.15} == {}

@@ -20,7 +20,15 @@ from expt.planning.cards import CARDS, GIB, card
 from expt.planning.measured import Measuring
 from expt.planning.plan import planned
 from expt.planning.samples import sample
-from expt.planning.scaling import Cluster, Link, all_reduce_cpu_s, bucket_s, gather_s, sharded_s, slowest_s
+from expt.planning.scaling import (
+    Cluster,
+    Link,
+    all_reduce_cpu_s,
+    bucket_s,
+    gather_s,
+    sharded_s,
+    slowest_s,
+)
 from expt.planning.strategies import Plan, best
 from expt.training import offload
 from expt.training.patches.fake_tensors import FakeTensorMode
@@ -28,7 +36,13 @@ from expt.training.patches.live_bytes import LiveBytes
 from expt.training.sharding import choose_units, own_parameters
 from tests.composing import composed
 
-LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere", "dataset.context=32")
+LM = (
+    "model=transformer",
+    "task=language_model",
+    "dataset=text",
+    "dataset.root=nowhere",
+    "dataset.context=32",
+)
 SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
 
 
@@ -43,8 +57,14 @@ def config(*words: str, gpus: int = 8) -> RunConfig:
             ["model=mlp,convnet"],
             "model=mlp,convnet: several values make a sweep; plan looks at one run; name one value",
         ),
-        (["optimizer.lr=0.1,0.2"], "optimizer.lr=0.1,0.2: several values make a sweep; plan looks at one run"),
-        (["-m", "model=mlp,convnet"], "-m: plan looks at one run; name one value, or try a sweep out by python -m"),
+        (
+            ["optimizer.lr=0.1,0.2"],
+            "optimizer.lr=0.1,0.2: several values make a sweep; plan looks at one run",
+        ),
+        (
+            ["-m", "model=mlp,convnet"],
+            "-m: plan looks at one run; name one value, or try a sweep out by python -m",
+        ),
         (["model=mlp", "--multirun"], "--multirun: plan looks at one run"),
     ],
 )
@@ -68,7 +88,9 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
         last = given + 2
         del view, last
         ends.append(live.now)
-    assert [each.bytes for each in live.peaks([*ends, live.now])] == [4000, 8000, 8000, 0], "the view holds the first"
+    assert [each.bytes for each in live.peaks([*ends, live.now])] == [4000, 8000, 8000, 0], (
+        "the view holds the first"
+    )
     assert [each.bytes for each in live.peaks(ends, {number})] == [4000, 4000, 8000]
     assert (live.peak.bytes, live.number(given)) == (8000, None)
     weight = nn.Parameter(torch.zeros(50, 20))
@@ -83,7 +105,9 @@ def test_attention_is_counted_as_the_products_that_it_is() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         query, key, value = (torch.randn(2, 3, 40, 8, requires_grad=True) for _ in range(3))
         with LiveBytes() as live:
-            functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+            functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True
+            ).sum().backward()
     assert live.flop == (2 + 5) * 2 * 2 * 3 * 40 * 40 * 8
 
 
@@ -92,7 +116,11 @@ class Attends(nn.Module):
 
     def __init__(self, vocab_size: int, dropout: float) -> None:
         super().__init__()
-        self.tokens, self.head, self.dropout = nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size), dropout
+        self.tokens, self.head, self.dropout = (
+            nn.Embedding(vocab_size, 8),
+            nn.Linear(8, vocab_size),
+            dropout,
+        )
         self.layer = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
 
     def forward(self, tokens: torch.Tensor) -> Any:
@@ -108,7 +136,9 @@ def test_attention_with_dropout_keeps_no_square_on_gpus(checkpointing: str) -> N
     def measured(dropout: float, gpus: int, *, on_gpus: bool = False) -> Any:
         own = f"model={{_target_: {__name__}.Attends, dropout: {dropout}}}"
         made = config(*LM, own, "dataset.context=256", "batch_size=8", gpus=gpus)
-        return Measuring(made, sample(made), on_gpus=on_gpus).measure(4, [] if checkpointing == "false" else ["layer"])
+        return Measuring(made, sample(made), on_gpus=on_gpus).measure(
+            4, [] if checkpointing == "false" else ["layer"]
+        )
 
     plain, dropped, on_cpus = measured(0.0, 1), measured(0.1, 1), measured(0.1, 0)
     assert dropped == plain == measured(0.1, 0, on_gpus=True)
@@ -117,7 +147,10 @@ def test_attention_with_dropout_keeps_no_square_on_gpus(checkpointing: str) -> N
 
 
 def test_an_lstm_is_counted_as_the_products_that_it_is() -> None:
-    lstm, steps = nn.LSTM(8, 12, num_layers=2, batch_first=True), torch.ones(2, 5, 8, requires_grad=True)
+    lstm, steps = (
+        nn.LSTM(8, 12, num_layers=2, batch_first=True),
+        torch.ones(2, 5, 8, requires_grad=True),
+    )
     with LiveBytes() as live:
         lstm(steps)[0].sum().backward()
     weights = sum(one.numel() for one in lstm.parameters() if one.dim() == 2)
@@ -151,13 +184,22 @@ def test_units_are_those_that_a_run_gathers(wrap: str) -> None:
 def test_a_unit_within_a_unit_is_gathered_by_itself() -> None:
     inner = nn.Linear(4, 4, bias=False)
     outer = nn.Sequential(nn.Linear(4, 8, bias=False), inner)
-    assert [[*map(len, own)] for own in own_parameters(nn.Sequential(outer), [inner, outer])] == [[8], [4]]
+    assert [[*map(len, own)] for own in own_parameters(nn.Sequential(outer), [inner, outer])] == [
+        [8],
+        [4],
+    ]
 
 
-def test_states_that_are_offloaded_come_back_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_offloaded_come_back_so_many_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = config(*LM, *SMALL, "offload=cpu")
     at_once = Measuring(made, sample(made)).model()
-    assert at_once.state_bytes_at_once == at_once.state_bytes - at_once.scalar_bytes == 2 * at_once.parameter_bytes
+    assert (
+        at_once.state_bytes_at_once
+        == at_once.state_bytes - at_once.scalar_bytes
+        == 2 * at_once.parameter_bytes
+    )
     monkeypatch.setattr(offload, "BYTES_AT_ONCE", 2**16)
     parted = Measuring(made, sample(made)).model()
     assert parted.state_bytes_at_once < at_once.state_bytes_at_once / 5
@@ -187,7 +229,9 @@ def _real(made: RunConfig, size: int) -> Any:
     one = sample(made)
     module = build(made.model, made.init, one.shapes, one.batch(1).inputs)
     for parameter in module.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter: setattr(parameter, "grad", None)
+        )
     return module, build_task(made.task, one.shapes), one.batch(size)
 
 
@@ -206,7 +250,9 @@ def test_the_fastest_that_fits_is_taken_and_of_equals_the_simplest() -> None:
     assert chosen is fsdp
     assert why.startswith("it fits, which ddp does not")
     assert best([ddp, slow], 8)[0] is slow
-    assert best([of("ddp", 4, 1.0), of("fsdp", 4, 0.7)], 4)[0] != of("ddp", 4, 1.0), "that much is no error"
+    assert best([of("ddp", 4, 1.0), of("fsdp", 4, 0.7)], 4)[0] != of("ddp", 4, 1.0), (
+        "that much is no error"
+    )
     none, why = best([ddp, slow, fsdp], 32)
     assert none is None
     assert why == "32 samples at a time fit with none; 16 do with fsdp: raise gradient_accumulation"
@@ -220,7 +266,9 @@ def test_gathering_over_nodes_and_the_slowest() -> None:
     link = CLUSTER.inside
     assert gather_s(1e9, 4, link) == pytest.approx(3e-6 + 0.75)
     assert sharded_s(1e9, 4, CLUSTER) == gather_s(1e9, 4, link)
-    assert sharded_s(1e9, 8, CLUSTER) == pytest.approx(gather_s(1e9, 4, link) + gather_s(2.5e8, 2, CLUSTER.network))
+    assert sharded_s(1e9, 8, CLUSTER) == pytest.approx(
+        gather_s(1e9, 4, link) + gather_s(2.5e8, 2, CLUSTER.network)
+    )
     assert slowest_s([1.0, 2.0], 1) == pytest.approx(1.5)
     assert slowest_s([2.0, 1.0], 2) == pytest.approx(1.75), "both fast in a quarter of the steps"
     assert slowest_s([3.0] * 5, 100) == pytest.approx(3.0)
@@ -243,12 +291,16 @@ def test_a_whole_plan() -> None:
     assert found.part == 4
     assert found.best is not None
     assert (found.best.strategy, found.best.checkpointing) == ("ddp", False)
-    assert all(each.step_s and each.largest_part and each.largest_part > 1000 for each in found.plans)
+    assert all(
+        each.step_s and each.largest_part and each.largest_part > 1000 for each in found.plans
+    )
     alone = planned(config(*LM, *SMALL, "gpus=1"), None, tokens=None, per_node=8, network=1e10)
     assert [(each.strategy, each.step_s) for each in alone.plans] == [("ddp", None)] * 2
 
 
-@pytest.mark.parametrize(("text", "gib"), [("h200", 139.8), ("A100-80", 79.2), ("24GiB", 24), ("12.5 gib", 12.5)])
+@pytest.mark.parametrize(
+    ("text", "gib"), [("h200", 139.8), ("A100-80", 79.2), ("24GiB", 24), ("12.5 gib", 12.5)]
+)
 def test_a_card(text: str, gib: float) -> None:
     assert card(text).memory_bytes == gib * GIB
 
@@ -262,11 +314,22 @@ def test_a_card_of_several_sizes_is_asked_for() -> None:
 def test_a_strategy_that_is_named_is_one_of_those_that_are_planned(
     strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["model=mlp", "gpus=8", "batch_size=64", f"strategy={strategy}", "--per-node", "4", "--card", "l4"]
+    words = [
+        "model=mlp",
+        "gpus=8",
+        "batch_size=64",
+        f"strategy={strategy}",
+        "--per-node",
+        "4",
+        "--card",
+        "l4",
+    ]
     assert command.main(words) == 0
     shown = capsys.readouterr().out
     assert "\nhsdp" in shown
-    assert f"assumed     every strategy, {strategy} among them, with its settings of sharding" in shown
+    assert (
+        f"assumed     every strategy, {strategy} among them, with its settings of sharding" in shown
+    )
 
 
 @pytest.mark.parametrize("text", ["h300", "24", "0GiB", "GiB"])
@@ -276,27 +339,47 @@ def test_an_unknown_card_is_told(text: str) -> None:
 
 
 def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["model=transformer", "task=language_model", "dataset=text", "dataset.context=16", *SMALL[:3], "gpus=2"]
+    words = [
+        "model=transformer",
+        "task=language_model",
+        "dataset=text",
+        "dataset.context=16",
+        *SMALL[:3],
+        "gpus=2",
+    ]
     words += ["--card", "l4", "amp=true", "dataset.tokens=gone.json", "batch_size=64"]
     assert command.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "model       transformer: 3.4 million parameters in 3 blocks"
     assert lines[1].startswith("step        64 samples on 2 GPUs: 32 on each; ")
-    assert [line.split("  ")[0] for line in lines[5:9]] == ["ddp", "ddp, checkpointed", "fsdp", "fsdp, checkpointed"]
+    assert [line.split("  ")[0] for line in lines[5:9]] == [
+        "ddp",
+        "ddp, checkpointed",
+        "fsdp",
+        "fsdp, checkpointed",
+    ]
     assert "assumed     a vocabulary of 50,257 tokens, as GPT-2 has: there is no gone.json" in lines
     assert any(line.startswith("take        strategy=") for line in lines)
 
 
 def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["model={_target_: tests.planning.test_planning.Scaled, width: 3}", "gpus=2"]) == 0
+    assert (
+        command.main(["model={_target_: tests.planning.test_planning.Scaled, width: 3}", "gpus=2"])
+        == 0
+    )
     shown = capsys.readouterr().out
     assert shown.startswith("model       tests.planning.test_planning.Scaled: 236 parameters\n")
     assert "\nddp" in shown
     assert "\nfsdp" not in shown
-    assert "assumed     no fsdp: the model's parameter scale has no dimension to share out; give it the shape" in shown
+    assert (
+        "assumed     no fsdp: the model's parameter scale has no dimension to share out; give it the shape"
+        in shown
+    )
 
 
-def test_what_cannot_be_sharded_is_planned_for_ddp_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_sharded_is_planned_for_ddp_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert command.main(["model=mlp", "optimizer=muon", "gpus=2", "--card", "h200"]) == 0
     shown = capsys.readouterr().out
     assert "\nfsdp" not in shown
@@ -306,11 +389,15 @@ def test_what_cannot_be_sharded_is_planned_for_ddp_alone(capsys: pytest.CaptureF
 
 def test_an_optimizer_that_reads_numbers_is_named() -> None:
     own = "tests.worker.test_optimizer.ByNumber"
-    with pytest.raises(ConfigError, match=rf"^plan: optimizer={own} decides by numbers, and there are none"):
+    with pytest.raises(
+        ConfigError, match=rf"^plan: optimizer={own} decides by numbers, and there are none"
+    ):
         command.main(["model=mlp", f"optimizer={{_target_: {own}}}"])
 
 
-def test_an_optimizer_of_ones_own_is_said_to_be_tried_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_of_ones_own_is_said_to_be_tried_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     note = "assumed     torch.optim.Adamax can be sharded, which a run tries out before it begins"
     for gpus, is_said in (("gpus=2", True), ("gpus=1", False)):
         assert command.main(["model=mlp", "optimizer={_target_: torch.optim.Adamax}", gpus]) == 0
@@ -319,7 +406,9 @@ def test_an_optimizer_of_ones_own_is_said_to_be_tried_out(capsys: pytest.Capture
 
 def test_a_model_that_reads_numbers_is_named() -> None:
     own = "tests.planning.test_planning.Asking"
-    with pytest.raises(ConfigError, match=rf"^plan: model={own} decides by numbers, and there are none"):
+    with pytest.raises(
+        ConfigError, match=rf"^plan: model={own} decides by numbers, and there are none"
+    ):
         command.main([f"model={{_target_: {own}}}"])
 
 
@@ -334,7 +423,9 @@ class Fails(nn.Module):
 
 class Normed(nn.Sequential):
     def __init__(self, num_classes: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes)
+        )
 
 
 def test_what_a_step_cannot_be_taken_by_is_told_in_a_line() -> None:
@@ -347,7 +438,8 @@ def test_what_a_step_cannot_be_taken_by_is_told_in_a_line() -> None:
     with pytest.raises(ConfigError, match=lone):
         command.main(norm)
     with pytest.raises(
-        ConfigError, match=r"^plan: batch_norm=sync is measured on the samples of one worker; use batch"
+        ConfigError,
+        match=r"^plan: batch_norm=sync is measured on the samples of one worker; use batch",
     ):
         command.main([*norm, "batch_norm=sync"])
 
@@ -384,15 +476,31 @@ class Sparse(nn.Module):
         return found.sum(1)
 
 
-def test_a_card_of_unknown_speed_has_no_steps_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["model=mlp", "gpus=8", "batch_size=64", "--card", "8GiB", "offload=cpu"]) == 0
+def test_a_card_of_unknown_speed_has_no_steps_to_compare(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        command.main(["model=mlp", "gpus=8", "batch_size=64", "--card", "8GiB", "offload=cpu"]) == 0
+    )
     shown = capsys.readouterr().out
-    assert "take        strategy=ddp: all fits on each card; with offload=null too, which moves no states\n" in shown
-    assert "assumed     offload=cpu: states wait in the host's memory, to which each card has 20 GB/s each way" in shown
-    assert command.main(["model=mlp", "model.hidden=[4096]", "gpus=0", "world_size=2", "offload=cpu"]) == 0
+    assert (
+        "take        strategy=ddp: all fits on each card; with offload=null too, which moves no states\n"
+        in shown
+    )
+    assert (
+        "assumed     offload=cpu: states wait in the host's memory, to which each card has 20 GB/s each way"
+        in shown
+    )
+    assert (
+        command.main(["model=mlp", "model.hidden=[4096]", "gpus=0", "world_size=2", "offload=cpu"])
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "assumed     offload=cpu does nothing on a CPU" in shown
-    assert "assumed     no checkpoint on its way to the disk, of which rank 0 has a copy: up to 2 MiB more" in shown
+    assert (
+        "assumed     no checkpoint on its way to the disk, of which rank 0 has a copy: up to 2 MiB more"
+        in shown
+    )
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -417,5 +525,7 @@ def test_sums_take_their_share_of_the_cores_that_workers_have() -> None:
     apart = Cluster(4, link, link, overlap=0.0)
     shared = dataclasses.replace(apart, cores=2)
     assert bucket_s(1e6, 4, apart) == pytest.approx(1.5e-3), "the links alone"
-    assert bucket_s(1e6, 4, shared) == pytest.approx(1.5e-3 + 9e-3), "each message waits for another worker's"
+    assert bucket_s(1e6, 4, shared) == pytest.approx(1.5e-3 + 9e-3), (
+        "each message waits for another worker's"
+    )
     assert bucket_s(1e6, 4, dataclasses.replace(shared, cores=100)) == pytest.approx(1.5e-3)

@@ -54,12 +54,22 @@ def back(value: object) -> object:
 
 
 TEXTS = (st.text() | st.text("\\${}'\"[],:= ~\n")).filter(lambda text: text != "???")
-LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | TEXTS
-KEYS = st.from_regex(r"[a-z_][a-z0-9_-]{0,5}", fullmatch=True).filter(lambda key: key not in ("null", "true", "false"))
+LEAVES = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | TEXTS
+)
+KEYS = st.from_regex(r"[a-z_][a-z0-9_-]{0,5}", fullmatch=True).filter(
+    lambda key: key not in ("null", "true", "false")
+)
 
 
 @settings(max_examples=150)
-@given(st.recursive(LEAVES, lambda c: st.lists(c, max_size=3) | st.dictionaries(KEYS, c, max_size=3), max_leaves=5))
+@given(
+    st.recursive(
+        LEAVES,
+        lambda c: st.lists(c, max_size=3) | st.dictionaries(KEYS, c, max_size=3),
+        max_leaves=5,
+    )
+)
 @example("/my photos/[x], {y}=$z")
 @example("a\\\n")
 @example("\\${oc.env:HOME}\\")
@@ -134,7 +144,9 @@ SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("given_by_name", "words"), SWEEP)
-def test_a_list_is_an_axis_of_a_sweep_and_a_tuple_a_value(given_by_name: Mapping[str, Any], words: list[str]) -> None:
+def test_a_list_is_an_axis_of_a_sweep_and_a_tuple_a_value(
+    given_by_name: Mapping[str, Any], words: list[str]
+) -> None:
     assert words_of((), given_by_name, sweep=True) == words
 
 
@@ -178,7 +190,9 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given_by_name", "told"), REFUSED)
-def test_what_cannot_be_said_is_refused_in_a_line(given_by_name: Mapping[str, Any], told: str) -> None:
+def test_what_cannot_be_said_is_refused_in_a_line(
+    given_by_name: Mapping[str, Any], told: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         words_of((), given_by_name)
     assert str(refused.value).startswith(told)

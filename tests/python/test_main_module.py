@@ -112,7 +112,12 @@ def test_its_name_tells_its_text_and_all_that_it_uses(script: Script) -> None:
     first = name(SCRIPT)
     assert name(SCRIPT) == first
     assert name(SCRIPT.replace("unused = torch.ones(3)", "unused = torch.ones(4)")) == first
-    for before, after in (("factor = 2", "factor = 3"), ("12", "13"), ("math.e", "math.pi"), ("[0.1,", "[0.3,")):
+    for before, after in (
+        ("factor = 2", "factor = 3"),
+        ("12", "13"),
+        ("math.e", "math.pi"),
+        ("[0.1,", "[0.3,"),
+    ):
         assert name(SCRIPT.replace(before, after)) != first, f"{before} counts"
 
 
@@ -194,7 +199,9 @@ def test_what_would_be_another_class_is_refused(text: str, script: Script) -> No
 
 
 def test_what_was_typed_to_python_itself_is_refused(script: Script) -> None:
-    with pytest.raises(ConfigError, match=r"its text is not known here.*put it into a file, as with %%writefile"):
+    with pytest.raises(
+        ConfigError, match=r"its text is not known here.*put it into a file, as with %%writefile"
+    ):
         main_module.dotted("model", script("class Net:\n    def f(self): pass", file="<stdin>").Net)
 
 
@@ -240,10 +247,15 @@ def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main = script(UNGUARDED)
-    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, "no worker runs it again"
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, (
+        "no worker runs it again"
+    )
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
-    assert first.record["overrides"]["model"] == {"_target_": first.config["model"]["target"], "width": 5}
+    assert first.record["overrides"]["model"] == {
+        "_target_": first.config["model"]["target"],
+        "width": 5,
+    }
     (tmp_path / "script.py").unlink()  # from here on as another process, which has never seen it
     for name in [name for name in sys.modules if main_code.is_of_main(name)]:
         monkeypatch.delitem(sys.modules, name)
@@ -262,7 +274,12 @@ def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
 def test_python_runs_such_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNGUARDED)
     command = [sys.executable, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100
+    )
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
     loaded = [sys.executable, "-c", "import expt; print(len(expt.load('here').class_names))"]
-    assert subprocess.run(loaded, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "10\n"
+    assert (
+        subprocess.run(loaded, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        == "10\n"
+    )

@@ -27,13 +27,19 @@ def test_what_is_added_is_kept_and_what_is_dropped_forgotten(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_read_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / added.NAME).write_text('[{"words": 1}]')
     assert added.read(tmp_path) == []
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path / added.NAME}: cannot be read; points that were")
+    assert capsys.readouterr().err.startswith(
+        f"warning: {tmp_path / added.NAME}: cannot be read; points that were"
+    )
 
 
-def test_a_grid_that_is_typed_again_has_what_was_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_that_is_typed_again_has_what_was_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """But for what the grid names itself, and what is made of a file that is gone."""
     for words in (["seed=1"], ["seed=2"], ["model=gone"]):
         added.keep(tmp_path, [Added([*SMALL, *words], ["seed"])])
@@ -42,4 +48,6 @@ def test_a_grid_that_is_typed_again_has_what_was_added(tmp_path: Path, capsys: p
     assert "sweep of 4 runs in" in told.out
     assert "named twice" not in told.out
     assert sorted(run.config["seed"] for run in runs) == [0, 1, 2]
-    assert "model=gone: was added to the sweep, and is left out: model=gone: not one of " in told.err
+    assert (
+        "model=gone: was added to the sweep, and is left out: model=gone: not one of " in told.err
+    )

@@ -55,11 +55,20 @@ def test_the_first_record(tmp_path: Path) -> None:
         "arguments": ["seed=0"],
     }
     assert {key: value for key, value in found.items() if key in expected} == expected
-    assert found.keys() - expected.keys() == {"started", "config", "command", "versions", "git", "hardware"}
+    assert found.keys() - expected.keys() == {
+        "started",
+        "config",
+        "command",
+        "versions",
+        "git",
+        "hardware",
+    }
 
 
 def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -> None:
-    asked = request(tmp_path, typed_at=time.monotonic() - 60)  # whatever was done to the clock since
+    asked = request(
+        tmp_path, typed_at=time.monotonic() - 60
+    )  # whatever was done to the clock since
     attempt(asked).begin()
     found = read_result(asked.paths)
     assert (found["backend"], found["master_port"]) == (None, None)
@@ -102,7 +111,9 @@ def test_numbers_of_no_run_are_left_alone(
     if record == '{"status": "completed"}' and name != "metrics.jsonl":
         attempt(asked).begin()  # as one leaves it that was refused
         return
-    with pytest.raises(ConfigError, match=f"{name}: no result.json beside it says that it is a run's; move it away"):
+    with pytest.raises(
+        ConfigError, match=f"{name}: no result.json beside it says that it is a run's; move it away"
+    ):
         attempt(asked).begin()
     assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record
@@ -130,7 +141,9 @@ def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None
         (ValueError("a bug"), "failed", "a bug"),
     ],
 )
-def test_what_ends_it_is_recorded_and_goes_on_up(tmp_path: Path, error: BaseException, status: str, text: str) -> None:
+def test_what_ends_it_is_recorded_and_goes_on_up(
+    tmp_path: Path, error: BaseException, status: str, text: str
+) -> None:
     asked = request(tmp_path)
     with pytest.raises(type(error)), attempt(asked).recorded():
         raise error
@@ -148,7 +161,12 @@ def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
     writer.write(25, 4, {"running/loss": 0.25})
     writer.close()
     expected = {
-        "metrics": {"speed/epoch_s": 6.0, "accuracy/val": 0.6, "best/accuracy/val": 0.7, "running/loss": 0.25},
+        "metrics": {
+            "speed/epoch_s": 6.0,
+            "accuracy/val": 0.6,
+            "best/accuracy/val": 0.7,
+            "running/loss": 0.25,
+        },
         "best": {"metric": "accuracy/val", "value": 0.7, "epoch": 2},
         "objective": {"name": "accuracy/val", "value": 0.7},
         "epoch_s": [2.0, 4.0, 6.0],
@@ -169,18 +187,28 @@ def test_a_run_that_is_refused_never_starts(tmp_path: Path) -> None:
     assert calls == []
 
 
-def test_a_record_that_cannot_be_written_hides_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_cannot_be_written_hides_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = request(tmp_path / "run")
     record_end(asked.paths, RunFailed("no"))  # its folder is gone
-    assert capsys.readouterr().err.startswith(f"warning: {asked.paths.result}: could not be written (")
+    assert capsys.readouterr().err.startswith(
+        f"warning: {asked.paths.result}: could not be written ("
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
     asked = dataclasses.replace(request(tmp_path / "lr=x"))
-    record_refusal(asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number"))
+    record_refusal(
+        asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number")
+    )
     found = read_result(asked.paths)
-    assert (found["status"], found["error"], found["arguments"]) == ("failed", "lr=x: no number", ["seed=0"])
+    assert (found["status"], found["error"], found["arguments"]) == (
+        "failed",
+        "lr=x: no number",
+        ["seed=0"],
+    )
     assert ("identity" in found, "config" in found) == (known, known)
 
 
@@ -192,7 +220,13 @@ def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) ->
     attempt(first).begin()
     began = read_result(first.paths)
     assert began["weights_from"] == {"file": str(file), "identity": None, "checksum": "of then"}
-    state = {"model": {}, "workers": [], "config": shown(first.config), "metrics_bytes": 0, "best": None}
+    state = {
+        "model": {},
+        "workers": [],
+        "config": shown(first.config),
+        "metrics_bytes": 0,
+        "best": None,
+    }
     position = {"epoch": 1, "step": 2, "step_in_epoch": 2}
     checkpoint.save(first.paths.last, {**state, "position": position, "plan": None})
     file.write_bytes(b"another")
@@ -206,7 +240,11 @@ def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def gone_on_from(folder: Path) -> RunRequest:
@@ -215,7 +253,13 @@ def gone_on_from(folder: Path) -> RunRequest:
     attempt(asked).begin()
     leave_metrics(asked.paths)
     position = {"epoch": 1, "step": 1, "step_in_epoch": 1}
-    state = {"model": {}, "workers": [], "config": shown(asked.config), "metrics_bytes": 0, "best": None}
+    state = {
+        "model": {},
+        "workers": [],
+        "config": shown(asked.config),
+        "metrics_bytes": 0,
+        "best": None,
+    }
     checkpoint.save(asked.paths.last, {**state, "position": position, "plan": None})
     update_result(asked.paths, status="completed")
     return asked
@@ -223,15 +267,24 @@ def gone_on_from(folder: Path) -> RunRequest:
 
 def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: Path) -> None:
     asked = gone_on_from(tmp_path / "run")
-    update_result(asked.paths, search={"number": 3, "replaces": 1, "parent": 0}, added={"place": 2, "keys": ["seed"]})
+    update_result(
+        asked.paths,
+        search={"number": 3, "replaces": 1, "parent": 0},
+        added={"place": 2, "keys": ["seed"]},
+    )
     attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
     found = read_result(asked.paths)
-    assert (found["search"], found["added"]["place"]) == ({"number": 3, "replaces": 1, "parent": 0}, 2)
+    assert (found["search"], found["added"]["place"]) == (
+        {"number": 3, "replaces": 1, "parent": 0},
+        2,
+    )
     asked.paths.remove_checkpoints()
     attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
     assert read_result(asked.paths)["search"]["number"] == 3, "from its beginning"
     attempt(asked).begin()
-    assert "search" not in read_result(asked.paths), "a run of other settings, that has taken its folder"
+    assert "search" not in read_result(asked.paths), (
+        "a run of other settings, that has taken its folder"
+    )
 
 
 def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> None:

@@ -38,7 +38,12 @@ def state(step: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    return {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "best": None}
+    return {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "best": None,
+    }
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -56,12 +61,22 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
     np.random.standard_normal()  # leaves the second of a pair in the cache
     saved = random_state.state_dict(torch.device("cpu"))
-    expected = (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item())
+    expected = (
+        random.random(),
+        np.random.standard_normal(),
+        np.random.rand(),
+        torch.rand(1).item(),
+    )
     checkpoint.save(tmp_path / "rng", {"rng": [saved]})
     (loaded,) = checkpoint.load(tmp_path / "rng")["rng"]
     assert loaded["cuda"] is None
     random_state.load_state_dict(loaded, torch.device("cpu"))
-    assert (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item()) == expected
+    assert (
+        random.random(),
+        np.random.standard_normal(),
+        np.random.rand(),
+        torch.rand(1).item(),
+    ) == expected
 
 
 def test_the_random_state_of_an_earlier_version_is_loaded_too() -> None:
@@ -97,7 +112,12 @@ def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
     assert checkpoint.load(best) == {"step": 2}
     checkpoint.save(last, {"step": 3})
     assert (checkpoint.load(best), checkpoint.load(last)) == ({"step": 2}, {"step": 3})
-    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "best.pt",
+        "best.pt.sha256",
+        "last.pt",
+        "last.pt.sha256",
+    ]
 
 
 def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
@@ -108,11 +128,20 @@ def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
     checkpoint.save(last, {"step": 2})
     checkpoint_file.keep_as(last, best)
     assert checkpoint.load(best) == {"step": 2}
-    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "best.pt",
+        "best.pt.sha256",
+        "last.pt",
+        "last.pt.sha256",
+    ]
 
 
-@pytest.mark.parametrize("unsafe", ["0", "1"], ids=["default", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"])
-def test_no_code_is_run_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str) -> None:
+@pytest.mark.parametrize(
+    "unsafe", ["0", "1"], ids=["default", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"]
+)
+def test_no_code_is_run_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str
+) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", unsafe)
     mark, path = tmp_path / "ran", tmp_path / "last.pt"
     checkpoint.save(path, {"model": RunsCode(mark)})
@@ -157,7 +186,9 @@ def test_a_save_that_ends_at_the_rename_leaves_a_file_that_is_known_to_be_good(
     assert checkpoint.load(path)["step"] == 1
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, done = tmp_path / "last.pt", list[str]()
     fsync, replace = os.fsync, Path.replace
 

@@ -34,7 +34,9 @@ TOLD: dict[str, Any] = {
 def whole(path: Path) -> Path:
     """A checkpoint of two tensors."""
     tensors = {"weight": torch.ones(2, 3).t(), "bias": torch.zeros(4, dtype=torch.bfloat16)}
-    checkpoint.save(path, {**TOLD, "model": tensors, "workers": [torch.get_rng_state()], "dtype": torch.float32})
+    checkpoint.save(
+        path, {**TOLD, "model": tensors, "workers": [torch.get_rng_state()], "dtype": torch.float32}
+    )
     return path
 
 
@@ -56,7 +58,9 @@ class RunsCode:
 def test_no_code_is_run(tmp_path: Path) -> None:
     mark, path = tmp_path / "ran", tmp_path / "last.pt"
     checkpoint.save(path, {"model": RunsCode(mark), "position": {}, "config": {}, "workers": []})
-    with pytest.raises(pickle.UnpicklingError, match=r"holds builtins\.getattr|holds pathlib|holds _*builtin"):
+    with pytest.raises(
+        pickle.UnpicklingError, match=r"holds builtins\.getattr|holds pathlib|holds _*builtin"
+    ):
         checkpoint_file.read(path)
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint_file.check(path)
@@ -66,7 +70,9 @@ def test_no_code_is_run(tmp_path: Path) -> None:
 def cut(path: Path, leave_out: str, shorter: str) -> None:
     """Write the file anew without an entry, and with another that ends too soon; there is no checksum beside it."""
     with zipfile.ZipFile(path) as file:
-        entries = {name: file.read(name) for name in file.namelist() if not name.endswith(leave_out)}
+        entries = {
+            name: file.read(name) for name in file.namelist() if not name.endswith(leave_out)
+        }
     with zipfile.ZipFile(path, "w") as file:
         for name, content in entries.items():
             file.writestr(name, content[:3] if name.endswith(shorter) else content)
@@ -74,9 +80,15 @@ def cut(path: Path, leave_out: str, shorter: str) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "a tensor", "half a tensor", "its end"])
-def test_what_lacks_a_part_is_not_whole_though_nothing_says_its_checksum(tmp_path: Path, lacks: str) -> None:
+def test_what_lacks_a_part_is_not_whole_though_nothing_says_its_checksum(
+    tmp_path: Path, lacks: str
+) -> None:
     path = whole(tmp_path / "last.pt")
-    cut(path, "/data/1" if lacks == "a tensor" else "?", "/data/0" if lacks == "half a tensor" else "?")
+    cut(
+        path,
+        "/data/1" if lacks == "a tensor" else "?",
+        "/data/0" if lacks == "half a tensor" else "?",
+    )
     if lacks == "its end":
         path.write_bytes(path.read_bytes()[:-100])
     if lacks == "nothing":
@@ -102,7 +114,13 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     Attempt(request=first, started_at=0.0).begin()
     for step in (1, 2, 3):
         position = {"epoch": step, "step": step, "step_in_epoch": 1}
-        about = {"metrics_bytes": 0, "best": None, "is_best": False, "plan": None, "steps_per_epoch": 1}
+        about = {
+            "metrics_bytes": 0,
+            "best": None,
+            "is_best": False,
+            "plan": None,
+            "steps_per_epoch": 1,
+        }
         state = {"model": {"w": torch.ones(9)}, "workers": [], "config": shown(first.config)}
         checkpoint.save(paths.last, {**state, "position": position, **about}, keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
@@ -111,7 +129,9 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     which, seedless = identified(fork)
     forked = dataclasses.replace(forked, content=Content(fork=which, seedless_fork=seedless))
     again = pickle.dumps([(1, first), (0, forked)])
-    done = subprocess.run([sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again
+    )
     assert done.stdout.decode().split() == [str(before), str(forked.paths.forked)]
     told = done.stderr.decode()
     assert f"{paths.last}: is truncated or damaged" in told

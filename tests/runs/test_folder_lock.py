@@ -21,7 +21,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_second_command_is_refused_until_the_first_leaves(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "new" / "run")
-    with at_work(paths), pytest.raises(FolderInUse, match="another command is at work there"), at_work(paths):
+    with (
+        at_work(paths),
+        pytest.raises(FolderInUse, match="another command is at work there"),
+        at_work(paths),
+    ):
         pass
     with at_work(paths):
         assert paths.folder.is_dir()
@@ -40,7 +44,10 @@ def test_a_folder_that_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "file" / "run")
     with pytest.raises(ConfigError) as refused, at_work(paths):
         pass
-    assert str(refused.value) == f"hydra.run.dir={paths.folder}: Not a directory; choose another folder"
+    assert (
+        str(refused.value)
+        == f"hydra.run.dir={paths.folder}: Not a directory; choose another folder"
+    )
 
 
 def test_it_is_held_as_long_as_a_worker_has_it(tmp_path: Path) -> None:
@@ -54,7 +61,9 @@ def test_it_is_held_as_long_as_a_worker_has_it(tmp_path: Path) -> None:
     FolderLock(paths).release()
 
 
-def test_who_was_killed_a_moment_ago_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_killed_a_moment_ago_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = RunPaths(tmp_path)
     first = FolderLock(paths)
     monkeypatch.setattr(folder_lock, "PATIENCE_S", 10.0)

@@ -28,13 +28,26 @@ def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any
         outcome = {"status": COMPLETED, "metrics": metrics, "epoch_s": [1.0, 2.0]}
         outcome["objective"] = {"name": objective, "value": value}
     arguments = [f"{key}={setting}" for key, setting in overrides.items()]
-    about: dict[str, Any] = {"identity": f"id-{name}", "overrides": overrides, "arguments": arguments}
-    create_result(RunPaths(folder / name), **about, **{"command": "python -m expt -m seed=0,1", **fields})
-    update_result(RunPaths(folder / name), **outcome, **{key: fields[key] for key in fields if key == "status"})
+    about: dict[str, Any] = {
+        "identity": f"id-{name}",
+        "overrides": overrides,
+        "arguments": arguments,
+    }
+    create_result(
+        RunPaths(folder / name), **about, **{"command": "python -m expt -m seed=0,1", **fields}
+    )
+    update_result(
+        RunPaths(folder / name),
+        **outcome,
+        **{key: fields[key] for key in fields if key == "status"},
+    )
 
 
 def names(folder: Path) -> list[list[str]]:
-    return [[run["folder"].name for run in row.runs] for row in leaderboard.rows(leaderboard.read_runs(folder))]
+    return [
+        [run["folder"].name for run in row.runs]
+        for row in leaderboard.rows(leaderboard.read_runs(folder))
+    ]
 
 
 def lines_of(folder: Path, name: str) -> list[str]:
@@ -42,17 +55,26 @@ def lines_of(folder: Path, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("objective", "best"), [("accuracy/val", "lr=3"), ("loss/val", "lr=1")])
-def test_the_best_comes_first_whichever_way_the_objective_goes(tmp_path: Path, objective: str, best: str) -> None:
+def test_the_best_comes_first_whichever_way_the_objective_goes(
+    tmp_path: Path, objective: str, best: str
+) -> None:
     for name, value in {"lr=2": 0.5, "lr=3": 0.9, "lr=1": 0.1}.items():
         leave_run(tmp_path, name, value, objective=objective)
-    leave_run(tmp_path, "lr=4", status=FAILED, error="rank 0 raised\n\nTraceback\nValueError: bad\n\nlog: x")
+    leave_run(
+        tmp_path,
+        "lr=4",
+        status=FAILED,
+        error="rank 0 raised\n\nTraceback\nValueError: bad\n\nlog: x",
+    )
     leave_run(tmp_path, "lr=5", float("nan"), objective=objective)
     leave_run(tmp_path, "lr=6", 0.99 if best == "lr=3" else 0.01, objective=objective)
     update_result(RunPaths(tmp_path / "lr=6"), status=FAILED)  # after its best epoch
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], "what has no value, or has failed, comes last"
+    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], (
+        "what has no value, or has failed, comes last"
+    )
 
 
 def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:
@@ -71,12 +93,15 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     assert first.mean == pytest.approx(0.3)
     assert (second.status, second.mean) == ("1 of 2 completed", 0.2)
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
-    assert lines_of(tmp_path, "summary.md") == [
-        "| lr | accuracy/val | status | train_s |",
-        "|---|---|---|---|",
-        "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
-        "| 2 | 0.2000 | 1 of 2 completed | 3.0 |",
-    ]
+    assert (
+        lines_of(tmp_path, "summary.md")
+        == [
+            "| lr | accuracy/val | status | train_s |",
+            "|---|---|---|---|",
+            "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
+            "| 2 | 0.2000 | 1 of 2 completed | 3.0 |",
+        ]
+    )
 
 
 def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
@@ -84,7 +109,13 @@ def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
         typed = {"lr": 1, "dataset.folds": 3, "dataset.fold": fold, "seed": fold % 2}
         config = {"dataset": {"folds": 3, "fold": fold}, "seed": fold % 2}
         leave_run(tmp_path, f"fold={fold}", value, overrides=typed, config=config)
-    leave_run(tmp_path, "fold=none", 0.3, overrides={"lr": 1}, config={"dataset": {"folds": None, "fold": None}})
+    leave_run(
+        tmp_path,
+        "fold=none",
+        0.3,
+        overrides={"lr": 1},
+        config={"dataset": {"folds": None, "fold": None}},
+    )
     joined, alone = leaderboard.rows(leaderboard.read_runs(tmp_path))
     assert (len(joined.runs), joined.settings) == (3, {"dataset.folds": 3})
     assert joined.mean == pytest.approx(0.3)
@@ -93,7 +124,12 @@ def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
 
 def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25, device_s=7.5, energy_j=900.0)
-    leave_run(tmp_path, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")
+    leave_run(
+        tmp_path,
+        "lr=2",
+        status=FAILED,
+        error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log",
+    )
     leave_run(tmp_path, "lr=3")  # running
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     with (tmp_path / "summary.csv").open() as file:
@@ -101,11 +137,20 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert list(found) == ["lr=1", "lr=2", "lr=3"]
     assert [row["status"] for row in found.values()] == ["completed", "failed", "running"]
     good = found["lr=1"]
-    assert (good["lr"], good["objective"], good["accuracy/val"], good["loss/train"]) == ("1", "0.25", "0.25", "0.5")
+    assert (good["lr"], good["objective"], good["accuracy/val"], good["loss/train"]) == (
+        "1",
+        "0.25",
+        "0.25",
+        "0.5",
+    )
     assert (good["identity"], good["train_s"], good["error"]) == ("id-lr=1", "3", "")
     assert found["lr=2"]["error"] == "rank 1 of 2 raised: ValueError: a, b  (log: l.log)"
     assert found["lr=3"]["objective"] == ""
-    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [("7.5", "900"), ("0", ""), ("0", "")]
+    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [
+        ("7.5", "900"),
+        ("0", ""),
+        ("0", ""),
+    ]
 
 
 def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -124,24 +169,43 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
     assert lines_of(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
     (tmp_path / "none").mkdir()
     for number in range(2):
-        leave_run(tmp_path / "none", f"run={number}", overrides={"objective": "loss/val", "lr": number})
+        leave_run(
+            tmp_path / "none", f"run={number}", overrides={"objective": "loss/val", "lr": number}
+        )
     leaderboard.write_summary(tmp_path / "none", leaderboard.read_runs(tmp_path / "none"))
     head = lines_of(tmp_path / "none", "summary.md")[0].split(" | ")
     assert len({*head}) == len(head)
 
 
 def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:
-    leave_run(tmp_path, "clip=null", 0.5, overrides={"gradient_clip": None}, config={"gradient_clip": None})
-    leave_run(tmp_path, "clip=1", 0.25, overrides={"gradient_clip": 1.0}, config={"gradient_clip": 1.0})
+    leave_run(
+        tmp_path,
+        "clip=null",
+        0.5,
+        overrides={"gradient_clip": None},
+        config={"gradient_clip": None},
+    )
+    leave_run(
+        tmp_path, "clip=1", 0.25, overrides={"gradient_clip": 1.0}, config={"gradient_clip": 1.0}
+    )
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
-    assert [row["gradient_clip"] for row in csv.DictReader(lines_of(tmp_path, "summary.csv"))] == ["1", ""]
+    assert [row["gradient_clip"] for row in csv.DictReader(lines_of(tmp_path, "summary.csv"))] == [
+        "1",
+        "",
+    ]
     assert lines_of(tmp_path, "summary.md")[2].startswith("| null | 0.5000 |")
 
 
 def test_a_default_stands_where_others_were_given_a_value(tmp_path: Path) -> None:
     config = {"optimizer": {"name": "sgd", "lr": 0.05}}
     leave_run(tmp_path, "a=1", 0.5, overrides={}, config=config)
-    leave_run(tmp_path, "b=1", 0.4, overrides={"optimizer.lr": 0.1}, config={"optimizer": {"name": "sgd", "lr": 0.1}})
+    leave_run(
+        tmp_path,
+        "b=1",
+        0.4,
+        overrides={"optimizer.lr": 0.1},
+        config={"optimizer": {"name": "sgd", "lr": 0.1}},
+    )
     assert [row.settings for row in leaderboard.rows(leaderboard.read_runs(tmp_path))] == [
         {"optimizer.lr": 0.05},
         {"optimizer.lr": 0.1},
@@ -170,13 +234,25 @@ def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> Non
     ]
 
 
-def test_forks_of_parents_that_differ_by_seed_are_repetitions_while_they_keep_those(tmp_path: Path) -> None:
+def test_forks_of_parents_that_differ_by_seed_are_repetitions_while_they_keep_those(
+    tmp_path: Path,
+) -> None:
     def leave(parent: int, seed: int) -> None:
         typed = {"fork": f"a{parent}@40", "seed": seed}
-        content = {"data": None, "code": None, "fork": f"parent{parent}@40", "seedless_fork": "parent@40"}
+        content = {
+            "data": None,
+            "code": None,
+            "fork": f"parent{parent}@40",
+            "seedless_fork": "parent@40",
+        }
         alike = {"seedless_identity": "same", "config": {"seed": seed, "dataset": {"fold": None}}}
         leave_run(
-            tmp_path, f"fork=a{parent},seed={seed}", parent + seed / 10, overrides=typed, content=content, **alike
+            tmp_path,
+            f"fork=a{parent},seed={seed}",
+            parent + seed / 10,
+            overrides=typed,
+            content=content,
+            **alike,
         )
 
     leave(parent=0, seed=0)
@@ -195,10 +271,20 @@ def test_the_identity_without_the_seed_decides(tmp_path: Path) -> None:
     """A text of the environment's is hidden in the record: there the two are alike."""
     for seed, digits in enumerate("aab"):
         alike: dict[str, Any] = {"config": {"model": {"activation": "${oc.env:ACT}"}, "seed": seed}}
-        leave_run(tmp_path, f"seed={seed}", 0.5, overrides={"seed": seed}, seedless_identity=digits, **alike)
+        leave_run(
+            tmp_path,
+            f"seed={seed}",
+            0.5,
+            overrides={"seed": seed},
+            seedless_identity=digits,
+            **alike,
+        )
     found = leaderboard.rows(leaderboard.read_runs(tmp_path))
     assert [len(row.runs) for row in found] == [2, 1]
-    assert [row.settings for row in found] == [{"experiment without seed": "a"}, {"experiment without seed": "b"}]
+    assert [row.settings for row in found] == [
+        {"experiment without seed": "a"},
+        {"experiment without seed": "b"},
+    ]
 
 
 def test_the_settings_of_an_older_version_join_in_any_order(tmp_path: Path) -> None:
@@ -209,12 +295,17 @@ def test_the_settings_of_an_older_version_join_in_any_order(tmp_path: Path) -> N
 
 def test_without_any_result_the_column_says_what_would_be_there(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", status=FAILED, error="no")
-    assert shown(tmp_path) == [["lr", "objective", "status", "train", "time"], ["1", "failed", "0.0", "s"]]
+    assert shown(tmp_path) == [
+        ["lr", "objective", "status", "train", "time"],
+        ["1", "failed", "0.0", "s"],
+    ]
 
 
 def test_a_whole_number_is_written_as_one(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.5)
-    update_result(RunPaths(tmp_path / "lr=1"), metrics={"steps_skipped": 3, "loss/train": 0.123456789})
+    update_result(
+        RunPaths(tmp_path / "lr=1"), metrics={"steps_skipped": 3, "loss/train": 0.123456789}
+    )
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     (row,) = csv.DictReader(lines_of(tmp_path, "summary.csv"))
     assert (row["steps_skipped"], row["loss/train"]) == ("3", "0.123457")
@@ -236,12 +327,21 @@ def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
 
 def shown(folder: Path, **how: Any) -> list[list[str]]:
     out = io.StringIO()
-    Console(file=out, width=200).print(leaderboard.leaderboard(leaderboard.read_runs(folder), **how))
+    Console(file=out, width=200).print(
+        leaderboard.leaderboard(leaderboard.read_runs(folder), **how)
+    )
     return [line.split() for line in out.getvalue().splitlines()]
 
 
 def test_values_are_shown_as_they_are(tmp_path: Path) -> None:
-    for name, value in {"a": "d[old]", "b": "d[/b]", "c": ":smile:", "d": "\x1b[31mred", "e": 1e12, "f": 1e-5}.items():
+    for name, value in {
+        "a": "d[old]",
+        "b": "d[/b]",
+        "c": ":smile:",
+        "d": "\x1b[31mred",
+        "e": 1e12,
+        "f": 1e-5,
+    }.items():
         leave_run(tmp_path, f"{name}=1", 0.5, overrides={"note": value})
     assert [line[0] for line in shown(tmp_path)] == [
         "note", "d[old]", "d[/b]", ":smile:", "\\x1b[31mred", "1e12", "1e-5"
@@ -249,7 +349,13 @@ def test_values_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:
-    for name, value in {"a": "=cmd|' /C calc'!A0", "b": "-0.5", "c": "+x", "d": "@y", "e": -3.0}.items():
+    for name, value in {
+        "a": "=cmd|' /C calc'!A0",
+        "b": "-0.5",
+        "c": "+x",
+        "d": "@y",
+        "e": -3.0,
+    }.items():
         leave_run(tmp_path, f"{name}=1", 0.5, overrides={"note": value})
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     with (tmp_path / "summary.csv").open() as file:
@@ -258,9 +364,15 @@ def test_no_cell_is_a_formula(tmp_path: Path) -> None:
 
 
 def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> None:
-    for name, (val, test) in {"lr=1": (0.5, 0.75), "lr=2": (0.625, 0.25), "lr=3": (0.25, 0.5)}.items():
+    for name, (val, test) in {
+        "lr=1": (0.5, 0.75),
+        "lr=2": (0.625, 0.25),
+        "lr=3": (0.25, 0.5),
+    }.items():
         leave_run(tmp_path, name, val)
-        update_result(RunPaths(tmp_path / name), metrics={"accuracy/val": val, "accuracy/test": test})
+        update_result(
+            RunPaths(tmp_path / name), metrics={"accuracy/val": val, "accuracy/test": test}
+        )
     head, *lines = shown(tmp_path)
     assert head == ["lr", "accuracy/val", "accuracy/test", "status", "train", "time"]
     assert [line[:3] for line in lines] == [
@@ -269,15 +381,26 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
         ["3", "0.2500", "0.5000"],
     ]
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
-    assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == ["2", "3", "1"]
+    assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == [
+        "2",
+        "3",
+        "1",
+    ]
 
 
 def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_path: Path) -> None:
     """In the epoch whose checkpoint it keeps, as the others do."""
     leave_run(tmp_path, "lr=1", 0.9)
-    for name, metrics in {"lr=2": {"loss/val": 7.0, "accuracy/val": 0.8}, "lr=3": {"loss/val": 8.0}}.items():
+    for name, metrics in {
+        "lr=2": {"loss/val": 7.0, "accuracy/val": 0.8},
+        "lr=3": {"loss/val": 8.0},
+    }.items():
         leave_run(tmp_path, name, 7.0, objective="loss/val")
-        update_result(RunPaths(tmp_path / name), metrics=metrics, best={"metric": "loss/val", "value": 7.0, "epoch": 1})
+        update_result(
+            RunPaths(tmp_path / name),
+            metrics=metrics,
+            best={"metric": "loss/val", "value": 7.0, "epoch": 1},
+        )
     writer = MetricsWriter(RunPaths(tmp_path / "lr=2"))
     writer.write(10, 1, {"accuracy/val": 0.95})
     writer.write(20, 2, {"accuracy/val": 0.8})
@@ -287,13 +410,22 @@ def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_
     assert shown[0] == [" lr ", " accuracy/val "]
     assert shown[2:] == [[" 2 ", " 0.9500 "], [" 1 ", " 0.9000 "], [" 3 ", "  "]]
     in_csv = csv.DictReader(lines_of(tmp_path, "summary.csv"))
-    assert [(row["lr"], row["objective"]) for row in in_csv] == [("1", "0.9"), ("2", "0.95"), ("3", "")]
+    assert [(row["lr"], row["objective"]) for row in in_csv] == [
+        ("1", "0.9"),
+        ("2", "0.95"),
+        ("3", ""),
+    ]
 
 
 def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
     for model in ("a_model_with_a_long_name_that_needs_room", "mlp"):
         for seed in (0, 1):
-            leave_run(tmp_path, f"model={model},optimizer.lr=0.001,seed={seed}", 0.5, seedless_identity=model)
+            leave_run(
+                tmp_path,
+                f"model={model},optimizer.lr=0.001,seed={seed}",
+                0.5,
+                seedless_identity=model,
+            )
     leave_run(tmp_path, "model=mlp,optimizer.lr=0.1,seed=0", status=INTERRUPTED)
     out = io.StringIO()
     Console(file=out, width=80).print(leaderboard.leaderboard(leaderboard.read_runs(tmp_path)))
@@ -301,7 +433,9 @@ def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
     assert any("0.5000 ± 0.0000 (2)" in line for line in lines)
     assert {len(line) for line in lines} == {80}
     assert lines[0].endswith("train time")
-    assert all(word in out.getvalue().split() for word in ("interrupted", "completed", "accuracy/val")), out.getvalue()
+    assert all(
+        word in out.getvalue().split() for word in ("interrupted", "completed", "accuracy/val")
+    ), out.getvalue()
 
 
 def test_the_time_is_that_of_completed_runs(tmp_path: Path) -> None:
@@ -312,10 +446,17 @@ def test_the_time_is_that_of_completed_runs(tmp_path: Path) -> None:
 
 def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     def leave(name: str, value: float, status: str, epochs: int = 2) -> None:
-        leave_run(tmp_path, name, value, config={"epochs": 9}, seedless_identity=name.partition(",")[0])
+        leave_run(
+            tmp_path, name, value, config={"epochs": 9}, seedless_identity=name.partition(",")[0]
+        )
         update_result(RunPaths(tmp_path / name), status=status, epoch_s=[1.0] * epochs)
 
-    for lr, value, status in [(1, 0.5, COMPLETED), (2, 0.9, PAUSED), (3, 0.8, PAUSED), (4, 0.95, FAILED)]:
+    for lr, value, status in [
+        (1, 0.5, COMPLETED),
+        (2, 0.9, PAUSED),
+        (3, 0.8, PAUSED),
+        (4, 0.95, FAILED),
+    ]:
         leave(f"lr={lr}", value, status)
     leave("lr=3,seed=1", 0.4, PAUSED, epochs=1)  # seeds count where they have come furthest
     assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [
@@ -326,7 +467,9 @@ def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_code_than_todays_are_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_stale_model.py").write_text("class Net: pass\n")
     targets = ("my_stale_model.Net",)
@@ -334,13 +477,18 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: p
     then: Any = {"data": None, "code": user_code.fingerprint(targets)}
     sweep = tmp_path / "sweep"
     leave_run(sweep, "lr=1", 0.5, config=config, content=then)
-    leave_run(sweep, "lr=2", 0.4, config={"model": {"name": "mlp"}}, content={"data": None, "code": None})
+    leave_run(
+        sweep, "lr=2", 0.4, config={"model": {"name": "mlp"}}, content={"data": None, "code": None}
+    )
     runs = leaderboard.read_runs(sweep)
     assert stale((run["folder"], run) for run in runs) == []
     (tmp_path / "my_stale_model.py").write_text("class Net: x = 1\n")
     old = stale((run["folder"], run) for run in runs)
     assert old == [sweep / "lr=1"]
-    assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == [["completed,", "stale"], ["completed"]]
+    assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == [
+        ["completed,", "stale"],
+        ["completed"],
+    ]
     out = io.StringIO()
     print_stale(Console(file=out, width=300), old)
     assert f"python -m expt rerun {sweep / 'lr=1'}" in out.getvalue()

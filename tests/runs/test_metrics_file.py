@@ -26,7 +26,9 @@ def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Pat
     assert reader.read() == []
 
 
-def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_written_anew(tmp_path: Path) -> None:
+def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_written_anew(
+    tmp_path: Path,
+) -> None:
     paths = RunPaths(tmp_path)
     writer, sizes = MetricsWriter(paths), list[int]()
     for step in (1, 2, 3):
@@ -45,7 +47,9 @@ def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_writ
     writer.write(3, 1, {"loss/test": 0.25})
     writer.close()
     tested = paths.metrics.read_bytes()
-    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], "the test is after the last checkpoint"
+    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], (
+        "the test is after the last checkpoint"
+    )
     assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested
 
 

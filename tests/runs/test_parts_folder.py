@@ -26,7 +26,9 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     (target / ".step-3.parts" / "__0_0.distcp").touch()
     lost = source / "step-3.parts" / ".metadata"
     lost.rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match=rf"{lost}: is missing, which holds a part of a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=rf"{lost}: is missing, which holds a part of a checkpoint"
+    ):
         parts_folder.bring(own, source, target)
     assert not [*target.iterdir()]
     (tmp_path / "away").rename(lost)

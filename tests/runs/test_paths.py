@@ -14,7 +14,9 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert [make_unused_folder(name) for _ in range(3)] == [name, f"{name}_2", f"{name}_3"]
 
 
-def test_empty_folders_go_up_to_the_first_that_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_folders_go_up_to_the_first_that_holds_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("outputs/day/noon", "outputs/night", "elsewhere/run"):
         Path(name).mkdir(parents=True)

@@ -12,7 +12,11 @@ from expt.runs import plain_json
 
 
 def test_nan_is_null_and_infinity_is_read_as_such() -> None:
-    content: dict[str, Any] = {"a": math.nan, "b": [math.inf, 1.5, "NaN", "1e999", True], "c": {"d": (-math.inf, 2)}}
+    content: dict[str, Any] = {
+        "a": math.nan,
+        "b": [math.inf, 1.5, "NaN", "1e999", True],
+        "c": {"d": (-math.inf, 2)},
+    }
     text = plain_json.dumps(content)
     assert text == '{"a": null, "b": [1e999, 1.5, "NaN", "1e999", true], "c": {"d": [-1e999, 2]}}'
     found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -21,4 +25,7 @@ def test_nan_is_null_and_infinity_is_read_as_such() -> None:
 
 
 def test_all_else_is_as_json_has_it() -> None:
-    assert plain_json.dumps({"a": 1e30, "b": [None]}, indent=2) == '{\n  "a": 1e+30,\n  "b": [\n    null\n  ]\n}'
+    assert (
+        plain_json.dumps({"a": 1e30, "b": [None]}, indent=2)
+        == '{\n  "a": 1e+30,\n  "b": [\n    null\n  ]\n}'
+    )

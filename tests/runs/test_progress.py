@@ -21,7 +21,12 @@ from expt.runs.view.summary import print_summary
 from expt.runs.view.units import duration, elapsed
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
-OF_EPOCH = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0, "speed/epoch_s": 2.0}
+OF_EPOCH = {
+    "loss/train": 1.5,
+    "accuracy/train": 0.5,
+    "speed/samples_per_s": 12345.0,
+    "speed/epoch_s": 2.0,
+}
 EVALUATED = {"loss/val": 2.0, "accuracy/val": 0.25}
 
 
@@ -39,7 +44,9 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
         writer.write(step, 12, {"loss/test": 3.0, "accuracy/test": 0.125})
     writer.close()
     out = io.StringIO()
-    with RunDisplay(paths, Console(file=out, force_terminal=terminal, width=width), epochs=200) as display:
+    with RunDisplay(
+        paths, Console(file=out, force_terminal=terminal, width=width), epochs=200
+    ) as display:
         display.update()
     return out.getvalue()
 
@@ -53,8 +60,12 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
         (200, ("loss", "acc", "img/s"), ("val",)),
     ],
 )
-def test_the_progress_line_fits(tmp_path: Path, width: int, there: tuple[str, ...], left_out: tuple[str, ...]) -> None:
-    (*_, line) = (line for line in shown(tmp_path, width, 240).splitlines() if "epoch 12/200" in line)
+def test_the_progress_line_fits(
+    tmp_path: Path, width: int, there: tuple[str, ...], left_out: tuple[str, ...]
+) -> None:
+    (*_, line) = (
+        line for line in shown(tmp_path, width, 240).splitlines() if "epoch 12/200" in line
+    )
     words = line.split()
     assert {*there} <= set(words)
     assert not {*left_out} & set(words), "val is of the epoch before"
@@ -77,9 +88,15 @@ def test_in_a_file_it_is_lines_without_colour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [44, 80])
-def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(tmp_path: Path, width: int) -> None:
+def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(
+    tmp_path: Path, width: int
+) -> None:
     text = re.sub(r"\x1b\[[?\d;]*\w", "", shown(tmp_path, width, 4000))
-    lines = [line for line in text.splitlines() if line.startswith("epoch") and "val" in line and "/4000" not in line]
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith("epoch") and "val" in line and "/4000" not in line
+    ]
     wide = "  img/s 12,345" if width == 80 else ""
     acc = "acc 0.5000  " if width == 80 else ""
     assert lines == [
@@ -88,7 +105,9 @@ def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(tmp_path: Pa
     ]
 
 
-def test_a_terminal_that_cannot_go_back_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_cannot_go_back_gets_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert shown(tmp_path, 80, 4000).count("epoch  1") == 2
 
@@ -96,7 +115,9 @@ def test_a_terminal_that_cannot_go_back_gets_lines(tmp_path: Path, monkeypatch: 
 def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
     """However many end between two looks, and where nothing was ever the best; a run that is resumed tells on."""
     paths, out = RunPaths(tmp_path), io.StringIO()
-    create_result(paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10})
+    create_result(
+        paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10}
+    )
     writer = MetricsWriter(paths)
     for epoch in (1, 2, 3):
         writer.write(10 * epoch, epoch, {**OF_EPOCH, "accuracy/val": float("nan")})
@@ -124,10 +145,16 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         paths.stdout(0, rank).parent.mkdir(parents=True)
         paths.stdout(0, rank).write_text("of an earlier attempt\n")
-    with RunDisplay(paths, Console(file=out), epochs=1) as display, paths.stdout(0, 1).open("a") as log:
+    with (
+        RunDisplay(paths, Console(file=out), epochs=1) as display,
+        paths.stdout(0, 1).open("a") as log,
+    ):
         display.update()
         log.write("here [bold] I am\nand \x1b[2Jno end")
-    assert out.getvalue().splitlines() == ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
+    assert out.getvalue().splitlines() == [
+        "[rank 1] here [bold] I am",
+        "[rank 1] and \\x1b[2Jno end",
+    ]
 
 
 def test_a_workers_warning_is_told_once_where_the_commands_own_are(
@@ -141,7 +168,9 @@ def test_a_workers_warning_is_told_once_where_the_commands_own_are(
         display.update()
         for rank in (1, 0):
             with paths.stderr(0, rank).open("a") as log:
-                log.write("UserWarning: not ours\nwarning: 20 outputs \x1b[2J\n" + "x" * MAX_LAST_BYTES)
+                log.write(
+                    "UserWarning: not ours\nwarning: 20 outputs \x1b[2J\n" + "x" * MAX_LAST_BYTES
+                )
     assert out.getvalue() == ""
     assert capsys.readouterr().err == "warning: [rank 0] 20 outputs \\x1b[2J\n"
 
@@ -156,7 +185,12 @@ def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "as_duration", "as_elapsed"),
-    [(0.04, "00:00", "0.0 s"), (59.94, "01:00", "59.9 s"), (60, "01:00", "01:00"), (3725, "1:02:05", "1:02:05")],
+    [
+        (0.04, "00:00", "0.0 s"),
+        (59.94, "01:00", "59.9 s"),
+        (60, "01:00", "01:00"),
+        (3725, "1:02:05", "1:02:05"),
+    ],
 )
 def test_time_is_shown_in_minutes_and_where_it_is_short_in_tenths(
     seconds: float, as_duration: str, as_elapsed: str
@@ -164,7 +198,9 @@ def test_time_is_shown_in_minutes_and_where_it_is_short_in_tenths(
     assert (duration(seconds), elapsed(seconds)) == (as_duration, as_elapsed)
 
 
-def test_after_a_resume_the_steps_of_before_took_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_resume_the_steps_of_before_took_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [50.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     paths = RunPaths(tmp_path)
@@ -184,7 +220,9 @@ def test_after_a_resume_the_steps_of_before_took_no_time(tmp_path: Path, monkeyp
     assert state.left_s == 10.0
 
 
-def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_goes_as_fast_as_the_steps_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     paths = RunPaths(tmp_path)
@@ -240,14 +278,23 @@ def summary(paths: RunPaths) -> list[list[str]]:
     return [line.split() for line in out.getvalue().splitlines()]
 
 
-def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_tells_the_numbers_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])
     paths = RunPaths(tmp_path / "outputs" / "my day" / "run")
     create_result(paths, world_size=2, devices=[])
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
     best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
-    update_result(paths, status=COMPLETED, metrics=metrics, best=best, epoch_s=[1.5, 2.0], samples_per_s=1234.5)
+    update_result(
+        paths,
+        status=COMPLETED,
+        metrics=metrics,
+        best=best,
+        epoch_s=[1.5, 2.0],
+        samples_per_s=1234.5,
+    )
     assert summary(paths) == [
         ["loss", "accuracy", "of", "epoch"],
         ["train", "0.5000", "0.7500", "2,", "the", "last"],
@@ -261,13 +308,17 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monke
     out = io.StringIO()
     print_summary(Console(file=out, width=200), paths)
     head, train, *_ = out.getvalue().splitlines()
-    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), "numbers end in a line"
+    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), (
+        "numbers end in a line"
+    )
     assert shown_path(Path("/elsewhere")) == "/elsewhere"
     (tmp_path / "outputs" / "my day" / "photos").mkdir()
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
-def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(tmp_path: Path) -> None:
+def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
     paths = RunPaths(tmp_path)
     create_result(paths, steps=40, resumed_from={"checkpoint": "last.pt", "step": 20})
     assert summary(paths)[0][:1] != ["nothing"]
@@ -290,7 +341,12 @@ def test_the_summary_says_that_no_epoch_was_the_best(
 ) -> None:
     paths, name = RunPaths(tmp_path), f"accuracy/{eval_split}"
     create_result(paths, world_size=1, config={"eval_split": eval_split, "objective": name})
-    update_result(paths, metrics={"loss/test": 1.0, name: value}, best=None, objective={"name": name, "value": value})
+    update_result(
+        paths,
+        metrics={"loss/test": 1.0, name: value},
+        best=None,
+        objective={"name": name, "value": value},
+    )
     lines = [line for line in summary(paths) if line[:2] == ["no", "best"]]
     assert [line[-len(says) :] for line in lines] == [says] if says else not lines
 
@@ -303,7 +359,9 @@ def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path)
     assert ["trained", "0.0", "s", "by", "1", "worker", "on", "0,", "0", "images/s"] in lines
     assert ["the", "slowest"] in lines
     assert any(line[:1] == ["trace"] for line in lines)
-    assert not any(line[:1] == ["compare"] for line in lines), "the report would not find it by itself"
+    assert not any(line[:1] == ["compare"] for line in lines), (
+        "the report would not find it by itself"
+    )
 
 
 def test_a_run_that_is_over_before_the_first_look_is_told(tmp_path: Path) -> None:
@@ -338,7 +396,9 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
         ({"name": "_target_", "num_classes": 3}, "img/s", "images"),
     ],
 )
-def test_samples_are_called_what_they_are(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:
+def test_samples_are_called_what_they_are(
+    dataset: dict[str, Any], label: str, noun: str, tmp_path: Path
+) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(paths, total_steps=30, config={"dataset": dataset})
     writer = MetricsWriter(paths)

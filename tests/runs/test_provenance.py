@@ -12,7 +12,9 @@ from expt.runs import provenance
 
 def git(folder: Path, *words: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture
@@ -26,7 +28,9 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_changed_since_the_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_since_the_commit(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As git itself would show it, whatever a person has it use instead."""
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", "true")
     git(repository, "config", "color.ui", "always")
@@ -46,7 +50,9 @@ def test_a_long_change_is_cut_with_its_length(repository: Path) -> None:
     assert int(cut.split()[0]) > 10
 
 
-def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_repository_there_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance.git_state(tmp_path) is None
     monkeypatch.setenv("PATH", "")

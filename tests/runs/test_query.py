@@ -13,8 +13,15 @@ from expt.runs.view.comparison import as_csv
 from expt.runs.view.query import ListedRun, check_key, chosen, filter_of, in_order
 
 
-def run(name: str, started: float = 0.0, *, metrics: dict[str, float] | None = None, **config: Any) -> ListedRun:
-    record: Any = {"started": started, "status": "completed", "metrics": metrics or {}, "config": config}
+def run(
+    name: str, started: float = 0.0, *, metrics: dict[str, float] | None = None, **config: Any
+) -> ListedRun:
+    record: Any = {
+        "started": started,
+        "status": "completed",
+        "metrics": metrics or {},
+        "config": config,
+    }
     return ListedRun(Path(name), record)
 
 
@@ -24,7 +31,14 @@ def names(runs: list[ListedRun]) -> str:
 
 RUNS = [
     run("a", 3, metrics={"accuracy/val": 0.5, "loss/val": 0.9}, amp=True, epochs=2, note="x=1"),
-    run("b", 1, metrics={"accuracy/val": math.nan, "loss/val": 0.1}, amp=False, epochs=10, note="yes"),
+    run(
+        "b",
+        1,
+        metrics={"accuracy/val": math.nan, "loss/val": 0.1},
+        amp=False,
+        epochs=10,
+        note="yes",
+    ),
     run("c", 2, metrics={"accuracy/val": 0.7}, amp="bf16", epochs=3, note=5),
 ]
 
@@ -57,7 +71,9 @@ RUNS = [
         (["note='yes'"], "b"),
     ],
 )
-def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(filters: list[str], left: str) -> None:
+def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(
+    filters: list[str], left: str
+) -> None:
     assert names(chosen(RUNS, filters)) == left
 
 
@@ -65,7 +81,10 @@ LISTS = [
     run("a", model={"hidden": [32]}, freeze=["^a.*"], seed=2**53, note="a*"),
     run("b", model={"hidden": [64]}, freeze=["^ab"], seed=2**53 + 1, note="ab"),
     run(
-        "c", model={"hidden": [32, 64]}, freeze=["x, y", True, None], optimizer={"groups": [{"match": "a", "lr": 1e-3}]}
+        "c",
+        model={"hidden": [32, 64]},
+        freeze=["x, y", True, None],
+        optimizer={"groups": [{"match": "a", "lr": 1e-3}]},
     ),
     run("d", model={"hidden": []}, freeze="[nan]"),
 ]
@@ -98,16 +117,34 @@ LISTS = [
         (["note=a?"], "ab"),
     ],
 )
-def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(filters: list[str], left: str) -> None:
+def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(
+    filters: list[str], left: str
+) -> None:
     assert names(chosen(LISTS, filters)) == left
 
 
 def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_differ() -> None:
-    a = run("a", model={"depth": 1, "width": 1}, head={"depth": 1, "width": 1}, dataset={"size": 1}, size=3)
-    b = run("b", model={"depth": 2, "width": 2}, head={"depth": 1, "width": 2}, dataset={"size": 2}, size=3)
+    a = run(
+        "a",
+        model={"depth": 1, "width": 1},
+        head={"depth": 1, "width": 1},
+        dataset={"size": 1},
+        size=3,
+    )
+    b = run(
+        "b",
+        model={"depth": 2, "width": 2},
+        head={"depth": 1, "width": 2},
+        dataset={"size": 2},
+        size=3,
+    )
     assert names(chosen([a, b], ["depth=2"])) == "b"
-    assert names(chosen([a, b], ["size=3"])) == "ab", "the key itself, though they differ in dataset.size"
-    with pytest.raises(ConfigError, match=r"^width: may be head\.width or model\.width; write the whole key$"):
+    assert names(chosen([a, b], ["size=3"])) == "ab", (
+        "the key itself, though they differ in dataset.size"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^width: may be head\.width or model\.width; write the whole key$"
+    ):
         chosen([a, b], ["width=2"])
 
 
@@ -126,7 +163,9 @@ def test_an_order_is_about_settings_and_about_all_runs_only_if_it_says_so() -> N
         assert str(refused.value) == says
 
 
-@pytest.mark.parametrize(("overrides", "name"), [({"model": "mine"}, "mine"), ({}, "Net"), ({"model": {}}, "Net")])
+@pytest.mark.parametrize(
+    ("overrides", "name"), [({"model": "mine"}, "mine"), ({}, "Net"), ({"model": {}}, "Net")]
+)
 def test_a_model_of_ones_own_is_found_by_its_name(overrides: dict[str, Any], name: str) -> None:
     own = run("o", model={"name": "_target_", "target": "my.nets.Net", "kwargs": {"width": 8}})
     own.result["overrides"] = overrides
@@ -167,7 +206,8 @@ def test_accuracies_fall_and_all_else_rises_and_what_has_no_value_comes_last(
 @pytest.mark.parametrize(("objective", "order"), [("accuracy/val", "ba"), ("loss/val", "ab")])
 def test_the_best_comes_first_whatever_the_objective(objective: str, order: str) -> None:
     records: list[Any] = [
-        {"objective": {"name": objective, "value": value}, "best": {"value": value}} for value in (1, 2)
+        {"objective": {"name": objective, "value": value}, "best": {"value": value}}
+        for value in (1, 2)
     ]
     runs = [ListedRun(Path(name), record) for name, record in zip("ab", records, strict=True)]
     assert names(in_order(runs, "best")) == order
@@ -175,12 +215,16 @@ def test_the_best_comes_first_whatever_the_objective(objective: str, order: str)
 
 @pytest.mark.parametrize("tag", ["speed/samples_per_s", "best/accuracy/val", "running/accuracy"])
 def test_what_is_better_high_comes_first(tag: str) -> None:
-    assert names(in_order([run("a", metrics={tag: 1.0}), run("b", metrics={tag: 2.0})], tag)) == "ba"
+    assert (
+        names(in_order([run("a", metrics={tag: 1.0}), run("b", metrics={tag: 2.0})], tag)) == "ba"
+    )
 
 
 def test_the_best_of_a_run_under_way_is_read_from_its_metrics() -> None:
     assert (
-        run("a", metrics={"accuracy/val": 0.5, "best/accuracy/val": 0.6}, objective="accuracy/val").values["best"]
+        run(
+            "a", metrics={"accuracy/val": 0.5, "best/accuracy/val": 0.6}, objective="accuracy/val"
+        ).values["best"]
         == 0.6
     )
     assert run("a", metrics={"accuracy/val": 0.5}, objective="accuracy/val").values["best"] == 0.5
@@ -212,13 +256,26 @@ def test_a_key_that_no_run_has_is_refused() -> None:
 
 def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
     runs = list[ListedRun]()
-    for name, typed in (("a", {"recipe": "x", "epochs": "2"}), ("b", {"recipe": "w"}), ("c", {"aug@model.opts": "t"})):
-        record: Any = {"status": "completed", "overrides": {**typed, "wandb.project": "p"}, "config": {"epochs": 2}}
+    for name, typed in (
+        ("a", {"recipe": "x", "epochs": "2"}),
+        ("b", {"recipe": "w"}),
+        ("c", {"aug@model.opts": "t"}),
+    ):
+        record: Any = {
+            "status": "completed",
+            "overrides": {**typed, "wandb.project": "p"},
+            "config": {"epochs": 2},
+        }
         runs.append(ListedRun(Path(name), record))
     assert names(chosen(runs, ["recipe=x"])) == "a"
     assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
     check_key("recipe", runs)
     assert names(in_order(runs, "recipe")) == "bac"
     head, *lines = as_csv(runs).splitlines()
-    assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [1, 1, 1, 0]
+    assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
     assert len({line.count(",") for line in lines}) == 1

@@ -79,7 +79,17 @@ def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"status": "comp', "[1]", "7", '{"status": 7}', '{"metrics": "high"}', "\udcff", "", '{"a": 1}']
+    "text",
+    [
+        '{"status": "comp',
+        "[1]",
+        "7",
+        '{"status": 7}',
+        '{"metrics": "high"}',
+        "\udcff",
+        "",
+        '{"a": 1}',
+    ],
 )
 def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     text: str, paths: RunPaths, capsys: pytest.CaptureFixture[str]
@@ -95,7 +105,8 @@ def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     asides = [paths.folder / name for name in ("result.json.damaged", "result.json.damaged1")]
     assert [path.read_bytes() for path in asides] == [damaged] * 2, "nothing is lost"
     told = "".join(
-        f"warning: {paths.result}: is damaged, or no run's, and set aside as {path.name}\n" for path in asides
+        f"warning: {paths.result}: is damaged, or no run's, and set aside as {path.name}\n"
+        for path in asides
     )
     assert capsys.readouterr().err == told
 
@@ -111,7 +122,10 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
 
 def test_a_person_can_read_it(paths: RunPaths) -> None:
     create_result(paths, name="lr=1", world_size=2)
-    assert paths.result.read_text() == '{\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
+    assert (
+        paths.result.read_text()
+        == '{\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
+    )
 
 
 def test_the_objective_is_nan_where_a_record_has_none() -> None:
@@ -196,7 +210,11 @@ def test_the_exception_that_ended_a_worker(tmp_path: Path) -> None:
     write_error(path, failure(), 2)
     raised = read_error(path)
     assert raised is not None
-    assert (raised.text, raised.exit_code, raised.time_ns) == ("no such label: 11", 2, path.stat().st_mtime_ns)
+    assert (raised.text, raised.exit_code, raised.time_ns) == (
+        "no such label: 11",
+        2,
+        path.stat().st_mtime_ns,
+    )
     assert raised.traceback.startswith("Traceback (most recent call last):")
     assert raised.traceback.rstrip().endswith("ValueError: no such label: 11")
     elastic: dict[str, Any] = json.loads(path.read_text())["message"]
@@ -204,7 +222,9 @@ def test_the_exception_that_ended_a_worker(tmp_path: Path) -> None:
     assert int(elastic["extraInfo"]["timestamp"]) > 0
 
 
-@pytest.mark.parametrize("length", [0, 1, 40, -1], ids=["empty", "one byte", "a part", "all but one byte"])
+@pytest.mark.parametrize(
+    "length", [0, 1, 40, -1], ids=["empty", "one byte", "a part", "all but one byte"]
+)
 def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
     path = tmp_path / "error"
     write_error(path, failure(), 1)
@@ -235,7 +255,9 @@ def test_no_secret_is_written(paths: RunPaths, a_secret: str) -> None:
     assert a_secret not in paths.result.read_text()
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_name(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a loss of power could leave the name with nothing behind it."""
     calls, fsync, replace = list[str](), os.fsync, Path.replace
 
@@ -253,7 +275,9 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(paths: RunPaths, monkeyp
     assert calls == ["fsync 5", "replace 5"]
 
 
-def test_a_folder_that_cannot_hold_the_record_is_left_empty(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_hold_the_record_is_left_empty(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -279,7 +303,10 @@ def test_what_is_no_runs_record_is_passed_over_and_a_damaged_one_named(tmp_path:
         ("a", "completed"),
         ("b", "damaged"),
     ]
-    below = [(str(path.folder.relative_to(tmp_path)), found["status"]) for path, found in results_below(tmp_path)]
+    below = [
+        (str(path.folder.relative_to(tmp_path)), found["status"])
+        for path, found in results_below(tmp_path)
+    ]
     assert below == [("a", "completed"), ("b", "damaged"), ("e/f", "failed")]
 
 
@@ -309,12 +336,17 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert a_secret not in (tmp_path / "error").read_text()
 
 
-def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(paths: RunPaths) -> None:
+def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(
+    paths: RunPaths,
+) -> None:
     nan, inf = float("nan"), float("inf")
     writer = MetricsWriter(paths)
     writer.write(1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5})
     writer.close()
-    lines = [json.loads(line, parse_constant=pytest.fail) for line in paths.metrics.read_text().splitlines()]
+    lines = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in paths.metrics.read_text().splitlines()
+    ]
     assert [line["value"] for line in lines] == [None, inf, 0.5]
     assert [str(point.value) for point in MetricsReader(paths).read()] == ["nan", "inf", "0.5"]
     create_result(paths)
@@ -322,7 +354,10 @@ def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(p
     update_result(paths, metrics={"loss/val": nan, "lr": 0.5}, objective=objective, epoch_s=[1.0])
     update_result(paths, seed=3)  # reads and writes it again
     written = json.loads(paths.result.read_text(), parse_constant=pytest.fail)
-    assert (written["metrics"], written["objective"]["value"]) == ({"loss/val": None, "lr": 0.5}, None)
+    assert (written["metrics"], written["objective"]["value"]) == (
+        {"loss/val": None, "lr": 0.5},
+        None,
+    )
     found = read_result(paths)
     assert (str(found["metrics"]["loss/val"]), str(found["objective"]["value"])) == ("nan", "nan")
     unmeasured: Any = {"name": "loss/test", "value": None}

@@ -55,7 +55,9 @@ def step_of(path: Path) -> int:
     return step
 
 
-def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_whole_one_is_found(
+    config: RunConfig, paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where none is, the message names a mend, which does mend it."""
     assert resume.find(config, Content(), paths, may_have_run=True) == paths.last
     paths.last.write_bytes(b"damaged")
@@ -67,11 +69,16 @@ def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths, capsy
         "no checkpoint is left to go on from: .*",
         f"{paths.checkpoints}: every checkpoint there is damaged",
     ):
-        with pytest.raises(CheckpointError, match=f"{problem}; .* or remove the folder {paths.checkpoints}:"):
+        with pytest.raises(
+            CheckpointError, match=f"{problem}; .* or remove the folder {paths.checkpoints}:"
+        ):
             resume.find(config, Content(), paths, may_have_run=True)
     shutil.rmtree(paths.checkpoints)
     assert resume.find(config, Content(), paths, may_have_run=True) is None
-    assert f"{paths.folder}: has no checkpoint, the run starts from the beginning" in capsys.readouterr().err
+    assert (
+        f"{paths.folder}: has no checkpoint, the run starts from the beginning"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_new_run_looks_for_none(config: RunConfig, paths: RunPaths) -> None:
@@ -82,7 +89,9 @@ def test_what_no_run_has_left_is_not_set_aside(config: RunConfig, tmp_path: Path
     paths = RunPaths(tmp_path)
     paths.checkpoints.mkdir()
     paths.last.write_text("of another program")
-    with pytest.raises(ConfigError, match=r"no result\.json says that a run is there, and no checkpoint is left"):
+    with pytest.raises(
+        ConfigError, match=r"no result\.json says that a run is there, and no checkpoint is left"
+    ):
         resume.find(config, Content(), paths, may_have_run=True)
     assert [path.name for path in paths.checkpoints.iterdir()] == ["last.pt"]
 
@@ -93,19 +102,28 @@ def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(paths: RunPa
     assert step_of(paths.best) == 1, "not the one that is resumed from"
 
 
-def test_a_best_that_is_damaged_is_not_tested_at_the_end(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_best_that_is_damaged_is_not_tested_at_the_end(
+    paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = bytearray(paths.best.read_bytes())
     content[len(content) // 2] ^= 1
     paths.best.unlink()
     paths.best.write_bytes(content)
     resume.cut_back(paths.last, paths)
-    assert "truncated or damaged, its checksum is not that of best.pt.sha256; set aside as" in capsys.readouterr().err
+    assert (
+        "truncated or damaged, its checksum is not that of best.pt.sha256; set aside as"
+        in capsys.readouterr().err
+    )
     assert not paths.best.exists()
 
 
-def test_a_best_that_is_gone_is_taken_from_the_older_checkpoints(config: RunConfig, paths: RunPaths) -> None:
+def test_a_best_that_is_gone_is_taken_from_the_older_checkpoints(
+    config: RunConfig, paths: RunPaths
+) -> None:
     for step in (4, 5):
-        checkpoint.save(paths.last, state(config, step, best=4), keep=1)  # of the second `best` is what it knows of
+        checkpoint.save(
+            paths.last, state(config, step, best=4), keep=1
+        )  # of the second `best` is what it knows of
     resume.cut_back(paths.last, paths)
     assert step_of(paths.best) == 4
 
@@ -149,34 +167,58 @@ SAME: dict[str, Any] = {
 @pytest.mark.parametrize("key", OTHER)
 def test_what_is_trained_may_not_change(key: str, config: RunConfig, paths: RunPaths) -> None:
     with pytest.raises(ConfigError, match=f"{key}={OTHER[key]}: the checkpoint is of a run with"):
-        resume.find(dataclasses.replace(config, **{key: OTHER[key]}), Content(), paths, may_have_run=True)
+        resume.find(
+            dataclasses.replace(config, **{key: OTHER[key]}), Content(), paths, may_have_run=True
+        )
 
 
 @pytest.mark.parametrize("key", SAME)
 def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> None:
     assert (
-        resume.find(dataclasses.replace(config, **{key: SAME[key]}), Content(), paths, may_have_run=True) == paths.last
+        resume.find(
+            dataclasses.replace(config, **{key: SAME[key]}), Content(), paths, may_have_run=True
+        )
+        == paths.last
     )
 
 
 @pytest.mark.parametrize(
-    "words", [["optimizer.lr=0.1"], ["scheduler=cosine"], ["model.hidden=[32]"], ["dataset.val_fraction=0.2"]]
+    "words",
+    [
+        ["optimizer.lr=0.1"],
+        ["scheduler=cosine"],
+        ["model.hidden=[32]"],
+        ["dataset.val_fraction=0.2"],
+    ],
 )
-def test_nor_may_a_groups_settings(words: list[str], configured: Configured, paths: RunPaths) -> None:
+def test_nor_may_a_groups_settings(
+    words: list[str], configured: Configured, paths: RunPaths
+) -> None:
     with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
         resume.find(configured(*words), Content(), paths, may_have_run=True)
 
 
-@pytest.mark.parametrize(("key", "value", "done"), [("epochs", 2, "epoch 3"), ("max_steps", 40, "step 50")])
+@pytest.mark.parametrize(
+    ("key", "value", "done"), [("epochs", 2, "epoch 3"), ("max_steps", 40, "step 50")]
+)
 def test_a_run_is_not_made_shorter_than_it_is(
     key: str, value: Any, done: str, config: RunConfig, paths: RunPaths
 ) -> None:
-    checkpoint.save(paths.last, state(config, 50, best=1, position={"epoch": 3, "step": 50, "step_in_epoch": 10}))
+    checkpoint.save(
+        paths.last,
+        state(config, 50, best=1, position={"epoch": 3, "step": 50, "step_in_epoch": 10}),
+    )
     enough: Any
     for enough in (value + 10, 50):
-        assert resume.find(dataclasses.replace(config, **{key: enough}), Content(), paths, may_have_run=True)
-    with pytest.raises(ConfigError, match=f"{key}={value}: the run of .* has come to {done} already"):
-        resume.find(dataclasses.replace(config, **{key: value}), Content(), paths, may_have_run=True)
+        assert resume.find(
+            dataclasses.replace(config, **{key: enough}), Content(), paths, may_have_run=True
+        )
+    with pytest.raises(
+        ConfigError, match=f"{key}={value}: the run of .* has come to {done} already"
+    ):
+        resume.find(
+            dataclasses.replace(config, **{key: value}), Content(), paths, may_have_run=True
+        )
 
 
 OWN = ("~scheduler.warmup_epochs", "+scheduler._target_=torch.optim.lr_scheduler.OneCycleLR")
@@ -276,7 +318,10 @@ def of_source(code: str, paths: RunPaths, status: str = "completed") -> None:
     ("status", "says"),
     [
         ("completed", "the run is complete, and its own classes .*; to train .* rerun {}"),
-        ("failed", "trained to its end, but not tested, and its own .*; to test it: .* evaluate {}; to train"),
+        (
+            "failed",
+            "trained to its end, but not tested, and its own .*; to test it: .* evaluate {}; to train",
+        ),
     ],
 )
 @pytest.mark.parametrize("new_folder", [False, True])
@@ -286,7 +331,9 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
     of_source("then", paths, status)
     config = dataclasses.replace(config, resume=str(paths.folder) if new_folder else "auto")
     where = RunPaths(tmp_path / "new") if new_folder else paths
-    checkpoint.save(paths.last, state(config, 4, best=1, position={"epoch": 2, "step": 4, "step_in_epoch": 2}))
+    checkpoint.save(
+        paths.last, state(config, 4, best=1, position={"epoch": 2, "step": 4, "step_in_epoch": 2})
+    )
     for epochs, max_steps in ((2, None), (3, 4)):
         asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
         with pytest.raises(ConfigError, match=says.format(paths.folder)):
@@ -299,8 +346,13 @@ def test_a_run_goes_on_with_other_source_in_a_new_folder_alone(
     of_source("then", paths)
     config = dataclasses.replace(config, epochs=2)  # step 3 is in the second, and not its last
     assert resume.find(config, Content(code="then"), paths, may_have_run=True) == paths.last
-    with pytest.raises(ConfigError, match=f"in a new folder, type its settings with resume={paths.folder} and"):
+    with pytest.raises(
+        ConfigError, match=f"in a new folder, type its settings with resume={paths.folder} and"
+    ):
         resume.find(config, Content(code="now"), paths, may_have_run=True)
     config = dataclasses.replace(config, resume=str(paths.folder))
-    assert resume.find(config, Content(code="now"), RunPaths(tmp_path / "new"), may_have_run=False) == paths.last
+    assert (
+        resume.find(config, Content(code="now"), RunPaths(tmp_path / "new"), may_have_run=False)
+        == paths.last
+    )
     assert "other source now; what goes on from it is of both" in capsys.readouterr().err

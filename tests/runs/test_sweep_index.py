@@ -21,15 +21,23 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave(folder: Path, value: float) -> None:
     paths = RunPaths(folder)
-    create_result(paths, may_exist=True, identity=folder.name, git={"commit": "a", "diff": "b" * 1000})
-    update_result(paths, status=COMPLETED, metrics={"x": value}, objective={"name": "x", "value": value})
+    create_result(
+        paths, may_exist=True, identity=folder.name, git={"commit": "a", "diff": "b" * 1000}
+    )
+    update_result(
+        paths, status=COMPLETED, metrics={"x": value}, objective={"name": "x", "value": value}
+    )
 
 
 def plain(found: object) -> list[tuple[RunPaths, Record]]:
-    return [(paths, {k: v for k, v in record.items() if k not in LEFT_OUT}) for paths, record in found]  # type: ignore
+    return [
+        (paths, {k: v for k, v in record.items() if k not in LEFT_OUT}) for paths, record in found
+    ]  # type: ignore
 
 
-def test_an_index_says_what_the_records_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_says_what_the_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"a": 1.0, "b": math.nan, "c": 3.0}.items():
         leave(tmp_path / name, value)
     first = list(results_of_sweep(tmp_path))
@@ -47,11 +55,19 @@ def test_what_has_changed_is_read_anew(tmp_path: Path) -> None:
     for path in (tmp_path / "c").iterdir():
         path.unlink()
     found = {paths.folder.name: record for paths, record in results_of_sweep(tmp_path)}
-    assert {name: record.get("metrics", {}).get("x") for name, record in found.items()} == {"a": 1, "b": 2, "d": None}
-    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {"a", "b"}, "of those that have ended"
+    assert {name: record.get("metrics", {}).get("x") for name, record in found.items()} == {
+        "a": 1,
+        "b": 2,
+        "d": None,
+    }
+    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {"a", "b"}, (
+        "of those that have ended"
+    )
 
 
-def test_records_that_are_nearly_alike_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_nearly_alike_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config: dict[str, object] = {"model": {"name": "mlp", "width": 1}, "amp": True, "lr": None}
     changed: list[dict[str, object]] = [
         {}, {"amp": 1}, {"amp": 1.0}, {"model": {"name": "mlp", "width": 1.0}}, {"model": {"name": "mlp"}}, {"lr": 0.0},
@@ -59,8 +75,12 @@ def test_records_that_are_nearly_alike_are_told_apart(tmp_path: Path, monkeypatc
     ]  # fmt: skip
     for number, change in enumerate(changed):
         leave(tmp_path / f"{number}", 1.0)
-        update_result(RunPaths(tmp_path / f"{number}"), config={**config, **change}, command=f"a{number % 2}")
-    (tmp_path / "0" / "result.json").write_text('{"amp": 1, "status": "completed", "identity": "0"}')
+        update_result(
+            RunPaths(tmp_path / f"{number}"), config={**config, **change}, command=f"a{number % 2}"
+        )
+    (tmp_path / "0" / "result.json").write_text(
+        '{"amp": 1, "status": "completed", "identity": "0"}'
+    )
     leave(tmp_path / "without", 1.0)
     first = repr(plain(results(tmp_path)))
     assert repr(list(results_of_sweep(tmp_path))) == first
@@ -70,7 +90,9 @@ def test_records_that_are_nearly_alike_are_told_apart(tmp_path: Path, monkeypatc
     assert len(written["bases"]) < 2 * len(changed), "what they have in common is written once"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 0, "runs": {}}', '{"format": 1, "runs": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"format": 0, "runs": {}}', '{"format": 1, "runs": {"a": 1}}']
+)
 def test_a_file_that_is_no_index_is_replaced(tmp_path: Path, text: str) -> None:
     leave(tmp_path / "a", 1.0)
     leave(tmp_path / "b", 1.0)

@@ -12,7 +12,11 @@ LOGGED = [
     tags.RUNNING_LOSS,
     tags.running("accuracy"),
     tags.RUNNING_SAMPLES_PER_S,
-    *(tags.metric(name, split) for name in ("loss", "accuracy") for split in ("train", "val", "test")),
+    *(
+        tags.metric(name, split)
+        for name in ("loss", "accuracy")
+        for split in ("train", "val", "test")
+    ),
     tags.best("accuracy/val"),
     tags.LR,
     tags.SAMPLES_PER_S,

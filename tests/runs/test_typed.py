@@ -44,6 +44,9 @@ def test_a_shell_gets_back_what_is_joined() -> None:
 
 
 def test_what_needs_no_quotes_has_none() -> None:
-    assert setting("hydra.run.dir", "outputs/2026-11-21/10-00-00") == "hydra.run.dir=outputs/2026-11-21/10-00-00"
+    assert (
+        setting("hydra.run.dir", "outputs/2026-11-21/10-00-00")
+        == "hydra.run.dir=outputs/2026-11-21/10-00-00"
+    )
     assert unquoted('"a b"') == "a b"
     assert unquoted("a'b") == "a'b"

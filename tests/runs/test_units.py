@@ -23,5 +23,9 @@ def test_seconds(seconds: float, brief: str, elapsed: str, about: str, duration:
 
 
 def test_sizes() -> None:
-    assert [units.mebibytes(number) for number in (375.6, 1024, 20000)] == ["376 MiB", "1.0 GiB", "19.5 GiB"]
+    assert [units.mebibytes(number) for number in (375.6, 1024, 20000)] == [
+        "376 MiB",
+        "1.0 GiB",
+        "19.5 GiB",
+    ]
     assert units.in_bytes(3 * 2**30) == "3.0 GiB"

@@ -16,12 +16,19 @@ from expt.search.goals import Goal
 from expt.search.history import Reader
 from expt.search.space import Parameter, Space
 
-READER = Reader(space=Space((Parameter("lr", "float", 0.001, 1.0),)), goals=[Goal("accuracy/val", highest=True)])
+READER = Reader(
+    space=Space((Parameter("lr", "float", 0.001, 1.0),)), goals=[Goal("accuracy/val", highest=True)]
+)
 
 
 def run(folder: Path, number: int, lr: float, **more: Any) -> RunPaths:
     paths = RunPaths(folder)
-    about: Any = {"search": {"number": number}, "overrides": {"lr": lr}, "name": folder.name, "device_s": 1.0}
+    about: Any = {
+        "search": {"number": number},
+        "overrides": {"lr": lr},
+        "name": folder.name,
+        "device_s": 1.0,
+    }
     create_result(paths, status=PAUSED, **{**about, **more})
     return paths
 
@@ -46,13 +53,17 @@ def test_a_copy_of_a_run_is_no_further_point(tmp_path: Path) -> None:
     assert told_copies(found, "there") == (
         "hydra.sweep.dir=there: has copies of runs, which do not count: a backup (of lr=0.1), z backup (of lr=0.1)"
     )
-    assert sorted(point.folder.name for point in of_another(READER, tmp_path, ()) if point.folder) == [
+    assert sorted(
+        point.folder.name for point in of_another(READER, tmp_path, ()) if point.folder
+    ) == [
         "lr=0.1",
         "lr=0.2",
     ], "a warm start counts it once, too"
     shutil.rmtree(first.folder)
     found = read(tmp_path, READER)
-    assert numbers(found) == {"a backup": 0, "lr=0.2": 1}, "the first by name, where the run itself is gone"
+    assert numbers(found) == {"a backup": 0, "lr=0.2": 1}, (
+        "the first by name, where the run itself is gone"
+    )
     assert told_copies(found, "there") == (
         "hydra.sweep.dir=there: has a copy of a run, which does not count: z backup (of a backup)"
     )
@@ -60,7 +71,9 @@ def test_a_copy_of_a_run_is_no_further_point(tmp_path: Path) -> None:
     assert not told_copies(read(tmp_path, READER), "there")
 
 
-def test_runs_that_are_alike_under_other_numbers_are_no_copies_nor_are_other_runs_of_one_number(tmp_path: Path) -> None:
+def test_runs_that_are_alike_under_other_numbers_are_no_copies_nor_are_other_runs_of_one_number(
+    tmp_path: Path,
+) -> None:
     run(tmp_path / "a", 0, 0.1)
     run(tmp_path / "b", 1, 0.1)
     run(tmp_path / "c", 1, 0.2)  # of an older version
@@ -83,7 +96,12 @@ def test_a_copy_of_a_run_that_is_typed_by_hand_or_lies_outside_of_the_space_does
 @pytest.mark.parametrize(
     ("key", "choices", "meant", "config"),
     [
-        ("model.hidden", ("[8]", "[256,1]"), ([8], [256, 1]), {"model": {"name": "mlp", "hidden": [256, 1]}}),
+        (
+            "model.hidden",
+            ("[8]", "[256,1]"),
+            ([8], [256, 1]),
+            {"model": {"name": "mlp", "hidden": [256, 1]}},
+        ),
         ("model.hidden", ("[8]", "[]"), ([8], []), {"model": {"name": "mlp", "hidden": []}}),
         ("model.hidden", ("[8]", "null"), ([8], None), {"model": {"name": "mlp", "hidden": None}}),
         (
@@ -109,7 +127,11 @@ def test_a_copy_of_a_run_that_is_typed_by_hand_or_lies_outside_of_the_space_does
     ],
 )
 def test_a_run_that_has_a_choice_without_it_being_typed_is_a_point(
-    key: str, choices: tuple[str, ...], meant: tuple[Any, ...], config: dict[str, Any], tmp_path: Path
+    key: str,
+    choices: tuple[str, ...],
+    meant: tuple[Any, ...],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """Whatever is searched: it was by its default, or by a preset."""
     create_result(RunPaths(tmp_path / "a"), status=COMPLETED, overrides={"lr": 0.1}, config=config)

@@ -27,11 +27,18 @@ from tests.conftest import Configured
 NOWHERE = RunPaths(Path("no such run"))
 RECORD: Record = {
     "objective": {"name": "accuracy/val", "value": 0.75},
-    "metrics": {"accuracy/val": 0.5, "loss/val": 1.5, "memory/gpu_mib": 900.0, "speed/samples_per_s": 10.0},
+    "metrics": {
+        "accuracy/val": 0.5,
+        "loss/val": 1.5,
+        "memory/gpu_mib": 900.0,
+        "speed/samples_per_s": 10.0,
+    },
 }
 
 
-def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(configured: Configured) -> None:
+def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(
+    configured: Configured,
+) -> None:
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
@@ -45,16 +52,28 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(configured:
 def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
     goals = [Goal("accuracy/val", highest=True), Goal("speed/samples_per_s", highest=True)]
     reached = [(0.75, 10.0), (0.75, 30.0), (0.5, 99.0), (0.75, math.inf)]
-    points = [Point(values={}, status=COMPLETED, number=n, objectives=each) for n, each in enumerate(reached)]
+    points = [
+        Point(values={}, status=COMPLETED, number=n, objectives=each)
+        for n, each in enumerate(reached)
+    ]
     found = best(points, goals)
     assert found is not None
     assert found.number == 1
     runs: list[FoundRecord] = [
-        {"folder": Path(str(n)), "status": COMPLETED, "metrics": dict(zip((g.tag for g in goals), each, strict=True))}
+        {
+            "folder": Path(str(n)),
+            "status": COMPLETED,
+            "metrics": dict(zip((g.tag for g in goals), each, strict=True)),
+        }
         for n, each in enumerate(reached)
     ]
-    alike = [*reversed(points), Point(values={}, status=COMPLETED, number=4, objectives=(0.75, 30.0))]
-    assert best(alike[::-1], goals) == found, "of alike ones the first point, in whatever order they come"
+    alike = [
+        *reversed(points),
+        Point(values={}, status=COMPLETED, number=4, objectives=(0.75, 30.0)),
+    ]
+    assert best(alike[::-1], goals) == found, (
+        "of alike ones the first point, in whatever order they come"
+    )
     record = SearchRecord(goals, [])
     assert record.best(runs) == runs[1]
     assert record.front(runs) == [runs[1], runs[2]], "of which it is the first"
@@ -68,11 +87,17 @@ def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Con
     assert upper.violation({"metrics": {}}, NOWHERE) == 0, "what was not measured"
 
 
-def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(tmp_path: Path, configured: Configured) -> None:
+def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(
+    tmp_path: Path, configured: Configured
+) -> None:
     paths, space = RunPaths(tmp_path), Space((Parameter("seed", "int", 0, 9),))
     with contextlib.closing(MetricsWriter(paths)) as writer:
-        for epoch, (accuracy, loss, mib) in enumerate([(0.5, 2.0, 7.0), (0.875, 0.5, 8.0), (0.75, 1.5, 9.0)], start=1):
-            writer.write(epoch, epoch, {"accuracy/val": accuracy, "loss/val": loss, "memory/worker_mib": mib})
+        for epoch, (accuracy, loss, mib) in enumerate(
+            [(0.5, 2.0, 7.0), (0.875, 0.5, 8.0), (0.75, 1.5, 9.0)], start=1
+        ):
+            writer.write(
+                epoch, epoch, {"accuracy/val": accuracy, "loss/val": loss, "memory/worker_mib": mib}
+            )
         writer.write(3, 3, {"loss/test": 0.25})
     record: FoundRecord = {
         "folder": tmp_path,
@@ -80,14 +105,24 @@ def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(tmp_path: Path, co
         "overrides": {"seed": 3},
         "objective": {"name": "accuracy/val", "value": 0.875},
         "best": {"metric": "accuracy/val", "value": 0.875, "epoch": 2},
-        "metrics": {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0, "loss/test": 0.25},
+        "metrics": {
+            "accuracy/val": 0.75,
+            "loss/val": 1.5,
+            "memory/worker_mib": 9.0,
+            "loss/test": 0.25,
+        },
     }
     texts = ["accuracy/val>0.8", "loss/val<1", "memory/worker_mib<8.5", "loss/test<0.3"]
-    limits, goals = limits_of(texts, configured()), goals_of(["accuracy/val", "loss/val"], configured())
+    limits, goals = (
+        limits_of(texts, configured()),
+        goals_of(["accuracy/val", "loss/val"], configured()),
+    )
     point = Reader(space=space, goals=goals, limits=limits).point(paths, record)
     assert point is not None
     assert point.objectives == (0.875, 0.5)
-    assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"], "of the whole run"
+    assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"], (
+        "of the whole run"
+    )
     kept = [limit for limit in limits if limit.text != "memory/worker_mib<8.5"]
     assert SearchRecord(goals, kept).allowed(record)
     assert SearchRecord(goals, limits).breaks_limits(record)
@@ -95,14 +130,33 @@ def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(tmp_path: Path, co
 
 def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    last = {"speed/samples_per_s": 400.0, "speed/epoch_s": 1.0, "memory/gpu_mib": 7.0, "skipped_steps": 3.0}
-    of_each = [(1, 999.0, 9.0, 99.0), (2, 100.0, 4.0, 9.0), (3, 150.0, 2.0, 8.0), (4, 400.0, 1.0, 7.0)]
+    last = {
+        "speed/samples_per_s": 400.0,
+        "speed/epoch_s": 1.0,
+        "memory/gpu_mib": 7.0,
+        "skipped_steps": 3.0,
+    }
+    of_each = [
+        (1, 999.0, 9.0, 99.0),
+        (2, 100.0, 4.0, 9.0),
+        (3, 150.0, 2.0, 8.0),
+        (4, 400.0, 1.0, 7.0),
+    ]
     with contextlib.closing(MetricsWriter(paths)) as writer:
         for epoch, *values in of_each:  # the first is that of the run that it is a fork of
-            writer.write(10 * epoch, epoch, {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0})
+            writer.write(
+                10 * epoch,
+                epoch,
+                {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0},
+            )
     record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
     fork: Any = {**record, "forked_from": {"step": 10}}
-    assert [value_of(tag, fork, paths) for tag in last] == [pytest.approx(1100 / 7), pytest.approx(7 / 3), 9.0, 3.0]
+    assert [value_of(tag, fork, paths) for tag in last] == [
+        pytest.approx(1100 / 7),
+        pytest.approx(7 / 3),
+        9.0,
+        3.0,
+    ]
     assert value_of("memory/gpu_mib", record, paths) == 99.0
     assert [value_of(tag, record, NOWHERE) for tag in last] == [*last.values()]
 
@@ -121,15 +175,22 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
-    none = {"objective": ["accuracy/val", "speed/epoch_s"], "search": {"constraints": ["speed/epoch_s<0"]}}
+    none = {
+        "objective": ["accuracy/val", "speed/epoch_s"],
+        "search": {"constraints": ["speed/epoch_s<0"]},
+    }
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
     console = Console(file=io.StringIO(), width=200)
     conclude_search(console, tmp_path, runs, lambda _: "again")
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], "no table without a row"
+    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
+        "no table without a row"
+    )
 
 
-@pytest.mark.parametrize(("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)])
+@pytest.mark.parametrize(
+    ("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)]
+)
 @pytest.mark.parametrize("bound", [0.5, 0.0])
 def test_the_bound_itself_exceeds_a_strict_limit_and_nan_any(
     text: str, is_kept: bool, bound: float, configured: Configured
@@ -156,7 +217,8 @@ def test_a_wrong_limit_is_told(configured: Configured, text: str, problem: str) 
 
 def test_a_wrong_goal_is_told_but_own_code_may_log_any_tag(configured: Configured) -> None:
     with pytest.raises(
-        ConfigError, match=r"objective=\[loss/val,acuracy/val\]: no run has a tag acuracy/val\. Did you"
+        ConfigError,
+        match=r"objective=\[loss/val,acuracy/val\]: no run has a tag acuracy/val\. Did you",
     ):
         goals_of(["loss/val", "acuracy/val"], configured())
     with pytest.raises(ConfigError, match="several different ones"):
@@ -220,5 +282,7 @@ def test_a_bad_point_is_one_of_the_search_or_was_added_to_it() -> None:
     ],
 )
 def test_a_wrong_budget_is_told(text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=rf"search\.budget={text}: {problem}.*as in 30min, 2h .* or 20gpu-h"):
+    with pytest.raises(
+        ConfigError, match=rf"search\.budget={text}: {problem}.*as in 30min, 2h .* or 20gpu-h"
+    ):
         budget_of(text)

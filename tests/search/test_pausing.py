@@ -18,7 +18,15 @@ from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, create_result, read_result, update_result
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    create_result,
+    read_result,
+    update_result,
+)
 from expt.search.folder import read
 from expt.search.goals import Goal
 from expt.search.history import Point, Reader
@@ -41,7 +49,9 @@ class KilledError(Exception):
 class Machine:
     """Runs one job of a search after another, as a pool with one device does; may be killed at the next moment."""
 
-    def __init__(self, folder: Path, configured: Configured, *, kill_at: int = -1, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, configured: Configured, *, kill_at: int = -1, **settings: Any
+    ) -> None:
         self.folder, self._left, self.starts = folder, kill_at, list[tuple[str, int, int | None]]()
         self.settings = Search(**{"name": "tpe", "rungs": "asha", "runs": 12, **settings})
         reader = Reader(space=SPACE, goals=[GOAL], with_rungs=True)
@@ -57,7 +67,9 @@ class Machine:
     def run(self) -> Machine:
         """To the end of the search."""
         for job in self.source:
-            assert job is not None, "one at a time: there is always something to do, or nothing is left"
+            assert job is not None, (
+                "one at a time: there is always something to do, or nothing is left"
+            )
             self._train(job)
         return self
 
@@ -67,7 +79,11 @@ class Machine:
         self._left -= 1
 
     def _make(self, number: int, values: Values) -> Job:
-        about: Any = {"overrides": values, "arguments": SPACE.words(values), "search": {"number": number}}
+        about: Any = {
+            "overrides": values,
+            "arguments": SPACE.words(values),
+            "search": {"number": number},
+        }
         return self._job(self.folder / f"run{number}", about)
 
     def _again(self, point: Point) -> Job:
@@ -88,7 +104,11 @@ class Machine:
         done = len(list(paths.checkpoints.glob("epoch*")))  # a checkpoint of each, as it were
         self.starts.append((job.name, done, asked.until_epoch))
         self._moment()
-        attempts: Any = {"attempts": 1, "node": socket.gethostname(), "config": {"objective": TAG, "epochs": EPOCHS}}
+        attempts: Any = {
+            "attempts": 1,
+            "node": socket.gethostname(),
+            "config": {"objective": TAG, "epochs": EPOCHS},
+        }
         until = {} if asked.until_epoch is None else {"until_epoch": asked.until_epoch}
         create_result(paths, may_exist=True, status=RUNNING, **{**asked.about, **attempts, **until})
         kept = [point for point in MetricsReader(paths).read() if point.epoch <= done]
@@ -112,7 +132,9 @@ class Machine:
         end = min(asked.until_epoch or EPOCHS, EPOCHS)
         for epoch in range(done + 1, end + 1):
             self._moment()
-            writer.write(epoch, epoch, {TAG: cost(float(asked.about["overrides"]["optimizer.lr"]), epoch)})
+            writer.write(
+                epoch, epoch, {TAG: cost(float(asked.about["overrides"]["optimizer.lr"]), epoch)}
+            )
             self._moment()  # evaluated, and not saved
             asked.paths.checkpoints.mkdir(exist_ok=True)
             (asked.paths.checkpoints / f"epoch{epoch}.pt").touch()
@@ -124,7 +146,10 @@ class Machine:
         reader = Reader(space=SPACE, goals=[GOAL], with_rungs=True)
         points = {point.number: point for point in read(self.folder, reader).points.values()}
         return {
-            "runs": {number: (point.values, point.status, dict(point.rung_values)) for number, point in points.items()},
+            "runs": {
+                number: (point.values, point.status, dict(point.rung_values))
+                for number, point in points.items()
+            },
             "best": self.searching.best,
         }
 
@@ -202,7 +227,9 @@ def test_what_has_paused_goes_on_from_there_also_in_a_later_command_with_more_po
     configured: Configured, tmp_path: Path
 ) -> None:
     first = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
-    assert [(done, until) for _, done, until in first.starts[:5]] == [(0, 1)] * 3 + [(1, 3)] + [(0, 1)]
+    assert [(done, until) for _, done, until in first.starts[:5]] == [(0, 1)] * 3 + [(1, 3)] + [
+        (0, 1)
+    ]
     assert first.kept == {f"run{number}" for number in range(4)}
     later = Machine(tmp_path, configured, runs=12, keep_checkpoints=True).run()
     assert later.starts[0] == ("run4", 0, 1), "nobody is to go on before there are more"
@@ -211,7 +238,9 @@ def test_what_has_paused_goes_on_from_there_also_in_a_later_command_with_more_po
     assert any(name in first.kept and done for name, done, _ in later.starts), "from its checkpoint"
 
 
-def test_what_goes_on_is_not_asked_to_once_more_while_others_run(configured: Configured, tmp_path: Path) -> None:
+def test_what_goes_on_is_not_asked_to_once_more_while_others_run(
+    configured: Configured, tmp_path: Path
+) -> None:
     machine = Machine(tmp_path, configured)
     source = machine.source
     for _ in range(3):
@@ -243,13 +272,20 @@ def test_a_paused_run_that_has_lost_what_it_measured_is_trained_anew(
 ) -> None:
     whole = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
     before = whole.outcome
-    lost = next(point for point in whole.searching.own if point.status == PAUSED and max(point.rung_values) == 3)
+    lost = next(
+        point
+        for point in whole.searching.own
+        if point.status == PAUSED and max(point.rung_values) == 3
+    )
     assert lost.folder is not None
     metrics = RunPaths(lost.folder).metrics
     metrics.write_bytes(metrics.read_bytes()[:left])
     later = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
     assert later.starts == [(lost.folder.name, 0, 3)]
-    assert f"{metrics}: lacks values of epochs that the run has trained; it is trained anew" in capsys.readouterr().err
+    assert (
+        f"{metrics}: lacks values of epochs that the run has trained; it is trained anew"
+        in capsys.readouterr().err
+    )
     assert later.outcome == before
 
 
@@ -268,10 +304,15 @@ def test_a_completed_run_that_has_lost_what_it_measured_leaves_its_place_at_the_
     assert whole.searching.best is not None
     assert later.searching.best.folder == whole.searching.best.folder
     told = capsys.readouterr().err
-    assert f"{metrics}: lacks values of epochs that the run has trained; it has completed, and counts as past" in told
+    assert (
+        f"{metrics}: lacks values of epochs that the run has trained; it has completed, and counts as past"
+        in told
+    )
 
 
-def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
+def test_without_rungs_all_that_had_paused_go_to_their_ends(
+    configured: Configured, tmp_path: Path
+) -> None:
     Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
     later = Machine(tmp_path, configured, runs=4, rungs=None).run()
     assert {done for _, done, _ in later.starts} <= {1, 3}
@@ -297,7 +338,9 @@ def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
     assert completed
     gone = {name for name, point in points.items() if point.status == PAUSED} - {best}
     assert {read_result(RunPaths(tmp_path / name)).get("resumable") for name in gone} == {False}
-    more = Machine(tmp_path, configured, name="random", seed=1, runs=27).run()  # who goes on now has to begin again
+    more = Machine(
+        tmp_path, configured, name="random", seed=1, runs=27
+    ).run()  # who goes on now has to begin again
     assert {done for name, done, _ in more.starts if name in gone} == {0}
     told = capsys.readouterr().err
     for name in {name for name, *_ in more.starts} & gone:
@@ -316,14 +359,25 @@ def test_the_best_that_keeps_its_checkpoints_is_none_that_has_diverged_or_may_ye
         paths.last.touch()
         known: Any = {"number": number, "objectives": (value,), "rung_values": {1: value}}
         points.append(Point(values={}, status=status, folder=paths.folder, **known))
-    settings, config = Search(name="random", rungs="asha"), configured("epochs=9", "objective=loss/val")
+    settings, config = (
+        Search(name="random", rungs="asha"),
+        configured("epochs=9", "objective=loss/val"),
+    )
     Pausing(settings, config, [GOAL], SPACE).clear(points, range(3))
-    assert [RunPaths(tmp_path / f"{number}").last.exists() for number in range(3)] == [True, True, False]
+    assert [RunPaths(tmp_path / f"{number}").last.exists() for number in range(3)] == [
+        True,
+        True,
+        False,
+    ]
 
 
-def test_who_is_at_work_in_a_run_keeps_its_checkpoints(configured: Configured, tmp_path: Path) -> None:
+def test_who_is_at_work_in_a_run_keeps_its_checkpoints(
+    configured: Configured, tmp_path: Path
+) -> None:
     done = Machine(tmp_path, configured, keep_checkpoints=True).run()
-    taken = next(point.folder for point in done.searching.own if point.status == PAUSED and point.folder)
+    taken = next(
+        point.folder for point in done.searching.own if point.status == PAUSED and point.folder
+    )
     with at_work(RunPaths(taken)):
         Machine(tmp_path, configured).searching.clear()
         assert (taken / "checkpoints").exists()
@@ -339,15 +393,34 @@ TOO_LONG = "search.min_epochs={}: a run has epochs=3, and would never pause"
 @pytest.mark.parametrize(
     ("settings", "words", "goals", "said"),
     [
-        ({}, ("objective=loss/test",), ["loss/test"], UNMEASURED.format("loss/test", "objective=loss/val")),
-        ({}, (), ["speed/samples_per_s"], UNMEASURED.format("speed/samples_per_s", "one of loss/train, loss/val")),
-        ({}, (), ["loss/val", "accuracy/val"], "compares runs by one objective, not by [loss/val,accuracy/val]; name"),
+        (
+            {},
+            ("objective=loss/test",),
+            ["loss/test"],
+            UNMEASURED.format("loss/test", "objective=loss/val"),
+        ),
+        (
+            {},
+            (),
+            ["speed/samples_per_s"],
+            UNMEASURED.format("speed/samples_per_s", "one of loss/train, loss/val"),
+        ),
+        (
+            {},
+            (),
+            ["loss/val", "accuracy/val"],
+            "compares runs by one objective, not by [loss/val,accuracy/val]; name",
+        ),
         ({"min_epochs": 3}, ("epochs=3",), ["loss/val"], TOO_LONG.format(3)),
         ({"rungs": "median", "min_epochs": 9}, ("epochs=3",), ["loss/val"], TOO_LONG.format(9)),
     ],
 )
 def test_what_cannot_be_compared_at_rungs_is_refused(
-    settings: dict[str, Any], words: tuple[str, ...], goals: list[str], said: str, configured: Configured
+    settings: dict[str, Any],
+    words: tuple[str, ...],
+    goals: list[str],
+    said: str,
+    configured: Configured,
 ) -> None:
     search = Search(name="random", **{"rungs": "asha", **settings})
     with pytest.raises(ConfigError) as raised:
@@ -360,22 +433,42 @@ def test_runs_of_other_lengths_are_no_rivals(configured: Configured) -> None:
     with pytest.raises(ConfigError, match="compares runs of as many epochs"):
         Pausing(Search(name="random", rungs="asha"), configured(), [GOAL], space)
     recipes = Space((Parameter("recipe", "categorical", choices=("a", "b")),))
-    with pytest.raises(ConfigError, match="as many epochs, which recipe changes; give epochs one value"):
-        Pausing(Search(name="random", rungs="asha"), configured(), [GOAL], recipes, {"recipe": {"epochs", "loss"}})
+    with pytest.raises(
+        ConfigError, match="as many epochs, which recipe changes; give epochs one value"
+    ):
+        Pausing(
+            Search(name="random", rungs="asha"),
+            configured(),
+            [GOAL],
+            recipes,
+            {"recipe": {"epochs", "loss"}},
+        )
 
 
-def test_forks_are_compared_by_what_they_have_trained_themselves(configured: Configured, tmp_path: Path) -> None:
+def test_forks_are_compared_by_what_they_have_trained_themselves(
+    configured: Configured, tmp_path: Path
+) -> None:
     asked = request(tmp_path / "fork")
     texts = dict.fromkeys(("given", "run", "identity", "seedless_identity"), "")
     parent = {**texts, "step": 2, "epoch": 2, "arguments": [], "changed": {}}
-    about: Any = {"overrides": {"optimizer.lr": 0.1}, "search": {"number": 0}, "forked_from": parent}
+    about: Any = {
+        "overrides": {"optimizer.lr": 0.1},
+        "search": {"number": 0},
+        "forked_from": parent,
+    }
     create_result(asked.paths, status=PAUSED, **about)
     with contextlib.closing(MetricsWriter(asked.paths)) as writer:
         for epoch in (1, 2, 3):
             writer.write(epoch, epoch, {TAG: 1.0 / epoch})
     (point,) = read(tmp_path, Reader(space=SPACE, goals=[GOAL], with_rungs=True)).points.values()
     assert point.rung_values == {3: 1.0 / 3}
-    settings, config = Search(name="random", rungs="asha"), configured("epochs=3", "objective=loss/val")
+    settings, config = (
+        Search(name="random", rungs="asha"),
+        configured("epochs=3", "objective=loss/val"),
+    )
     assert Pausing(settings, config, [GOAL], SPACE, begins_at=1).first_stop(0) == 2
-    with pytest.raises(ConfigError, match="epochs=3, 2 of them of the run that it is a fork of, and would never pause"):
+    with pytest.raises(
+        ConfigError,
+        match="epochs=3, 2 of them of the run that it is a fork of, and would never pause",
+    ):
         Pausing(settings, config, [GOAL], SPACE, begins_at=2)

@@ -15,12 +15,16 @@ from expt.search.space import Parameter, Space, Values
 
 LR = Parameter(name="optimizer.lr", kind="float", low=1e-4, high=1.0, log=True)
 SIZE = Parameter(name="batch_size", kind="int", low=16, high=64, step=16)
-CLIP = Parameter(name="gradient_clip", kind="categorical", choices=("null", "1", "5"), meant=(None, 1, 5))
+CLIP = Parameter(
+    name="gradient_clip", kind="categorical", choices=("null", "1", "5"), meant=(None, 1, 5)
+)
 SPACE = Space((LR, SIZE, CLIP))
 POPULATION = Population(space=SPACE, size=4, epochs=6, interval=2)
 
 
-def _member(number: int, *costs: float, status: str = PAUSED, replaces: int | None = None, first: int = 1) -> Member:
+def _member(
+    number: int, *costs: float, status: str = PAUSED, replaces: int | None = None, first: int = 1
+) -> Member:
     values: Values = {"optimizer.lr": 0.1, "batch_size": 32, "gradient_clip": "1"}
     by_epoch = {first + index: cost for index, cost in enumerate(costs)}
     return Member(number=number, values=values, status=status, costs=by_epoch, replaces=replaces)
@@ -34,7 +38,9 @@ def test_a_population_is_filled_first_with_points_that_differ() -> None:
     assert first != second
     assert first == POPULATION.choose([]), "the same again"
     assert first != dataclasses.replace(POPULATION, seed=1).choose([])
-    assert {1e-4 <= float(choice.values["optimizer.lr"]) <= 1.0 for choice in (first, second)} == {True}
+    assert {1e-4 <= float(choice.values["optimizer.lr"]) <= 1.0 for choice in (first, second)} == {
+        True
+    }
 
 
 def test_a_first_member_that_is_gone_is_made_again_under_its_number_and_a_fork_is_not() -> None:
@@ -50,8 +56,14 @@ def test_a_first_member_that_is_gone_is_made_again_under_its_number_and_a_fork_i
         assert POPULATION.next_number(left) == gone
         assert POPULATION.choose(left) == Begin(drawn[gone].values)
     assert POPULATION.next_number([*drawn, later]) == 6
-    others = [dataclasses.replace(member, number=member.number + 3) for member in drawn if member.number != 1]
-    assert POPULATION.next_number(others, others=range(3)) == 4, "numbers of other runs are none that are gone"
+    others = [
+        dataclasses.replace(member, number=member.number + 3)
+        for member in drawn
+        if member.number != 1
+    ]
+    assert POPULATION.next_number(others, others=range(3)) == 4, (
+        "numbers of other runs are none that are gone"
+    )
     assert POPULATION.next_number(others[:1], others=range(3)) == 4
 
 
@@ -69,7 +81,9 @@ def test_no_two_are_alike_and_a_small_space_has_an_end() -> None:
     small = Population(space=Space((CLIP,)), size=4, epochs=6, quantile=0.5, resample=1.0)
     members: list[Member] = []
     while isinstance(choice := small.choose(members), Begin):
-        member = Member(number=len(members), values=choice.values, status=PAUSED, costs={1: float(len(members))})
+        member = Member(
+            number=len(members), values=choice.values, status=PAUSED, costs={1: float(len(members))}
+        )
         members.append(member)
     assert {str(member.values["gradient_clip"]) for member in members} == {"null", "1", "5"}
     forks = list[Replace]()
@@ -88,7 +102,12 @@ def _trained(choice: Choice | None, members: list[Member], population: Populatio
         return None
     if isinstance(choice, GoOn):
         member, until = next(one for one in members if one.number == choice.number), choice.until
-        begun, values, replaces, number = member.epochs, member.values, member.replaces, member.number
+        begun, values, replaces, number = (
+            member.epochs,
+            member.values,
+            member.replaces,
+            member.number,
+        )
     else:
         begun, values, number = 0, choice.values, len(members)
         replaces, until = None, population.next_stop(0)
@@ -160,8 +179,13 @@ def test_who_comes_first_is_compared_with_what_others_had_come_to_until_then() -
     assert POPULATION.choose([*behind, _member(3, *[9.0] * 4)]) == Replace(
         3, 0, 2, {"optimizer.lr": ANY, "batch_size": ANY, "gradient_clip": ANY}, 4
     ), "by the last epochs that they are known to have reached"
-    ahead = [_member(n, 1.0, 1.0 + n, 0.0, 0.0, status=COMPLETED if n == 0 else RUNNING) for n in range(3)]
-    assert POPULATION.choose([*ahead, _member(3, 9.0, 9.0)]) == GoOn(3, 4), "who is the best has come to its end"
+    ahead = [
+        _member(n, 1.0, 1.0 + n, 0.0, 0.0, status=COMPLETED if n == 0 else RUNNING)
+        for n in range(3)
+    ]
+    assert POPULATION.choose([*ahead, _member(3, 9.0, 9.0)]) == GoOn(3, 4), (
+        "who is the best has come to its end"
+    )
     ahead[0] = dataclasses.replace(ahead[0], status=RUNNING)
     choice = POPULATION.choose([*ahead, _member(3, 9.0, 9.0)])
     assert isinstance(choice, Replace)
@@ -169,12 +193,18 @@ def test_who_comes_first_is_compared_with_what_others_had_come_to_until_then() -
 
 
 def test_of_a_place_that_was_given_up_counts_what_was_reached_there() -> None:
-    fork = dataclasses.replace(_member(4, 0.0, 0.0, first=3, replaces=3, status=RUNNING), parent=0, began_at=2)
+    fork = dataclasses.replace(
+        _member(4, 0.0, 0.0, first=3, replaces=3, status=RUNNING), parent=0, began_at=2
+    )
     members = [*(_member(n, 1.0, 1.0 + n) for n in range(3)), _member(3, 1.0, 9.0), fork]
-    assert POPULATION.choose(members) == GoOn(0, 4), "the worst of this epoch has given up its place already"
+    assert POPULATION.choose(members) == GoOn(0, 4), (
+        "the worst of this epoch has given up its place already"
+    )
     ended = [_member(n, *[1.0] * 6, status=COMPLETED) for n in range(3)]
     paused = dataclasses.replace(fork, status=PAUSED, costs={}, began_at=4)
-    assert POPULATION.choose([*ended, members[3], paused]) == GoOn(4, None), "by a person, before an epoch of its own"
+    assert POPULATION.choose([*ended, members[3], paused]) == GoOn(4, None), (
+        "by a person, before an epoch of its own"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,28 +212,45 @@ def test_of_a_place_that_was_given_up_counts_what_was_reached_there() -> None:
     [
         ([_member(n, 1.0, 1.0) for n in range(4)], GoOn(0, 4)),  # none is worse than another
         ([_member(n, 1.0, n, status=RUNNING) for n in range(4)], None),
-        ([*(_member(n, *[1.0] * 4) for n in range(3)), _member(3, 1, 1)], GoOn(3, 4)),  # who is behind comes first
+        (
+            [*(_member(n, *[1.0] * 4) for n in range(3)), _member(3, 1, 1)],
+            GoOn(3, 4),
+        ),  # who is behind comes first
         ([_member(n, *[1.0] * 4) for n in range(4)], GoOn(0, None)),  # to its end
         ([_member(n, *[1.0] * 6, status=COMPLETED) for n in range(4)], None),
-        ([*(_member(n, 1.0, 1.0) for n in range(2)), *(_member(n, status=RUNNING) for n in (2, 3))], GoOn(0, 4)),
+        (
+            [
+                *(_member(n, 1.0, 1.0) for n in range(2)),
+                *(_member(n, status=RUNNING) for n in (2, 3)),
+            ],
+            GoOn(0, 4),
+        ),
     ],
 )
 def test_who_goes_on(members: list[Member], choice: Choice | None) -> None:
     assert POPULATION.choose(members) == choice
 
 
-@pytest.mark.parametrize("bad", [_member(3, 1.0, math.nan), _member(3, 1.0, status=FAILED), _member(3, status=FAILED)])
+@pytest.mark.parametrize(
+    "bad", [_member(3, 1.0, math.nan), _member(3, 1.0, status=FAILED), _member(3, status=FAILED)]
+)
 def test_who_diverged_or_failed_is_replaced(bad: Member) -> None:
-    choice = POPULATION.choose([*(_member(n, 1.0, n) for n in range(4) if n != 3), bad, _member(4, 1, 7, replaces=9)])
+    choice = POPULATION.choose(
+        [*(_member(n, 1.0, n) for n in range(4) if n != 3), bad, _member(4, 1, 7, replaces=9)]
+    )
     assert isinstance(choice, Replace)
     assert (choice.number, choice.parent) == (3, 0)
 
 
-def test_the_place_of_a_fork_that_comes_to_nothing_by_its_values_is_given_to_others_and_not_for_ever() -> None:
+def test_the_place_of_a_fork_that_comes_to_nothing_by_its_values_is_given_to_others_and_not_for_ever() -> (
+    None
+):
     members = [_member(n, 1.0, 1.0 + n) for n in range(4)]
     while isinstance(choice := POPULATION.choose(members), Replace):
         assert (choice.number, choice.parent, choice.epoch) == (len(members) - 1, 0, 2)
-        fork = Member(number=len(members), values=choice.values, status=FAILED, replaces=choice.number)
+        fork = Member(
+            number=len(members), values=choice.values, status=FAILED, replaces=choice.number
+        )
         members.append(dataclasses.replace(fork, parent=0, began_at=2, is_bad=True))
     forks = members[4:]
     assert choice == GoOn(0, 4)
@@ -220,7 +267,10 @@ def test_values_are_changed_within_the_space() -> None:
     assert {one["batch_size"] for one in found} == {48, 64}
     assert {one["gradient_clip"] for one in found} == {"null", "1"}
     anew = dataclasses.replace(POPULATION, resample=1.0)
-    assert len({anew.explored(values, random.Random(number))["optimizer.lr"] for number in range(20)}) == 20
+    assert (
+        len({anew.explored(values, random.Random(number))["optimizer.lr"] for number in range(20)})
+        == 20
+    )
 
 
 def test_values_that_turned_out_to_be_anothers_run_are_not_drawn_again() -> None:

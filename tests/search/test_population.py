@@ -21,7 +21,15 @@ from expt.runs import checkpoint
 from expt.runs.forkable import epochs_of, has_beginning
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
-from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results, update_result
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    PAUSED,
+    Record,
+    create_result,
+    results,
+    update_result,
+)
 from expt.search.alike import Changes
 from expt.search.goals import Goal
 from expt.search.history import Point
@@ -29,22 +37,43 @@ from expt.search.population import NewRun, PopulationTraining
 from expt.search.space import Parameter, Space
 from tests.conftest import Configured, start
 
-SHORT = ("dataset.train_limit=320", "batch_size=32", "tensorboard.images=false", "model.hidden=[8]", "world_size=1")
-SEARCH = ("search=pbt", "search.runs=4", "optimizer.lr=tag(log,interval(1e-4,1))", "hydra.launcher.max_concurrent=1")
+SHORT = (
+    "dataset.train_limit=320",
+    "batch_size=32",
+    "tensorboard.images=false",
+    "model.hidden=[8]",
+    "world_size=1",
+)
+SEARCH = (
+    "search=pbt",
+    "search.runs=4",
+    "optimizer.lr=tag(log,interval(1e-4,1))",
+    "hydra.launcher.max_concurrent=1",
+)
 LR = Parameter(name="optimizer.lr", kind="float", low=1e-4, high=1.0, log=True)
 ACCURACY = Goal("accuracy/val", highest=True)
 
 
 def _records(folder: Path) -> list[Record]:
-    return sorted((record for _, record in results(folder)), key=lambda record: record["search"]["number"])
+    return sorted(
+        (record for _, record in results(folder)), key=lambda record: record["search"]["number"]
+    )
 
 
 def _kept(record: Record) -> dict[str, Any]:
     """What of a record hangs on no clock, and on no folder's name."""
-    metrics = {tag: value for tag, value in record["metrics"].items() if tag.startswith(("loss/", "accuracy/"))}
+    metrics = {
+        tag: value
+        for tag, value in record["metrics"].items()
+        if tag.startswith(("loss/", "accuracy/"))
+    }
     forked = record.get("forked_from")
     whose = forked and (forked["step"], forked["identity"], forked["changed"])
-    return {**{key: record.get(key) for key in ("identity", "search", "status", "objective")}, **metrics, "": whose}
+    return {
+        **{key: record.get(key) for key in ("identity", "search", "status", "objective")},
+        **metrics,
+        "": whose,
+    }
 
 
 def test_places_go_to_forks_of_the_best(
@@ -58,16 +87,22 @@ def test_places_go_to_forks_of_the_best(
     assert [record["status"] for record in records].count(COMPLETED) == 4
     (fork,) = records[4:]
     replaced, parent = fork["search"]["replaces"], fork["forked_from"]
-    after_1 = [record["metrics"]["accuracy/val"] for record in records[:4] if record["status"] == PAUSED]
+    after_1 = [
+        record["metrics"]["accuracy/val"] for record in records[:4] if record["status"] == PAUSED
+    ]
     assert records[replaced]["status"] == PAUSED
     assert records[replaced]["resumable"] is False
-    assert not list((folder / records[replaced]["name"]).glob("checkpoints/*.pt")), "it does not go on"
+    assert not list((folder / records[replaced]["name"]).glob("checkpoints/*.pt")), (
+        "it does not go on"
+    )
     assert after_1 == [records[replaced]["metrics"]["accuracy/val"]]
     assert (parent["step"], parent["epoch"]) == (10, 1)
     assert [*parent["changed"]] == ["optimizer.lr"]
     best = next(record for record in records if record.get("identity") == parent["identity"])
     assert best["search"]["number"] != replaced
-    assert (folder / best["name"] / "checkpoints/forked-1.pt").exists() is (fork["name"] in _best(records))
+    assert (folder / best["name"] / "checkpoints/forked-1.pt").exists() is (
+        fork["name"] in _best(records)
+    )
     rate = fork["config"]["optimizer"]["lr"] / best["config"]["optimizer"]["lr"]
     assert 1e-4 <= fork["config"]["optimizer"]["lr"] <= 1
     assert rate != 1
@@ -82,14 +117,18 @@ def _best(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name, value in values.items() if value == max(values.values())]
 
 
-def test_what_the_best_was_forked_from_is_kept_and_no_other(configured: Configured, tmp_path: Path) -> None:
+def test_what_the_best_was_forked_from_is_kept_and_no_other(
+    configured: Configured, tmp_path: Path
+) -> None:
     """Of 0, 1 is a fork, and 2 of that, the best in the end; 3 is no better, and 4 may still become so."""
 
     def point(number: int, value: float, parent: int | None = None, **more: Any) -> Point:
         more = {"status": COMPLETED, "began_at": 0 if parent is None else 1, **more}
         folder = tmp_path / str(number)
         _leave_checkpoint(RunPaths(folder))
-        return Point(values={}, number=number, parent=parent, objectives=(value,), folder=folder, **more)
+        return Point(
+            values={}, number=number, parent=parent, objectives=(value,), folder=folder, **more
+        )
 
     def kept(*points: Point) -> dict[str, list[str]]:
         training.clear(points, range(len(points)))
@@ -109,7 +148,9 @@ def test_what_the_best_was_forked_from_is_kept_and_no_other(configured: Configur
     shutil.rmtree(tmp_path / "4" / "checkpoints")
     assert kept(*points) == {"0": ["forked-1"], "1": ["forked-1"], "3": ["forked-1"]}
     assert not RunPaths(tmp_path / "7").checkpoints.exists()
-    ended = [dataclasses.replace(each, status=COMPLETED) if each.number == 4 else each for each in points]
+    ended = [
+        dataclasses.replace(each, status=COMPLETED) if each.number == 4 else each for each in points
+    ]
     assert kept(*ended) == {"0": ["forked-1"], "1": ["forked-1"]}
     for path in (tmp_path / "1" / "checkpoints").glob("last*"):
         path.unlink()
@@ -143,21 +184,42 @@ def test_a_search_that_is_killed_five_times_comes_to_the_same_end(tmp_path: Path
 
 
 def _training(
-    configured: Configured, *parameters: Parameter, changes: Changes = MappingProxyType({}), **settings: Any
+    configured: Configured,
+    *parameters: Parameter,
+    changes: Changes = MappingProxyType({}),
+    **settings: Any,
 ) -> PopulationTraining:
     found = Search(name="pbt", runs=4, **settings)
-    return PopulationTraining(found, configured("epochs=4"), [ACCURACY], Space((LR, *parameters)), changes)
+    return PopulationTraining(
+        found, configured("epochs=4"), [ACCURACY], Space((LR, *parameters)), changes
+    )
 
 
 def test_what_a_population_cannot_search_is_refused(configured: Configured) -> None:
     width = Parameter(name="model.hidden", kind="categorical", choices=("[8]", "[16]"))
     recipe = dataclasses.replace(width, name="recipe")
     refusals: Sequence[tuple[str, Sequence[Parameter], Mapping[str, Any]]] = (
-        ("model.hidden: a fork keeps its model, so search=pbt can't change it on the way", [width], {}),
+        (
+            "model.hidden: a fork keeps its model, so search=pbt can't change it on the way",
+            [width],
+            {},
+        ),
         ("model: a fork keeps its model", [dataclasses.replace(width, name="model")], {}),
-        ("epochs: search=pbt compares runs of as many epochs", [dataclasses.replace(LR, name="epochs")], {}),
-        ("recipe: a fork keeps its model", [recipe], {"changes": {"recipe": {"epochs", "model.hidden"}}}),
-        ("of as many epochs, which recipe changes; give it", [recipe], {"changes": {"recipe": {"max_steps"}}}),
+        (
+            "epochs: search=pbt compares runs of as many epochs",
+            [dataclasses.replace(LR, name="epochs")],
+            {},
+        ),
+        (
+            "recipe: a fork keeps its model",
+            [recipe],
+            {"changes": {"recipe": {"epochs", "model.hidden"}}},
+        ),
+        (
+            "of as many epochs, which recipe changes; give it",
+            [recipe],
+            {"changes": {"recipe": {"max_steps"}}},
+        ),
         ("search.interval=4: a run has epochs=4, and would never pause", [], {"interval": 4}),
         ("search.rungs=asha: search=pbt has pauses of its own", [], {"rungs": "asha"}),
     )
@@ -167,19 +229,30 @@ def test_what_a_population_cannot_search_is_refused(configured: Configured) -> N
         assert told in str(refused.value)
 
 
-def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured, tmp_path: Path) -> None:
+def test_a_fork_is_compared_by_what_it_has_trained_itself(
+    configured: Configured, tmp_path: Path
+) -> None:
     def point(number: int, values: dict[int, float], **more: Any) -> Point:
         folder = tmp_path / str(number)
         _leave_checkpoint(RunPaths(folder))
         return Point(
-            values={"optimizer.lr": 0.1}, status=PAUSED, number=number, rung_values=values, folder=folder, **more
+            values={"optimizer.lr": 0.1},
+            status=PAUSED,
+            number=number,
+            rung_values=values,
+            folder=folder,
+            **more,
         )
 
     training = _training(configured)
     points = [point(0, {1: 0.9}), point(1, {1: 0.2}), point(2, {1: 0.8}), point(3, {1: 0.7})]
     new = training.new(points, 4)
     assert training.wants_more(points)
-    assert (new.words, new.replaces, training.first_stop(4)) == ([f"fork='{tmp_path}/0@epoch:1'"], 1, 2)
+    assert (new.words, new.replaces, training.first_stop(4)) == (
+        [f"fork='{tmp_path}/0@epoch:1'"],
+        1,
+        2,
+    )
     assert new.values["optimizer.lr"] != 0.1
     points.append(point(4, {2: 0.1}, replaces=1, began_at=1))
     assert training.next(points) == (points[0], 2), "of epoch 1 it has no value of its own"
@@ -189,9 +262,14 @@ def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured
 
 def _leave_checkpoint(paths: RunPaths) -> None:
     content: Made = {"data": None, "code": None}
-    create_result(paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[])
+    create_result(
+        paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[]
+    )
     position = {"epoch": 1, "step": 10, "step_in_epoch": 10}
-    checkpoint.save(paths.last, {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10})
+    checkpoint.save(
+        paths.last,
+        {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10},
+    )
 
 
 def test_a_fork_can_begin_again_where_its_parent_has_the_checkpoint_whole(tmp_path: Path) -> None:
@@ -219,7 +297,9 @@ def test_the_place_of_a_fork_whose_parent_is_removed_goes_to_a_fork_of_another(
     def new(self: PopulationTraining, points: Sequence[Point], number: int) -> NewRun:
         found = real(self, points, number)
         if found.parent is not None and not removed:
-            removed.extend(point.folder for point in points if point.number == found.parent and point.folder)
+            removed.extend(
+                point.folder for point in points if point.number == found.parent and point.folder
+            )
             shutil.rmtree(removed[0])
         return found
 

@@ -33,7 +33,13 @@ class Search:
         exceeds: Mapping[int, int] | None = None,
     ) -> None:
         """Some runs end by themselves after an epoch, and some exceed a limit from one on."""
-        self.rungs, self.cost, self.epochs, self.runs, self.at_a_time = rungs, cost, epochs, runs, at_a_time
+        self.rungs, self.cost, self.epochs, self.runs, self.at_a_time = (
+            rungs,
+            cost,
+            epochs,
+            runs,
+            at_a_time,
+        )
         self._ends, self._exceeds = ends or {}, exceeds or {}
         self.trials: dict[int, Trial] = {}
         self.until: dict[int, int] = {}
@@ -60,7 +66,11 @@ class Search:
     def advance(self) -> None:
         """Let one of those that train come to its stop, or fail."""
         number = self._random.choice(sorted(self.until))
-        epoch, trial, ends = self.until.pop(number), self.trials[number], self._ends.get(number, self.epochs)
+        epoch, trial, ends = (
+            self.until.pop(number),
+            self.trials[number],
+            self._ends.get(number, self.epochs),
+        )
         epoch = min(epoch, ends)
         values = {each: self.cost(number, each) for each in range(trial.epochs + 1, epoch + 1)}
         if WORSE in values.values():
@@ -100,7 +110,9 @@ def noisy(seed: int, *, failures: float = 0.0) -> Cost:
     return cost
 
 
-def by_the_paper(cost: Cost, *, epochs: Sequence[int], reduction: int, runs: int) -> list[tuple[str, int]]:
+def by_the_paper(
+    cost: Cost, *, epochs: Sequence[int], reduction: int, runs: int
+) -> list[tuple[str, int]]:
     """Algorithm 2 of Li et al. 2020 with one worker: rungs are lists, and promotions are remembered."""
     rungs: list[list[tuple[float, int]]] = [[] for _ in epochs]
     promoted: list[set[int]] = [set() for _ in epochs]
@@ -169,7 +181,9 @@ def test_brackets_of_hyperband_are_mixed_in_its_proportions() -> None:
     done = [number for number, trial in search.trials.items() if trial.status == COMPLETED]
     assert {tuple(rungs.of(number)) for number in done} == {(1, 3), (3,), ()}
     for bracket in ((1, 3), (3,)):
-        mine = [trial for trial in search.trials.values() if tuple(rungs.of(trial.number)) == bracket]
+        mine = [
+            trial for trial in search.trials.values() if tuple(rungs.of(trial.number)) == bracket
+        ]
         gone_on = [trial for trial in mine if trial.epochs > bracket[0]]
         assert len(mine) // 3 <= len(gone_on) < len(mine)
 
@@ -179,7 +193,10 @@ def wild(seed: int) -> Cost:
     plain = noisy(seed, failures=0.2)
 
     def cost(number: int, epoch: int) -> float:
-        found, chance = plain(number, epoch), random.Random(f"wild {seed}/{number}/{epoch}").random()
+        found, chance = (
+            plain(number, epoch),
+            random.Random(f"wild {seed}/{number}/{epoch}").random(),
+        )
         return found if found == WORSE else math.nan if chance < 0.1 else round(found * 4)
 
     return cost
@@ -193,11 +210,15 @@ def some(seed: int, share: float) -> dict[int, int]:
 
 @pytest.mark.parametrize("kind", ["asha", "hyperband", "median"])
 @pytest.mark.parametrize("at_a_time", [1, 4])
-def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kind, at_a_time: int) -> None:
+def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(
+    kind: Kind, at_a_time: int
+) -> None:
     early = failed = 0
     for seed in range(8):
         rungs = rungs_of(kind, epochs=9, min_epochs=1, reduction=3)
-        search = Search(rungs, noisy(seed, failures=0.3), epochs=9, runs=30, at_a_time=at_a_time, seed=seed)
+        search = Search(
+            rungs, noisy(seed, failures=0.3), epochs=9, runs=30, at_a_time=at_a_time, seed=seed
+        )
         given_up: set[int] = set()
         for now in search.run():
             assert not now.until.keys() & given_up
@@ -205,7 +226,9 @@ def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kin
             assert given_up <= found, "once it is, it stays so"
             given_up = found
             early += len(given_up) if len(now.trials) < 30 else 0
-        assert given_up == {trial.number for trial in search.trials.values() if trial.status == PAUSED}
+        assert given_up == {
+            trial.number for trial in search.trials.values() if trial.status == PAUSED
+        }
         failed += sum(trial.status == FAILED for trial in search.trials.values())
     assert failed
     assert early or kind == "median", "some are known before all have begun"
@@ -213,13 +236,17 @@ def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kin
 
 @pytest.mark.parametrize("kind", ["asha", "hyperband", "median"])
 @pytest.mark.parametrize("at_a_time", [1, 4])
-def test_who_is_hopeless_stays_so_whatever_becomes_of_the_others(kind: Kind, at_a_time: int) -> None:
+def test_who_is_hopeless_stays_so_whatever_becomes_of_the_others(
+    kind: Kind, at_a_time: int
+) -> None:
     """They fail, end by themselves, exceed a limit late, are as good as each other, or measure nan."""
     early = 0
     for seed in range(40):
         rungs = rungs_of(kind, epochs=9, min_epochs=1, reduction=2 + seed % 2)
         runs, fates = 3 + seed % 28, {"ends": some(seed, 0.15), "exceeds": some(seed + 1000, 0.3)}
-        search = Search(rungs, wild(seed), epochs=9, runs=runs, at_a_time=at_a_time, seed=seed, **fates)
+        search = Search(
+            rungs, wild(seed), epochs=9, runs=runs, at_a_time=at_a_time, seed=seed, **fates
+        )
         given_up: set[int] = set()
         for now in search.run():
             assert not now.until.keys() & given_up
@@ -227,12 +254,16 @@ def test_who_is_hopeless_stays_so_whatever_becomes_of_the_others(kind: Kind, at_
             assert given_up <= found, "once it is, it stays so"
             given_up = found
             early += len(given_up) if len(now.trials) < runs else 0
-        assert given_up == {trial.number for trial in search.trials.values() if trial.status == PAUSED}
+        assert given_up == {
+            trial.number for trial in search.trials.values() if trial.status == PAUSED
+        }
     assert early
 
 
 def paused(number: int, **costs: float) -> Trial:
-    return Trial(number=number, status=PAUSED, costs={int(key[1:]): cost for key, cost in costs.items()})
+    return Trial(
+        number=number, status=PAUSED, costs={int(key[1:]): cost for key, cost in costs.items()}
+    )
 
 
 def test_failed_and_diverged_runs_and_those_beyond_a_limit_count_as_worst() -> None:
@@ -246,15 +277,26 @@ def test_failed_and_diverged_runs_and_those_beyond_a_limit_count_as_worst() -> N
     assert rungs.promotable([good, failed, beyond]) == 0
     assert rungs.hopeless([good, failed, nan, beyond], range(99)) == [2, 3]
     worst = [nan, beyond, failed, dataclasses.replace(failed, number=4)]
-    assert rungs.promotable([*worst, dataclasses.replace(nan, number=5), dataclasses.replace(nan, number=6)]) is None
+    assert (
+        rungs.promotable(
+            [*worst, dataclasses.replace(nan, number=5), dataclasses.replace(nan, number=6)]
+        )
+        is None
+    )
     went_on = Trial(number=1, status=FAILED, costs={1: 0.1, 2: 0.1})  # failed between two rungs
-    assert rungs.promotable([good, went_on, paused(2, e1=0.9)]) is None, "the best has gone on, and failed"
+    assert rungs.promotable([good, went_on, paused(2, e1=0.9)]) is None, (
+        "the best has gone on, and failed"
+    )
     higher = [paused(number, e1=0.1, e3=number / 10) for number in (7, 8)]
-    assert rungs.promotable([went_on, *higher]) == 7, "it counts at the rung that it did not come to"
+    assert rungs.promotable([went_on, *higher]) == 7, (
+        "it counts at the rung that it did not come to"
+    )
 
 
 @pytest.mark.parametrize("status", [PAUSED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
-def test_a_run_that_exceeds_a_limit_later_keeps_its_place_at_the_rungs_that_it_had_passed(status: str) -> None:
+def test_a_run_that_exceeds_a_limit_later_keeps_its_place_at_the_rungs_that_it_had_passed(
+    status: str,
+) -> None:
     rungs = rungs_of("asha", epochs=9, min_epochs=1, reduction=3)
     late = dataclasses.replace(paused(0, e1=0.1, e2=0.1, e3=0.1), is_allowed=False, status=status)
     if status == COMPLETED:
@@ -264,16 +306,22 @@ def test_a_run_that_exceeds_a_limit_later_keeps_its_place_at_the_rungs_that_it_h
     assert rungs.hopeless([late, *others], range(3)) == ([0, 1, 2] if status == PAUSED else [1, 2])
     higher = [paused(number, e1=0.2, e3=0.9) for number in (3, 4)]
     expected = 3 if status == PAUSED else None
-    assert rungs.promotable([late, *higher]) == expected, "it is the worst where it waits, and no more"
+    assert rungs.promotable([late, *higher]) == expected, (
+        "it is the worst where it waits, and no more"
+    )
 
 
-def test_a_run_that_ends_by_itself_and_exceeds_a_limit_is_the_worst_of_the_rung_that_it_was_on_its_way_to() -> None:
+def test_a_run_that_ends_by_itself_and_exceeds_a_limit_is_the_worst_of_the_rung_that_it_was_on_its_way_to() -> (
+    None
+):
     rungs = rungs_of("asha", epochs=9, min_epochs=1, reduction=3)
     for end in (2, 3):
         costs = dict.fromkeys(range(1, end + 1), 0.1)
         ended = Trial(number=0, status=COMPLETED, costs=costs, is_allowed=False)
         assert rungs.promotable([ended, paused(1, e1=0.5), paused(2, e1=0.6)]) is None
-        assert rungs.promotable([ended, *(paused(number, e1=0.2, e3=0.9) for number in (1, 2))]) == 1
+        assert (
+            rungs.promotable([ended, *(paused(number, e1=0.2, e3=0.9) for number in (1, 2))]) == 1
+        )
 
 
 def test_an_unknown_past_leaves_no_place_to_others_though_a_limit_is_exceeded() -> None:
@@ -308,7 +356,9 @@ def test_who_has_paused_where_there_is_no_rung_now_goes_on(kind: Kind) -> None:
     assert rungs.promotable([early]) == 0
     assert rungs.next_stop(0, 1) == 2
     assert rungs.hopeless([early], range(1)) == []
-    between = [paused(number, e1=0.1, e2=number / 10, e3=0.1) for number in (18, 1, 36)]  # of one bracket
+    between = [
+        paused(number, e1=0.1, e2=number / 10, e3=0.1) for number in (18, 1, 36)
+    ]  # of one bracket
     if kind == "asha":
         assert rungs.promotable(between) == 1, "by what it was at the rung"
         assert rungs.promotable([*between, early]) == 1
@@ -318,7 +368,8 @@ def test_the_median_is_that_of_completed_runs_at_the_same_epoch() -> None:
     rungs = rungs_of("median", epochs=6, min_epochs=2, reduction=3)
     assert list(rungs.of(0)) == [2, 4]
     done = [
-        Trial(number=number, status=COMPLETED, costs={2: cost, 6: 0.0}) for number, cost in enumerate((0.4, 0.5, 0.9))
+        Trial(number=number, status=COMPLETED, costs={2: cost, 6: 0.0})
+        for number, cost in enumerate((0.4, 0.5, 0.9))
     ]
     assert rungs.promotable([*done[:2], paused(3, e2=99.0)]) == 3, "too few to compare with"
     assert statistics.median(trial.costs[2] for trial in done) == 0.5
@@ -326,13 +377,19 @@ def test_the_median_is_that_of_completed_runs_at_the_same_epoch() -> None:
     assert rungs.promotable([*done, paused(3, e2=0.51), paused(4, e2=0.5)]) == 4
     assert rungs.promotable([*done, paused(3, e2=math.nan)]) is None
     assert rungs.hopeless([*done, paused(3, e2=0.51)], range(4)) == [3]
-    assert rungs.hopeless([*done, paused(3, e2=0.51)], range(5)) == [], "the fifth may complete, and be worse"
+    assert rungs.hopeless([*done, paused(3, e2=0.51)], range(5)) == [], (
+        "the fifth may complete, and be worse"
+    )
     assert rungs.hopeless([*done, paused(3, e2=0.95)], range(5)) == [3]
 
 
 def test_the_rungs_of_forks_are_counted_from_their_parents_epoch_on() -> None:
     def rungs(kind: Kind, begins_at: int) -> list[int]:
-        return [*rungs_of(kind, epochs=9 + begins_at, min_epochs=1, reduction=3, begins_at=begins_at).of(0)]
+        return [
+            *rungs_of(
+                kind, epochs=9 + begins_at, min_epochs=1, reduction=3, begins_at=begins_at
+            ).of(0)
+        ]
 
     assert rungs("asha", 0) == [1, 3]
     assert rungs("asha", 4) == [5, 7]

@@ -24,7 +24,11 @@ LR = Parameter("lr", "float", 1e-4, 1.0, log=True)
 WIDTH = Parameter("width", "int", 8, 64)
 MODEL = Parameter("model", "categorical", choices=("mlp", "convnet"), meant=("mlp", "convnet"))
 POOL = Parameter("pool", "int", 1, 4, when=("model", "convnet"))
-NUMBERS, MIXED, CONDITIONAL = Space((LR, WIDTH)), Space((LR, WIDTH, MODEL)), Space((LR, MODEL, POOL))
+NUMBERS, MIXED, CONDITIONAL = (
+    Space((LR, WIDTH)),
+    Space((LR, WIDTH, MODEL)),
+    Space((LR, MODEL, POOL)),
+)
 ACCURACY, SPEED = Goal("accuracy/val", highest=True), Goal("speed/epoch_s", highest=False)
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "nsga2")
 
@@ -35,18 +39,26 @@ def settings(name: str, **more: object) -> Search:
 
 def quality(values: Values) -> float:
     """Best at lr=0.01 and width=48, and of a convnet with pool=2."""
-    lr, width, model = float(values.get("lr", 0.01)), float(values.get("width", 48)), values.get("model", "convnet")
+    lr, width, model = (
+        float(values.get("lr", 0.01)),
+        float(values.get("width", 48)),
+        values.get("model", "convnet"),
+    )
     pool = abs(float(values.get("pool", 2)) - 2)
     return -((math.log10(lr) + 2) ** 2) - ((width - 48) / 40) ** 2 - (model != "convnet") - pool / 2
 
 
-def searched(name: str, space: Space, runs: int, goals: Sequence[Goal] = (ACCURACY,), **more: object) -> list[Point]:
+def searched(
+    name: str, space: Space, runs: int, goals: Sequence[Goal] = (ACCURACY,), **more: object
+) -> list[Point]:
     points = list[Point]()
     for number in range(runs):
         values = suggest(space, points, number, settings(name, **more), goals)
         assert values is not None
         found = (quality(values), float(values.get("width", 1)))
-        points.append(Point(values=values, status=COMPLETED, number=number, objectives=found[: len(goals)]))
+        points.append(
+            Point(values=values, status=COMPLETED, number=number, objectives=found[: len(goals)])
+        )
     return points
 
 
@@ -64,14 +76,19 @@ def test_a_point_follows_from_the_history_alone(name: str) -> None:
     for point in points:
         assert ("pool" in point.values) == (point.values.get("model") == "convnet")
         assert all(
-            each.read(point.values[each.name]) is not None for each in space.parameters if each.name in point.values
+            each.read(point.values[each.name]) is not None
+            for each in space.parameters
+            if each.name in point.values
         )
 
 
 @pytest.mark.parametrize("name", ["tpe", "qmc", "nsga2"])
 def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
     ranges = {"mlp": (1e-4, 1e-2), "convnet": (1e-1, 1.0)}
-    below = [Parameter("lr", "float", *ends, log=True, when=("model", each)) for each, ends in ranges.items()]
+    below = [
+        Parameter("lr", "float", *ends, log=True, when=("model", each))
+        for each, ends in ranges.items()
+    ]
     points = searched(name, Space((MODEL, *below)), 13)
     assert {point.values["model"] for point in points} == {*ranges}
     for point in points:
@@ -80,7 +97,10 @@ def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
 
 
 def test_what_a_range_has_taught_counts_below_its_choice() -> None:
-    below = [Parameter("lr", "float", 1e-4, 1.0, log=True, when=("model", each)) for each in ("mlp", "convnet")]
+    below = [
+        Parameter("lr", "float", 1e-4, 1.0, log=True, when=("model", each))
+        for each in ("mlp", "convnet")
+    ]
     means = []
     for sign in (1, -1):
         known = [
@@ -95,29 +115,45 @@ def test_what_a_range_has_taught_counts_below_its_choice() -> None:
         asked = [suggest(Space((MODEL, *below)), known, number, settings("tpe", random_fraction=0.0), [ACCURACY])
                  for number in range(16, 32)]  # fmt: skip
         means.append(
-            statistics.fmean(math.log10(float(each["lr"])) for each in asked if each and each["model"] == "mlp")
+            statistics.fmean(
+                math.log10(float(each["lr"])) for each in asked if each and each["model"] == "mlp"
+            )
         )
     assert means[0] < means[1] - 1, "low where low ones were good, high where high ones were"
 
 
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
 def test_it_learns(name: str) -> None:
-    by_chance = [max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed)) for seed in range(3)]
-    learnt = [max(p.objectives[0] or 0 for p in searched(name, NUMBERS, 30, seed=seed)) for seed in range(3)]
+    by_chance = [
+        max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed))
+        for seed in range(3)
+    ]
+    learnt = [
+        max(p.objectives[0] or 0 for p in searched(name, NUMBERS, 30, seed=seed))
+        for seed in range(3)
+    ]
     assert statistics.fmean(learnt) > statistics.fmean(by_chance)
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
-    [({}, [11, 15, 19]), ({"random_fraction": 0}, []), ({"random_fraction": 0.5}, [11, 13, 15, 17, 19])],
+    [
+        ({}, [11, 15, 19]),
+        ({"random_fraction": 0}, []),
+        ({"random_fraction": 0.5}, [11, 13, 15, 17, 19]),
+    ],
 )
 def test_a_quarter_of_tpes_points_or_as_many_as_are_asked_for_is_drawn_at_random(
     more: dict[str, Any], expected: list[int]
 ) -> None:
     points = searched("tpe", MIXED, 20, **more)
     by_chance = searched("random", MIXED, 20)
-    same = [p.number for p, other in zip(points, by_chance, strict=True) if p.values == other.values]
-    assert [number for number in same if number is not None and number >= 10] == expected, "the first ten always are"
+    same = [
+        p.number for p, other in zip(points, by_chance, strict=True) if p.values == other.values
+    ]
+    assert [number for number in same if number is not None and number >= 10] == expected, (
+        "the first ten always are"
+    )
 
 
 def test_a_generation_of_nsga2_follows_the_best_of_the_one_before() -> None:
@@ -139,15 +175,27 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
     low = [p for p in points if float(p.values["lr"]) < 0.01]
     assert low
     bad = [
-        Point(values=p.values, status=FAILED, number=p.number, kind_of_error=OutOfMemory.__name__) if p in low else p
+        Point(values=p.values, status=FAILED, number=p.number, kind_of_error=OutOfMemory.__name__)
+        if p in low
+        else p
         for p in points
     ]
     paused = [
-        Point(values=p.values, status=PAUSED, number=p.number, rung_values={1: -9.0}) if p in low else p for p in points
+        Point(values=p.values, status=PAUSED, number=p.number, rung_values={1: -9.0})
+        if p in low
+        else p
+        for p in points
     ]
-    under_way = [Point(values=p.values, status=RUNNING, number=p.number) if p in low else p for p in points]
-    broken = [Point(values=p.values, status=FAILED, number=p.number) if p in low else p for p in points]
-    found = [suggest(NUMBERS, known, 12, settings("tpe"), [ACCURACY]) for known in (points, bad, paused, under_way)]
+    under_way = [
+        Point(values=p.values, status=RUNNING, number=p.number) if p in low else p for p in points
+    ]
+    broken = [
+        Point(values=p.values, status=FAILED, number=p.number) if p in low else p for p in points
+    ]
+    found = [
+        suggest(NUMBERS, known, 12, settings("tpe"), [ACCURACY])
+        for known in (points, bad, paused, under_way)
+    ]
     assert len({str(each) for each in found}) > 1
     assert suggest(NUMBERS, broken, 12, settings("tpe"), [ACCURACY]) == suggest(
         NUMBERS, [p for p in points if p not in low], 12, settings("tpe"), [ACCURACY]
@@ -163,7 +211,8 @@ def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool)
     points = searched("random", NUMBERS, 12)
     if not measured:
         points = [
-            replace(p, status=PAUSED, objectives=(), rung_values={1: float(p.objectives[0] or 0)}) for p in points
+            replace(p, status=PAUSED, objectives=(), rung_values={1: float(p.objectives[0] or 0)})
+            for p in points
         ]
     more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
     diverged: dict[str, Any] = {"status": FAILED, "kind_of_error": Diverged.__name__}
@@ -198,7 +247,11 @@ def test_constraints_keep_it_from_where_they_were_exceeded() -> None:
         values = suggest(NUMBERS, points, number, settings("tpe"), [ACCURACY])
         assert values is not None
         widths.append(float(values["width"]))
-        points.append(limited(Point(values=values, status=COMPLETED, number=number, objectives=(quality(values),))))
+        points.append(
+            limited(
+                Point(values=values, status=COMPLETED, number=number, objectives=(quality(values),))
+            )
+        )
     assert sum(width <= 24 for width in widths) >= 8
 
 
@@ -220,22 +273,33 @@ def test_where_most_choices_are_known_the_next_point_is_of_those_that_have_more(
 
 
 def test_what_a_sampler_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"model: search=cmaes moves numbers alone; .* use search=tpe"):
+    with pytest.raises(
+        ConfigError, match=r"model: search=cmaes moves numbers alone; .* use search=tpe"
+    ):
         refuse_unfit("cmaes", MIXED, [ACCURACY], limited=False)
-    with pytest.raises(ConfigError, match=r"objective: search=cmaes has one goal alone; use search=nsga2 or tpe for 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"objective: search=cmaes has one goal alone; use search=nsga2 or tpe for 2",
+    ):
         refuse_unfit("cmaes", NUMBERS, [ACCURACY, SPEED], limited=False)
     with pytest.raises(ConfigError, match=r"search\.constraints: search=cmaes does not heed them"):
         refuse_unfit("cmaes", NUMBERS, [ACCURACY], limited=True)
     for name in set(SAMPLERS) - {"cmaes"}:
         refuse_unfit(name, MIXED, [ACCURACY, SPEED], limited=True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else object())
-    with pytest.raises(ConfigError, match=r"search=tpe: needs the package optuna; pip install 'expt\[search\]'"):
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "optuna" else object()
+    )
+    with pytest.raises(
+        ConfigError, match=r"search=tpe: needs the package optuna; pip install 'expt\[search\]'"
+    ):
         refuse_missing("tpe")
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
 @pytest.mark.parametrize("measured", [math.nan, math.inf])
-def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(name: str, measured: float) -> None:
+def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(
+    name: str, measured: float
+) -> None:
     limit, nowhere = Limit("mine/x<3", "mine/x", True, 3.0, True), RunPaths(Path("nowhere"))
     points = [
         Point(
@@ -243,7 +307,11 @@ def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(name: str, m
             status=COMPLETED,
             number=number,
             objectives=(0.5 + number / 100,),
-            violations={limit.text: limit.violation({"metrics": {"mine/x": measured if number % 2 else 1.0}}, nowhere)},
+            violations={
+                limit.text: limit.violation(
+                    {"metrics": {"mine/x": measured if number % 2 else 1.0}}, nowhere
+                )
+            },
         )
         for number in range(12)
     ]

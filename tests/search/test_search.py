@@ -18,7 +18,15 @@ from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.ranking import by_objective
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    RUNNING,
+    create_result,
+    update_result,
+)
 from expt.runs.view.leaderboard import read_runs
 from expt.search.budget import budget_of, stopped_in_words
 from expt.search.goals import Goal, Limit
@@ -43,7 +51,9 @@ class Folder:
 
     def read(self, space: Space = SPACE, **more: Any) -> Searching:
         """As a command does that begins there."""
-        reader = Reader(space=space, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT], **more)
+        reader = Reader(
+            space=space, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT], **more
+        )
         return Searching(self.folder, space, self.settings, reader)
 
     def make(self, number: int, values: Values) -> Job:
@@ -56,7 +66,12 @@ class Folder:
         return Source(self.searching, self.make, lambda _: None, lambda: self.room, **options)
 
     def complete(self, job: Job, value: float = 0.5, **fields: Any) -> None:
-        update_result(job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}, **fields)
+        update_result(
+            job.paths,
+            status=COMPLETED,
+            objective={"name": "accuracy/val", "value": value},
+            **fields,
+        )
         job.status = COMPLETED
 
 
@@ -69,7 +84,9 @@ def taken(source: Iterator[Job | None], times: int) -> list[str]:
     return ["wait" if job is None else job.name for job in (next(source) for _ in range(times))]
 
 
-def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_run(folder: Folder) -> None:
+def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_run(
+    folder: Folder,
+) -> None:
     source = folder.source()
     assert taken(source, 2) == ["0", "1"]
     folder.room = False
@@ -78,7 +95,9 @@ def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_r
     folder.complete(folder.jobs[0], 0.75)
     assert taken(source, 3) == ["2", "3", "wait"], "four points are all, and three of them run"
     assert folder.searching.best is not None
-    assert folder.searching.best.objectives == (0.75,), "what has ended is known before the next is chosen"
+    assert folder.searching.best.objectives == (0.75,), (
+        "what has ended is known before the next is chosen"
+    )
     for job in folder.jobs:
         folder.complete(job)
     with pytest.raises(StopIteration):
@@ -117,11 +136,22 @@ def test_a_run_that_waits_at_a_rung_and_is_dropped_does_not_go_on(folder: Folder
 def test_who_leads_is_told_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
     source, told = folder.source(), list[bool]()
     assert taken(source, 3) == ["0", "1", "2"]
-    for number, status, value in ((1, PAUSED, 0.5), (1, COMPLETED, 0.5), (2, COMPLETED, 0.5), (0, COMPLETED, 0.75)):
-        update_result(folder.jobs[number].paths, status=status, objective={"name": "accuracy/val", "value": value})
+    for number, status, value in (
+        (1, PAUSED, 0.5),
+        (1, COMPLETED, 0.5),
+        (2, COMPLETED, 0.5),
+        (0, COMPLETED, 0.75),
+    ):
+        update_result(
+            folder.jobs[number].paths,
+            status=status,
+            objective={"name": "accuracy/val", "value": value},
+        )
         told.append(folder.searching.is_new_best(folder.jobs[number].paths))
     assert told == [True, False, False, True]
-    assert not folder.read().is_new_best(folder.jobs[0].paths), "a later command has known it from its beginning"
+    assert not folder.read().is_new_best(folder.jobs[0].paths), (
+        "a later command has known it from its beginning"
+    )
 
 
 def test_what_is_left_are_points_to_come_and_those_that_were_begun(folder: Folder) -> None:
@@ -130,9 +160,13 @@ def test_what_is_left_are_points_to_come_and_those_that_were_begun(folder: Folde
     folder.complete(folder.jobs[0])
     update_result(folder.jobs[1].paths, status=INTERRUPTED)
     assert folder.read().num_left == 3
-    small = Space((Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2)),))
+    small = Space(
+        (Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2)),)
+    )
     reader = Reader(space=small, goals=[Goal("accuracy/val", highest=True)])
-    assert Searching(folder.folder, small, folder.settings, reader).num_left == 2, "the space has no more"
+    assert Searching(folder.folder, small, folder.settings, reader).num_left == 2, (
+        "the space has no more"
+    )
 
 
 def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:
@@ -176,14 +210,21 @@ def test_a_budget_counts_runs_that_others_have_given_to_the_pool_and_waits_for_t
         update_result(asked.paths, status=PAUSED, device_s=1000.0)
         jobs[-1].status = QUEUED
     else:
-        jobs[-1].started_at -= 1000  # may lie before the machine's own start: `monotonic` counts from there
+        jobs[
+            -1
+        ].started_at -= (
+            1000  # may lie before the machine's own start: `monotonic` counts from there
+        )
     with pytest.raises(StopIteration):
         next(source)
     assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
 
 
 def test_what_was_stopped_may_have_been_added(folder: Folder) -> None:
-    added: Any = {"added": {"place": 0, "keys": ["optimizer.lr"]}, "overrides": {"optimizer.lr": 7.0}}
+    added: Any = {
+        "added": {"place": 0, "keys": ["optimizer.lr"]},
+        "overrides": {"optimizer.lr": 7.0},
+    }
     for name, status in (("a", INTERRUPTED), ("b", COMPLETED)):
         create_result(RunPaths(folder.folder / name), **{**added, "status": status})
     folder.make(0, {"optimizer.lr": 0.5})
@@ -276,7 +317,9 @@ def test_no_two_runs_of_a_folder_have_one_number_though_the_space_changes(folder
 
 def test_numbers_that_an_older_version_gave_twice_are_told_apart(folder: Folder) -> None:
     for name, value in (("a", 0.1), ("b", 0.2)):
-        create_result(RunPaths(folder.folder / name), search={"number": 0}, overrides={"optimizer.lr": value})
+        create_result(
+            RunPaths(folder.folder / name), search={"number": 0}, overrides={"optimizer.lr": value}
+        )
     searching = folder.read()
     numbers = {point.folder: point.number for point in searching.own}
     assert sorted(numbers.values(), key=str) == [0, 1]
@@ -321,7 +364,9 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder
     assert (searching.own, searching.count, searching.best) == ([], 0, None)
     assert searching.found.differing == {f"{number}": ["epochs"] for number in range(4)}
     found = searching.next()
-    assert found == (4, {"optimizer.lr": before[0]}), "the first point once more, under a number of its own"
+    assert found == (4, {"optimizer.lr": before[0]}), (
+        "the first point once more, under a number of its own"
+    )
     folder.settings = replace(folder.settings, warm_start=(str(folder.folder),))
     warm = folder.read(differences=lambda *_: ["epochs"])
     assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
@@ -329,19 +374,27 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder
     assert not folder.read().points[4:], "its own runs are no others"
 
 
-def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach_nothing_there(folder: Folder) -> None:
+def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach_nothing_there(
+    folder: Folder,
+) -> None:
     searching = folder.read()
     for name, value, added in (("b", 7.0, 0), ("a", 7.5, 1), ("c", 0.5, 2), ("by hand", 8.0, None)):
-        about: Any = {} if added is None else {"added": {"place": added, "keys": ["optimizer.lr", "epochs"]}}
+        about: Any = (
+            {} if added is None else {"added": {"place": added, "keys": ["optimizer.lr", "epochs"]}}
+        )
         paths = RunPaths(folder.folder / name)
         objective: Any = {"name": "accuracy/val", "value": 0.75}
-        create_result(paths, overrides={"optimizer.lr": value}, status=COMPLETED, objective=objective, **about)
+        create_result(
+            paths, overrides={"optimizer.lr": value}, status=COMPLETED, objective=objective, **about
+        )
         assert searching.is_new_best(paths) is (name == "b")
     for later in (searching, folder.read(), folder.read(differences=lambda *_: ["epochs"])):
         assert later.best is not None
         assert later.best.folder == folder.folder / "b", "the same as while it ran"
         assert later.count == 0
-    assert [point.values for point in folder.read().points] == [{"optimizer.lr": 0.5}], "what a sampler learns from"
+    assert [point.values for point in folder.read().points] == [{"optimizer.lr": 0.5}], (
+        "what a sampler learns from"
+    )
     assert folder.read().found.outside == ["by hand"]
     assert not folder.read(differences=lambda *_: ["seed"]).own
     runs = read_runs(folder.folder)
@@ -355,17 +408,30 @@ def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_
     folder.searching.pausing = cast("Pausing", FirstGoesOn())
     source, parent = folder.source(), folder.folder / "parent"
     assert taken(source, 2) == ["0", "1"]
-    forked: Any = {"given": f"{parent}@epoch:1", "run": str(parent), "step": 5, "epoch": 1, "arguments": []}
+    forked: Any = {
+        "given": f"{parent}@epoch:1",
+        "run": str(parent),
+        "step": 5,
+        "epoch": 1,
+        "arguments": [],
+    }
     forked |= {"identity": "a", "seedless_identity": "a", "changed": {}}
     update_result(folder.jobs[0].paths, forked_from=forked)
     for job in folder.jobs:
-        update_result(job.paths, status=PAUSED, resumable=False, objective={"name": "accuracy/val", "value": 0.5})
+        update_result(
+            job.paths,
+            status=PAUSED,
+            resumable=False,
+            objective={"name": "accuracy/val", "value": 0.5},
+        )
         job.status = PAUSED
     before = folder.jobs[0].paths.result.read_bytes()
     assert taken(source, 2) == ["1", "2"], "the others go on"
     warned = capsys.readouterr().err
     assert f"{folder.folder}/0: was to go on" in warned
-    assert f"({parent}@epoch:1) is gone too; this cannot be mended, and it is left as it is" in warned
+    assert (
+        f"({parent}@epoch:1) is gone too; this cannot be mended, and it is left as it is" in warned
+    )
     assert f"{folder.folder}/1: goes on after all, and from its beginning" in warned
     assert folder.jobs[0].paths.result.read_bytes() == before
 
@@ -373,8 +439,14 @@ def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (None, "was to go on, and has come back paused after 2 of . epochs, as it was; remove the folder"),
-        (RunFailed("last.pt: no space left"), "could not go on: last.pt: no space left; once that is mended, type"),
+        (
+            None,
+            "was to go on, and has come back paused after 2 of . epochs, as it was; remove the folder",
+        ),
+        (
+            RunFailed("last.pt: no space left"),
+            "could not go on: last.pt: no space left; once that is mended, type",
+        ),
     ],
 )
 def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(
@@ -395,7 +467,9 @@ def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(
 
 def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"):
+    with pytest.raises(
+        ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"
+    ):
         Folder(tmp_path, warm_start=str(tmp_path / "other"))
     with pytest.raises(ConfigError, match=r"search\.warm_start=.*nowhere: there is no such folder"):
         Folder(tmp_path, warm_start=str(tmp_path / "nowhere"))

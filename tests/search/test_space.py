@@ -19,7 +19,9 @@ PARAMETERS = (
     Parameter("width", "int", 8, 64),
     Parameter("size", "int", 16, 128, step=16),
     Parameter("depth", "int", 1, 32, log=True),
-    Parameter("hidden", "categorical", choices=("[16]", "[32,32]", "null"), meant=([16], [32, 32], None)),
+    Parameter(
+        "hidden", "categorical", choices=("[16]", "[32,32]", "null"), meant=([16], [32, 32], None)
+    ),
 )
 
 
@@ -47,7 +49,14 @@ def test_of_mappings_that_a_run_agrees_with_it_has_the_one_that_names_the_most()
 def test_a_number_is_no_boolean() -> None:
     """In Python 1 is True."""
     flag = Parameter("flag", "categorical", choices=("null", "1", "true"), meant=(None, 1, True))
-    assert [flag.read(value) for value in (None, 1, True, False, 0, "1")] == ["null", "1", "true", None, None, None]
+    assert [flag.read(value) for value in (None, 1, True, False, 0, "1")] == [
+        "null",
+        "1",
+        "true",
+        None,
+        None,
+        None,
+    ]
 
 
 def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
@@ -56,14 +65,17 @@ def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
     assert PARAMETERS[0].word(0.00001234) == "lr=1.234e-05"
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.99990, 0.99999), (1.0, 1.00001), (-1000.001, -1000.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.99990, 0.99999), (1.0, 1.00001), (-1000.001, -1000.0)]
+)
 def test_a_narrow_interval_has_as_many_values_as_others(low: float, high: float) -> None:
     parameter = Parameter("momentum", "float", low, high)
     assert len({parameter.at(index / 500) for index in range(500)}) == 500
 
 
 @pytest.mark.parametrize(
-    "parameter", [PARAMETERS[2], PARAMETERS[3], PARAMETERS[4], Parameter("two", "float", 0, 0.1, step=0.1)]
+    "parameter",
+    [PARAMETERS[2], PARAMETERS[3], PARAMETERS[4], Parameter("two", "float", 0, 0.1, step=0.1)],
 )
 def test_a_value_of_several_is_told_as_the_middle_of_its_share(parameter: Parameter) -> None:
     """As Optuna tells CMA-ES of them; an end would pull its mean, and widen its steps, for nothing."""
@@ -100,7 +112,8 @@ def test_a_value_outside_of_the_space_is_typed_as_what_it_is(value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("place", "found"), [(0, 2.0), (0, True), (0, "a"), (2, 0.31), (3, 8.5), (4, 17), (6, [8]), (6, "null")]
+    ("place", "found"),
+    [(0, 2.0), (0, True), (0, "a"), (2, 0.31), (3, 8.5), (4, 17), (6, [8]), (6, "null")],
 )
 def test_what_lies_outside_is_no_value(place: int, found: object) -> None:
     assert PARAMETERS[place].read(found) is None
@@ -157,7 +170,9 @@ def test_a_space_of_numbers_has_no_end() -> None:
 
 def test_ranges_of_one_key_below_different_choices_are_one_key_of_a_point() -> None:
     kind = Parameter("kind", "categorical", choices=("a", "b"), meant=("a", "b"))
-    low, high = (Parameter("x", "int", n, n + 1, when=("kind", name)) for n, name in ((1, "a"), (7, "b")))
+    low, high = (
+        Parameter("x", "int", n, n + 1, when=("kind", name)) for n, name in ((1, "a"), (7, "b"))
+    )
     below = Parameter("y", "int", 1, 2, when=("z", "on"))
     space = Space((kind, low, high, Parameter("z", "categorical", choices=("on",), meant=("on",), when=("kind", "b")),
                    below))  # fmt: skip

@@ -47,9 +47,13 @@ def samples(task: Task) -> list[Batch]:
 
 def metrics(task: Task) -> ExtraMetrics:
     if isinstance(task, Regression):
-        return ExtraMetrics({"pearson": torchmetrics.PearsonCorrCoef(), "spearman": torchmetrics.SpearmanCorrCoef()})
+        return ExtraMetrics(
+            {"pearson": torchmetrics.PearsonCorrCoef(), "spearman": torchmetrics.SpearmanCorrCoef()}
+        )
     f1, auroc = classification.MulticlassF1Score, classification.MulticlassAUROC
-    return ExtraMetrics({"auroc": auroc(CLASSES), "f1": f1(CLASSES), "highest": _highest(f1(CLASSES))})
+    return ExtraMetrics(
+        {"auroc": auroc(CLASSES), "f1": f1(CLASSES), "highest": _highest(f1(CLASSES))}
+    )
 
 
 def _highest(metric: Any) -> Any:
@@ -70,7 +74,9 @@ def values_of(task: Task, batches: list[Batch], found: ExtraMetrics) -> dict[str
 
 
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
-@pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize(
+    "task", [Classification(), Regression()], ids=lambda task: type(task).__name__
+)
 def test_any_number_of_workers_measures_as_one_does(task: Task, tmp_path: Path) -> None:
     """With one that has no batch, and twice: an evaluation leaves nothing to the next."""
     batches = samples(task)
@@ -92,21 +98,35 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
     task = Classification()
     batches = samples(task)
     expected = values_of(task, batches, metrics(task))
-    assert values_of(task, [*batches, batches[0]._replace(weightless=True)], metrics(task)) == expected
+    assert (
+        values_of(task, [*batches, batches[0]._replace(weightless=True)], metrics(task)) == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        ("os.system", {"command": "touch called"}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
+        (
+            "os.system",
+            {"command": "touch called"},
+            "refused, it is not a subclass of torchmetrics.metric.Metric",
+        ),
         ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
         ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
         (AUROC, {"classes": 4}, "it was given classes"),
-        (AUROC, {"num_classes": 1}, "MulticlassAUROC(num_classes=1): ValueError: Expected argument `num_classes`"),
+        (
+            AUROC,
+            {"num_classes": 1},
+            "MulticlassAUROC(num_classes=1): ValueError: Expected argument `num_classes`",
+        ),
     ],
 )
 def test_a_metric_that_cannot_be_built_is_told(
-    target: str, arguments: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str,
+    arguments: dict[str, Any],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.metrics\.auroc") as caught:
@@ -133,25 +153,37 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
 def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
     """[B, 1], which a rank correlation refuses, or would take for rows of one number each."""
     task = Regression()
-    columns = [each._replace(inputs=each.inputs[:, None], targets=each.targets[:, None]) for each in samples(task)]
+    columns = [
+        each._replace(inputs=each.inputs[:, None], targets=each.targets[:, None])
+        for each in samples(task)
+    ]
     found = ExtraMetrics({"kendall": torchmetrics.KendallRankCorrCoef()})
-    expected = values_of(task, samples(task), ExtraMetrics({"kendall": torchmetrics.KendallRankCorrCoef()}))
+    expected = values_of(
+        task, samples(task), ExtraMetrics({"kendall": torchmetrics.KendallRankCorrCoef()})
+    )
     assert values_of(task, columns, found) == expected
     pair = task.predictions(torch.zeros(4, 2), Batch(None, torch.zeros(4, 2), 4))
     assert [each.shape for each in pair] == [(4, 2)] * 2, "several stay as they are"
 
 
 def test_a_complex_metric_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"task\.metrics\.phase: gives a complex number; use one that gives a real"):
+    with pytest.raises(
+        ConfigError,
+        match=r"task\.metrics\.phase: gives a complex number; use one that gives a real",
+    ):
         extra_metrics._refuse_several("phase", torch.tensor(1 + 2j))
 
 
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
-@pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize(
+    "task", [Classification(), Regression()], ids=lambda task: type(task).__name__
+)
 def test_what_was_tried_out_counts_for_nothing(task: Task) -> None:
     batches = samples(task)
     found = metrics(task)
-    found.try_out(task, batches[2].inputs, batches[2])  # a single sample, which says nothing of a correlation
+    found.try_out(
+        task, batches[2].inputs, batches[2]
+    )  # a single sample, which says nothing of a correlation
     assert values_of(task, batches, found) == values_of(task, batches, metrics(task))
 
 
@@ -170,7 +202,15 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
     shown = next(line for line in done.stdout.splitlines() if line.startswith("test"))
     assert len(shown.split()) == 7, "loss, accuracy, auroc, and of which epoch"
     assert run("report", "run", cwd=tmp_path).returncode == 0
-    again = run("hydra.run.dir=run", "resume=auto", "epochs=3", auroc, "objective=auroc/val", *words[1:3], cwd=tmp_path)
+    again = run(
+        "hydra.run.dir=run",
+        "resume=auto",
+        "epochs=3",
+        auroc,
+        "objective=auroc/val",
+        *words[1:3],
+        cwd=tmp_path,
+    )
     assert again.returncode == 0, again.stderr
 
 
@@ -185,7 +225,10 @@ NAMED = word("auroc", _target_=AUROC, better="max")
             (word("auroc", _target_=AUROC, better="up"),),
             "task.metrics.auroc.better='up': input should be 'min' or 'max'",
         ),
-        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task has one of that name"),
+        (
+            (word("accuracy", _target_=AUROC, better="max"),),
+            "task.metrics.accuracy: the task has one of that name",
+        ),
         (
             (NAMED, "objective=auroc/train"),
             "objective=auroc/train: not one of loss/train, loss/val, loss/test",

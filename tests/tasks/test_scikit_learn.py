@@ -75,7 +75,9 @@ def of_classes(logits: Any, labels: Any) -> Mapping[str, float]:
 def of_labels(logits: Any, labels: Any) -> Mapping[str, float]:
     predicted, by_label = logits >= 0, torch.tensor(logits).double().sigmoid().numpy()
     return {
-        "loss": np.mean([metrics.log_loss(labels[:, each], by_label[:, each]) for each in range(3)]),
+        "loss": np.mean(
+            [metrics.log_loss(labels[:, each], by_label[:, each]) for each in range(3)]
+        ),
         "accuracy": 1 - metrics.hamming_loss(labels, predicted),
         "f1": metrics.f1_score(labels, predicted, average="micro"),
         "ap": metrics.average_precision_score(labels, by_label, average="macro"),
@@ -107,7 +109,10 @@ def of_pixels(logits: Any, masks: Any) -> Mapping[str, float]:
 def of_tokens(logits: Any, targets: Any) -> Mapping[str, float]:
     here = targets != NO_TARGET
     loss = metrics.log_loss(targets[here], chances(logits[here]))
-    found = {"loss": loss, "accuracy": metrics.accuracy_score(targets[here], logits[here].argmax(1))}
+    found = {
+        "loss": loss,
+        "accuracy": metrics.accuracy_score(targets[here], logits[here].argmax(1)),
+    }
     return {**found, "perplexity": math.exp(loss), "bits_per_token": loss / math.log(2)}
 
 
@@ -130,11 +135,18 @@ CASES = {
         lambda: {"ap": classification.MultilabelAveragePrecision(3)},
     ),
     "regression": Case(Regression(), normal(2), normal(2), of_numbers),
-    "regression far from 0": Case(Regression(origin=FAR + 1), normal(2) + FAR, normal(2) + FAR, of_numbers),
-    "segmentation": Case(
-        Segmentation(CLASSES, IGNORED), normal(CLASSES, 3, 5), without(classes(3, 5), IGNORED), of_pixels
+    "regression far from 0": Case(
+        Regression(origin=FAR + 1), normal(2) + FAR, normal(2) + FAR, of_numbers
     ),
-    "language_model": Case(LanguageModel(), normal(6, CLASSES), without(classes(6), NO_TARGET), of_tokens),
+    "segmentation": Case(
+        Segmentation(CLASSES, IGNORED),
+        normal(CLASSES, 3, 5),
+        without(classes(3, 5), IGNORED),
+        of_pixels,
+    ),
+    "language_model": Case(
+        LanguageModel(), normal(6, CLASSES), without(classes(6), NO_TARGET), of_tokens
+    ),
 }
 
 
@@ -152,7 +164,9 @@ def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
 
 def test_the_diabetes_are_scikit_learns() -> None:
     settings: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "test_fraction": 0.2}
-    rows = load_table(Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings), None)
+    rows = load_table(
+        Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings), None
+    )
     table = datasets.load_diabetes(scaled=False)
     assert list(rows.feature_names) == table.feature_names
     assert np.array_equal(rows.features, table.data)

@@ -26,7 +26,9 @@ segmentation: Any = Late("torchmetrics.functional.segmentation")
 
 CPU = torch.device("cpu")
 IGNORED, SIZE = 255, 8
-COLOURS = torch.tensor([[30, 30, 30], [220, 40, 40], [40, 220, 40], [40, 40, 220]], dtype=torch.uint8)
+COLOURS = torch.tensor(
+    [[30, 30, 30], [220, 40, 40], [40, 220, 40], [40, 40, 220]], dtype=torch.uint8
+)
 
 
 def batches(num_classes: int, *, without: int | None = None) -> Iterator[tuple[Tensor, Batch]]:
@@ -55,14 +57,25 @@ def test_metrics_are_those_of_the_whole_set(without: int | None) -> None:
     num_classes = 4
     found = list(batches(num_classes, without=without))
     values = counted(Segmentation(num_classes, IGNORED), found)
-    logits, masks = torch.cat([each for each, _ in found]), torch.cat([batch.targets for _, batch in found])
-    jaccard = classification.MulticlassJaccardIndex(num_classes, average="macro", ignore_index=IGNORED)(logits, masks)
+    logits, masks = (
+        torch.cat([each for each, _ in found]),
+        torch.cat([batch.targets for _, batch in found]),
+    )
+    jaccard = classification.MulticlassJaccardIndex(
+        num_classes, average="macro", ignore_index=IGNORED
+    )(logits, masks)
     assert values["mean_iou"] == pytest.approx(jaccard.item(), abs=1e-6)
     here = masks != IGNORED
     predicted, classes = logits.argmax(1)[here], masks[here]
-    assert values["accuracy"] == pytest.approx((predicted == classes).float().mean().item(), abs=1e-6)
-    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, masks, ignore_index=IGNORED).item(), 1e-6)
-    dice = segmentation.dice_score(predicted[None], classes[None], num_classes, average="none", input_format="index")[0]
+    assert values["accuracy"] == pytest.approx(
+        (predicted == classes).float().mean().item(), abs=1e-6
+    )
+    assert values["loss"] == pytest.approx(
+        functional.cross_entropy(logits, masks, ignore_index=IGNORED).item(), 1e-6
+    )
+    dice = segmentation.dice_score(
+        predicted[None], classes[None], num_classes, average="none", input_format="index"
+    )[0]
     occurring = [number for number in range(num_classes) if number != without]
     assert values["dice"] == pytest.approx(dice[occurring].mean().item(), abs=1e-6)
 
@@ -87,7 +100,9 @@ def test_samples_of_which_nothing_counts_are_no_divergence() -> None:
         (torch.zeros(2, 3, 4, 4), torch.zeros(2).long(), "let it be a mask of class numbers"),
     ],
 )
-def test_outputs_and_targets_of_another_shape_are_refused(outputs: Any, masks: Tensor, told: str) -> None:
+def test_outputs_and_targets_of_another_shape_are_refused(
+    outputs: Any, masks: Tensor, told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         Segmentation(3).loss(outputs, Batch(None, masks, 2))
 
@@ -123,7 +138,12 @@ def write_pictures(root: Path, counts: dict[str, int]) -> None:
 
 def folder_words(root: Path) -> tuple[str, ...]:
     return (
-        *("task=segmentation", "dataset=segmentation_folder", f"dataset.root={root}", "dataset.num_classes=4"),
+        *(
+            "task=segmentation",
+            "dataset=segmentation_folder",
+            f"dataset.root={root}",
+            "dataset.num_classes=4",
+        ),
         *("dataset.image_size=[8,8]", "dataset.num_workers=0", "model=unet", "model.widths=[4,6]"),
     )
 
@@ -134,26 +154,43 @@ def read_pictures(folder: Path) -> tuple[Tensor, Tensor]:
         np.stack([np.array(Image.open(path)) for path in sorted((folder / kind).iterdir())])
         for kind in ("images", "masks")
     ]
-    return torch.from_numpy(read[0]).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(read[1]).long()
+    return torch.from_numpy(read[0]).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(
+        read[1]
+    ).long()
 
 
-def test_curves_are_a_plain_loops_on_any_number_of_workers(tmp_path: Path, trained: Trained) -> None:
+def test_curves_are_a_plain_loops_on_any_number_of_workers(
+    tmp_path: Path, trained: Trained
+) -> None:
     """Images have unequal numbers of pixels that count, so a mean of workers' means would be another."""
     root = tmp_path / "pictures"
     write_pictures(root, {"train": 30, "val": 7})
     # One batch of all: its order, drawn by expt, is no matter then.
     words = (
         *folder_words(root),
-        *("model.batch_norm=false", "dataset.mean=null", "dataset.std=null", "optimizer=plain_sgd", "optimizer.lr=0.5"),
+        *(
+            "model.batch_norm=false",
+            "dataset.mean=null",
+            "dataset.std=null",
+            "optimizer=plain_sgd",
+            "optimizer.lr=0.5",
+        ),
         *("batch_size=30", "epochs=4", "log_every=1", "tensorboard.norms=false"),
     )
     runs = {
-        workers: trained(*words, f"world_size={workers}", f"gradient_accumulation={parts}", name=f"w{workers}")
+        workers: trained(
+            *words, f"world_size={workers}", f"gradient_accumulation={parts}", name=f"w{workers}"
+        )
         for workers, parts in ((1, 1), (2, 3), (3, 1))
     }
-    (images, masks), (val_images, val_masks) = read_pictures(root / "train"), read_pictures(root / "val")
+    (images, masks), (val_images, val_masks) = (
+        read_pictures(root / "train"),
+        read_pictures(root / "val"),
+    )
     torch.manual_seed(0)
-    model: nn.Module = UNet(channels=3, image_size=(SIZE, SIZE), num_classes=4, widths=(4, 6), batch_norm=False)
+    model: nn.Module = UNet(
+        channels=3, image_size=(SIZE, SIZE), num_classes=4, widths=(4, 6), batch_norm=False
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses, val_losses = [], []
     for _ in range(4):
@@ -163,12 +200,19 @@ def test_curves_are_a_plain_loops_on_any_number_of_workers(tmp_path: Path, train
         optimizer.step()
         losses.append(loss.item())
         with torch.no_grad():
-            val_losses.append(functional.cross_entropy(model(val_images), val_masks, ignore_index=IGNORED).item())
+            val_losses.append(
+                functional.cross_entropy(model(val_images), val_masks, ignore_index=IGNORED).item()
+            )
     with torch.no_grad():
-        iou = classification.MulticlassJaccardIndex(4, ignore_index=IGNORED)(model(val_images), val_masks).item()
+        iou = classification.MulticlassJaccardIndex(4, ignore_index=IGNORED)(
+            model(val_images), val_masks
+        ).item()
     assert losses[0] - losses[-1] > 0.01
     for workers, folder in runs.items():
-        curves = [[value for _, value in folder.curve(tag)] for tag in ("loss/train", "loss/val", "mean_iou/val")]
+        curves = [
+            [value for _, value in folder.curve(tag)]
+            for tag in ("loss/train", "loss/val", "mean_iou/val")
+        ]
         assert curves[0] == pytest.approx(losses, abs=1e-4), workers
         assert curves[1] == pytest.approx(val_losses, abs=1e-4), workers
         assert curves[2][-1] == pytest.approx(iou, abs=1e-4), workers
@@ -195,14 +239,24 @@ def test_a_dataset_of_ones_own_and_its_wrong_mask(tmp_path: Path) -> None:
     conf = tmp_path / "conf" / "dataset"
     conf.mkdir(parents=True)
     (conf / "stripes.yaml").write_text("_target_: stripes.Stripes\nnum_workers: 0\nwrong: false\n")
-    words = ("task=segmentation", "dataset=stripes", "model=unet", "model.widths=[4,6]", "batch_size=8", "epochs=4")
+    words = (
+        "task=segmentation",
+        "dataset=stripes",
+        "model=unet",
+        "model.widths=[4,6]",
+        "batch_size=8",
+        "epochs=4",
+    )
     fast = ("optimizer=adam", "optimizer.lr=0.03", "world_size=1")
     done = run(*words, *fast, "task.num_classes=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "best         mean_iou/val" in done.stdout
     wrong = run(*words, *fast, "task.num_classes=2", "dataset.wrong=true", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "sample 11: its mask holds the class 5, expected 0 to 1, or 255 (task.ignore_index); mend" in wrong.stderr
+    assert (
+        "sample 11: its mask holds the class 5, expected 0 to 1, or 255 (task.ignore_index); mend"
+        in wrong.stderr
+    )
     unsaid = run(*words, cwd=tmp_path)
     assert unsaid.returncode == 2
     assert "task.num_classes: a dataset of your own does not tell; give it, as in" in unsaid.stderr

@@ -28,7 +28,12 @@ def of_classes(**settings: Any) -> Sums:
 
 
 def add(
-    sums: Sums, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, *, weightless: bool = False
+    sums: Sums,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    loss: torch.Tensor,
+    *,
+    weightless: bool = False,
 ) -> None:
     sums.add((loss, len(labels)), logits, Batch(logits, labels, len(labels), weightless))
 
@@ -44,7 +49,11 @@ def test_averages_of_unequal_batches() -> None:
     sums = of_classes()
     losses, hits = [], []
     for size in (64, 64, 7):
-        logits, labels, loss = rng.normal(size=(size, 10)), rng.integers(0, 10, size), rng.random(size)
+        logits, labels, loss = (
+            rng.normal(size=(size, 10)),
+            rng.integers(0, 10, size),
+            rng.random(size),
+        )
         add(sums, torch.from_numpy(logits), torch.from_numpy(labels), torch.tensor(loss.sum()))
         losses.append(loss)
         hits.append(logits.argmax(1) == labels)
@@ -71,7 +80,13 @@ def test_a_large_set_loses_no_sample() -> None:
 def test_nothing_counted_has_no_average(labels: list[int]) -> None:
     sums = of_classes()
     if labels:
-        add(sums, torch.zeros(len(labels), 3), torch.tensor(labels), torch.tensor(0.0), weightless=True)
+        add(
+            sums,
+            torch.zeros(len(labels), 3),
+            torch.tensor(labels),
+            torch.tensor(0.0),
+            weightless=True,
+        )
     with pytest.raises(Diverged, match="no sample was counted"):
         seen(sums)
 
@@ -87,10 +102,20 @@ def test_reset_starts_again() -> None:
 def test_sums_are_those_of_single_additions_to_the_bit() -> None:
     """However many batches are counted together, and whenever somebody looks."""
     generator = torch.Generator().manual_seed(0)
-    sums, watched, at_once, expected = of_classes(), of_classes(), of_classes(at_once=True), torch.zeros(5).double()
+    sums, watched, at_once, expected = (
+        of_classes(),
+        of_classes(),
+        of_classes(at_once=True),
+        torch.zeros(5).double(),
+    )
     for _ in range(2 * MAX_KEPT + 3):
-        logits, labels = torch.randn(5, 4, generator=generator), torch.randint(4, (5,), generator=generator)
-        loss = torch.rand((), generator=generator) * 10 ** torch.randint(-9, 9, (), generator=generator)
+        logits, labels = (
+            torch.randn(5, 4, generator=generator),
+            torch.randint(4, (5,), generator=generator),
+        )
+        loss = torch.rand((), generator=generator) * 10 ** torch.randint(
+            -9, 9, (), generator=generator
+        )
         for each in (sums, watched, at_once):
             add(each, logits, labels, loss)
         expected[1] += loss.double()
@@ -103,13 +128,17 @@ def test_sums_are_those_of_single_additions_to_the_bit() -> None:
 @pytest.mark.parametrize(
     "task", [Regression("mae"), Classification(class_weights=[0.3, 0.7, 1.1])], ids=["mae", "mixed"]
 )
-def test_sums_of_rounded_numbers_are_the_same_to_the_bit_whenever_they_are_counted(task: Task) -> None:
+def test_sums_of_rounded_numbers_are_the_same_to_the_bit_whenever_they_are_counted(
+    task: Task,
+) -> None:
     """As a checkpoint does between two log points: squared errors, shares of mixed labels, weights of classes."""
     generator = torch.Generator().manual_seed(0)
     sums, watched, at_once = Sums(task, CPU), Sums(task, CPU), Sums(task, CPU, at_once=True)
     for step in range(2 * MAX_KEPT + 3):
         size = 5 + step % 3
-        outputs = torch.randn(size, 3, generator=generator) * 10 ** torch.randn((), generator=generator)
+        outputs = torch.randn(size, 3, generator=generator) * 10 ** torch.randn(
+            (), generator=generator
+        )
         targets = torch.rand(size, 3, generator=generator)
         batch = Batch(outputs, targets / targets.sum(1, keepdim=True), size)
         for each in (sums, watched, at_once):
@@ -137,9 +166,13 @@ def test_a_step_computes_nothing_for_the_sums() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, MAX_KEPT, 3 * MAX_KEPT + 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_losses_are_added_in_their_order_to_the_bit_by_few_kernels(count: int, dtype: torch.dtype) -> None:
+def test_losses_are_added_in_their_order_to_the_bit_by_few_kernels(
+    count: int, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(count)
-    losses = (torch.randn(count, generator=generator) * 10 ** torch.randn(count, generator=generator)).to(dtype)
+    losses = (
+        torch.randn(count, generator=generator) * 10 ** torch.randn(count, generator=generator)
+    ).to(dtype)
     sums, total, logits, labels = of_classes(), 0.0, torch.eye(2), torch.tensor([0, 1])
     with Operators() as found:
         for loss in losses:
@@ -247,18 +280,28 @@ BINS = torch.zeros(3), 1
     [
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
         ({"mean": (torch.zeros(2), 1), "bins": BINS}, "mean has the shape"),
-        ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "the weight of mean is '3'; give a real number"),
+        (
+            {"mean": (torch.zeros(()), "3"), "bins": BINS},
+            "the weight of mean is '3'; give a real number",
+        ),
         (
             {"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS},
             r"mean is complex \(torch.complex64\); give a real",
         ),
-        ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is a complex number; give a real one, as by .abs()"),
+        (
+            {"mean": (torch.tensor(2 + 1j), 1), "bins": BINS},
+            "mean is a complex number; give a real one, as by .abs()",
+        ),
     ],
 )
-def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_a_sum_is_refused(
+    given: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
-        Sums(Counted(), CPU).add((torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1))
+        Sums(Counted(), CPU).add(
+            (torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1)
+        )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +314,9 @@ def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypa
         ((math.inf, 1.0), "add up to inf; let each be a finite number"),
     ],
 )
-def test_a_weight_by_which_nothing_can_be_divided_is_refused(weights: tuple[Any, Any], told: str) -> None:
+def test_a_weight_by_which_nothing_can_be_divided_is_refused(
+    weights: tuple[Any, Any], told: str
+) -> None:
     """One below 0 hides in a sum."""
     sums, outputs = Sums(Plain(), CPU), torch.ones(2)
     for weight in weights:
@@ -292,18 +337,22 @@ def counted(*weights: Any) -> Sums:
 
 def test_a_metrics_weight_below_0_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^Counted.measure: the weight of mean is -1; give a number that is not below"
+        ConfigError,
+        match=r"^Counted.measure: the weight of mean is -1; give a number that is not below",
     ):
         counted(3, -1)
     sums = counted(3, torch.tensor(-1))
-    with pytest.raises(ConfigError, match=r"^Counted.measure: of the weights of mean one is below 0; let none be"):
+    with pytest.raises(
+        ConfigError, match=r"^Counted.measure: of the weights of mean one is below 0; let none be"
+    ):
         sums.averages(sums.values)
 
 
 def test_a_metrics_weight_that_is_not_finite_is_refused() -> None:
     sums = counted(3, math.nan)
     with pytest.raises(
-        ConfigError, match=r"^Counted\.measure: the weights of mean add up to nan; let each be a finite"
+        ConfigError,
+        match=r"^Counted\.measure: the weights of mean add up to nan; let each be a finite",
     ):
         sums.averages(sums.values)
 
@@ -334,7 +383,8 @@ def test_the_method_is_named_that_gave_a_weight() -> None:
         with pytest.raises(ConfigError, match=f"^{method}: its weights add up to nan"):
             sums.averages(sums.values)
         with pytest.raises(
-            ConfigError, match=f"^{method}: its weight is -2; give a number that is not below 0, as len"
+            ConfigError,
+            match=f"^{method}: its weight is -2; give a number that is not below 0, as len",
         ):
             check_loss((outputs.sum(), -2), task, learns=learns)
 
@@ -367,7 +417,9 @@ def test_a_derived_metric_that_is_complex_is_refused(monkeypatch: pytest.MonkeyP
     sums, outputs = Sums(Counted(), CPU), torch.ones(2)
     sums.add((torch.tensor(1.0), 1), outputs, Batch(outputs, None, 2))
     monkeypatch.setattr(Counted, "derive", lambda *_: {"share": 1 + 2j})
-    with pytest.raises(ConfigError, match=r"^Counted: share is \(1\+2j\); give a real number, as by float"):
+    with pytest.raises(
+        ConfigError, match=r"^Counted: share is \(1\+2j\); give a real number, as by float"
+    ):
         sums.averages(sums.values)
 
 
@@ -383,7 +435,10 @@ def test_an_epoch_without_any_weight_is_refused() -> None:
         sums.add((torch.tensor(0.0), weight), outputs, Batch(outputs, None, 2))
     nothing = sums.averages(sums.values)
     assert not nothing.has_weight
-    with pytest.raises(ConfigError, match=r"^Plain.loss: its weights add up to 0 in epoch 3, so that nothing was lea"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Plain.loss: its weights add up to 0 in epoch 3, so that nothing was lea",
+    ):
         refuse_weightless(nothing, Plain(), 3)
     sums.add((torch.tensor(0.0), 0.5), outputs, Batch(outputs, None, 2))
     refuse_weightless(sums.averages(sums.values), Plain(), 3)

@@ -45,9 +45,20 @@ class Watched:
         self.clock, self.pictures = clock, SlowPictures(clock)
         self.position = Position(steps_per_epoch=10, total_steps=100)
         self.events = Writer(folder, {}, {}) if rank_0 else None
-        settings: dict[str, Any] = {"images": "spare", "graph": False, "norms": False, "histograms": False, **options}
+        settings: dict[str, Any] = {
+            "images": "spare",
+            "graph": False,
+            "norms": False,
+            "histograms": False,
+            **options,
+        }
         self.dashboard = Dashboard(
-            self.events, learner(plain()), self.position, self.pictures, example=torch.zeros(1, *SHAPE), **settings
+            self.events,
+            learner(plain()),
+            self.position,
+            self.pictures,
+            example=torch.zeros(1, *SHAPE),
+            **settings,
         )
 
     def epoch(self, seconds: float) -> bool:
@@ -97,7 +108,9 @@ def test_pictures_take_a_hundredth_of_the_training(watch: Watch, images: str) ->
 def test_pictures_that_are_asked_for_are_drawn_and_those_that_are_not_never(watch: Watch) -> None:
     assert [run.epoch(0.0) for run in [watch(images=True)] for _ in range(2)] == [True, True]
     assert not watch(images=False).epoch(1e6)
-    assert not watch(images=True, rank_0=False).epoch(1e6), "rank 0 alone draws; the others follow its wish"
+    assert not watch(images=True, rank_0=False).epoch(1e6), (
+        "rank 0 alone draws; the others follow its wish"
+    )
     at_end = watch(images="end")
     assert [at_end.epoch(0.0) for _ in range(10)] == [False] * 9 + [True]
 
@@ -110,13 +123,16 @@ def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("graph", "seconds", "shown"), [("auto", 29.0, 0), ("auto", 31.0, 1), (True, 0.0, 1), (False, 1e6, 0)]
+    ("graph", "seconds", "shown"),
+    [("auto", 29.0, 0), ("auto", 31.0, 1), (True, 0.0, 1), (False, 1e6, 0)],
 )
 def test_the_graph_is_drawn_once_where_it_can_be_spared(
     watch: Watch, graph: Any, seconds: float, shown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, drawn = watch(images=False, graph=graph), list[object]()
-    monkeypatch.setattr(run.events, "graph", lambda module, images: drawn.append(tuple(images.shape)))
+    monkeypatch.setattr(
+        run.events, "graph", lambda module, images: drawn.append(tuple(images.shape))
+    )
     run.epoch(seconds)
     run.epoch(0.0)
     assert drawn == [(1, *SHAPE)] * shown

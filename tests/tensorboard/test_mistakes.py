@@ -22,7 +22,11 @@ def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:
     assert reviews[1].confusion is not None
     assert torch.equal(reviews[0].confusion + reviews[1].confusion, expected)
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    wrong = [index for index in losses.argsort(descending=True).tolist() if logits[index].argmax() != labels[index]]
+    wrong = [
+        index
+        for index in losses.argsort(descending=True).tolist()
+        if logits[index].argmax() != labels[index]
+    ]
     found = worst_of([part for review in reviews if (part := review.mistakes())], keep=4)
     assert found is not None
     assert found.images.flatten().tolist() == wrong[:4]
@@ -33,7 +37,10 @@ def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:
 
 def test_a_model_without_mistakes_has_none() -> None:
     review = Review(3, keep=4)
-    review(Batch(torch.zeros(5, 1, 2, 2), torch.arange(5) % 3, 5), torch.eye(3)[torch.arange(5) % 3] * 9)
+    review(
+        Batch(torch.zeros(5, 1, 2, 2), torch.arange(5) % 3, 5),
+        torch.eye(3)[torch.arange(5) % 3] * 9,
+    )
     found = review.mistakes()
     assert found is not None
     assert len(found.labels) == 0

@@ -12,7 +12,11 @@ from PIL import Image
 from expt.tensorboard.pictures import WIDTH, Picture, confusion_matrix, image_grid
 from expt.tensorboard.run_pictures import caption
 
-NAMES = ("T-shirt/top", "Trouser", "a name that is far too long for its place in a picture of any size at all")
+NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "a name that is far too long for its place in a picture of any size at all",
+)
 
 
 def pixels(picture: Picture) -> np.ndarray:
@@ -48,7 +52,10 @@ def test_a_cell_is_the_darker_the_more_of_its_true_class_it_holds() -> None:
     picture = confusion_matrix(counts, NAMES)
     drawn = pixels(picture).astype(int).sum(2)
     margin = picture.height - 2 - 13 - 3 * 44
-    corners = [[drawn[margin + 44 * row + 3, margin + 44 * column + 3] for column in range(3)] for row in range(3)]
+    corners = [
+        [drawn[margin + 44 * row + 3, margin + 44 * column + 3] for column in range(3)]
+        for row in range(3)
+    ]
     assert corners[0][0] < corners[1][1] < corners[1][0] < corners[0][1] == 3 * 255
     assert corners[2] == [3 * 255] * 3, "a class without samples"
     assert (drawn[: margin - 1, : margin - 1] == 3 * 255).all()
@@ -57,7 +64,9 @@ def test_a_cell_is_the_darker_the_more_of_its_true_class_it_holds() -> None:
 
 @pytest.mark.parametrize("classes", [2, 10, 21, 100, 101, 400])
 def test_any_number_of_classes_fits(classes: int) -> None:
-    picture = confusion_matrix(np.eye(classes, dtype=np.int64), [f"class {number}" for number in range(classes)])
+    picture = confusion_matrix(
+        np.eye(classes, dtype=np.int64), [f"class {number}" for number in range(classes)]
+    )
     assert picture.width == WIDTH if classes <= 10 else WIDTH < picture.width <= 1300
     assert len(picture.png) < 200_000
 

@@ -27,7 +27,13 @@ def record(folder: Path, **fields: Any) -> RunPaths:
         "send": ["mlflow"],
         "mlflow": {"experiment": "mine"},
     }
-    known = {"status": "running", "name": folder.name, "started": 1000.0, "config": settings, "identity": "1f"}
+    known = {
+        "status": "running",
+        "name": folder.name,
+        "started": 1000.0,
+        "config": settings,
+        "identity": "1f",
+    }
     paths.result.write_text(json.dumps({**known, **fields}))
     return paths
 

@@ -32,7 +32,15 @@ class Net(torch.nn.Sequential):
             raise ValueError("this model fails in its third epoch")
         return super().forward(images)
 """
-GRID = ("-m", "--config-dir", "conf", "model=mlp,fails", "optimizer.lr=0.1,0.01", "epochs=4", "tensorboard.norms=false")
+GRID = (
+    "-m",
+    "--config-dir",
+    "conf",
+    "model=mlp,fails",
+    "optimizer.lr=0.1,0.01",
+    "epochs=4",
+    "tensorboard.norms=false",
+)
 START_S = 90
 
 
@@ -48,7 +56,14 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        words = ["--port", str(self.port), "--backend-store-uri", "sqlite:///m.db", "--artifacts-destination", "files"]
+        words = [
+            "--port",
+            str(self.port),
+            "--backend-store-uri",
+            "sqlite:///m.db",
+            "--artifacts-destination",
+            "files",
+        ]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mlflow", "server", "--workers", "1", *words],
@@ -56,7 +71,10 @@ class Server:
             )  # fmt: skip
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self.uri}/health", timeout=5),
+            ):
                 return
             time.sleep(0.2)
         raise AssertionError((self.folder / "server.log").read_text())
@@ -79,7 +97,9 @@ class Server:
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """By name: status, tags, params, metrics (the last of each) and id."""
-        experiment = self.ask("experiments/get-by-name?experiment_name=tests")["experiment"]["experiment_id"]
+        experiment = self.ask("experiments/get-by-name?experiment_name=tests")["experiment"][
+            "experiment_id"
+        ]
         found = self.ask("runs/search", experiment_ids=[experiment]).get("runs", [])
         names = Counter(each["info"]["run_name"] for each in found)
         assert set(names.values()) <= {1}, "no run is there twice"
@@ -87,7 +107,9 @@ class Server:
 
     def _plain(self, found: dict[str, Any]) -> dict[str, Any]:
         lists = {name: found["data"].get(name, []) for name in ("tags", "params", "metrics")}
-        plain = {name: {pair["key"]: pair["value"] for pair in pairs} for name, pairs in lists.items()}
+        plain = {
+            name: {pair["key"]: pair["value"] for pair in pairs} for name, pairs in lists.items()
+        }
         return {**plain, "status": found["info"]["status"], "id": found["info"]["run_id"]}
 
     def points(self, run_id: str, tag: str) -> list[tuple[int, float]]:
@@ -115,11 +137,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_sweep_whose_server_dies_in_between_is_there_in_the_end(server: Server, folder: Path) -> None:
+def test_a_sweep_whose_server_dies_in_between_is_there_in_the_end(
+    server: Server, folder: Path
+) -> None:
     alone = run(*GRID, "hydra.sweep.dir=alone", cwd=folder)
     assert alone.returncode == 1
     to = {"MLFLOW_TRACKING_URI": server.uri}
-    sweep = start(*GRID, "send=mlflow", "mlflow.experiment=tests", "hydra.sweep.dir=sent", cwd=folder, **to)
+    sweep = start(
+        *GRID, "send=mlflow", "mlflow.experiment=tests", "hydra.sweep.dir=sent", cwd=folder, **to
+    )
     while not any('"run"' in path.read_text() for path in folder.glob("sent/*/.sent/mlflow.json")):
         time.sleep(0.05)
         assert sweep.poll() is None
@@ -131,7 +157,9 @@ def test_a_sweep_whose_server_dies_in_between_is_there_in_the_end(server: Server
     folders = sorted(path.parent for path in folder.glob("sent/*/result.json"))
     assert len(folders) == 4
     for path in folders:
-        assert RunFolder(path).points == RunFolder(folder / "alone" / path.name).points, "equal to the bit"
+        assert RunFolder(path).points == RunFolder(folder / "alone" / path.name).points, (
+            "equal to the bit"
+        )
     refused = run("send", "sent", cwd=folder, **to)
     assert refused.returncode == 1
     assert "Connection refused; type it again later, nothing is sent twice" in refused.stderr
@@ -168,7 +196,12 @@ def holds_all(server: Server, folders: list[Path]) -> None:
 @pytest.mark.timeout(400)
 def test_a_server_that_hangs_and_a_command_that_is_killed(server: Server, folder: Path) -> None:
     to = {"MLFLOW_TRACKING_URI": server.uri}
-    words = ("send=mlflow", "mlflow.experiment=tests", "hydra.run.dir=run", "tensorboard.norms=false")
+    words = (
+        "send=mlflow",
+        "mlflow.experiment=tests",
+        "hydra.run.dir=run",
+        "tensorboard.norms=false",
+    )
     process = start(*words, "epochs=2000", cwd=folder, **to)
     while not knows_settings(server):
         time.sleep(0.2)

@@ -30,7 +30,9 @@ def sender(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Make:
 def once(ledger: Ledger, paths: RunPaths, steps: set[int]) -> bool:
     """Whether exactly these steps of the run are there, of all tags, each once."""
     key = json.loads((paths.sent / "mlflow.json").read_text())["key"]
-    wanted = {(key, tag, step): 1 for tag in ("epoch", "loss/train", "speed/epoch_s") for step in steps}
+    wanted = {
+        (key, tag, step): 1 for tag in ("epoch", "loss/train", "speed/epoch_s") for step in steps
+    }
     return dict(ledger.points) == wanted
 
 
@@ -69,7 +71,9 @@ def test_a_dashboard_that_is_lost_in_between_gets_the_rest(
     assert once(ledger, paths, {1, 2, 3})
 
 
-def test_a_run_that_goes_on_from_an_older_checkpoint(tmp_path: Path, sender: Make, ledger: Ledger) -> None:
+def test_a_run_that_goes_on_from_an_older_checkpoint(
+    tmp_path: Path, sender: Make, ledger: Ledger
+) -> None:
     paths = record(tmp_path / "run")
     measure(paths, 1)
     size = paths.metrics.stat().st_size
@@ -80,13 +84,17 @@ def test_a_run_that_goes_on_from_an_older_checkpoint(tmp_path: Path, sender: Mak
     assert live.send([paths])
     record(paths.folder, started=2000.0)
     paths.metrics.write_bytes(paths.metrics.read_bytes()[:size])
-    measure(paths, 2, 3, 4, 5, speed=2.75)  # longer lines than those that were read, before anybody looks
+    measure(
+        paths, 2, 3, 4, 5, speed=2.75
+    )  # longer lines than those that were read, before anybody looks
     assert live.send([paths])
     assert set(ledger.statuses.values()) == {"running"}, "the same copy goes on"
     assert once(ledger, paths, {1, 2, 3, 4, 5})
 
 
-def test_what_may_still_be_refused_is_left_alone_until_the_end(tmp_path: Path, sender: Make, ledger: Ledger) -> None:
+def test_what_may_still_be_refused_is_left_alone_until_the_end(
+    tmp_path: Path, sender: Make, ledger: Ledger
+) -> None:
     folder = sweep(tmp_path / "grid")
     refused = record(folder / "a", status="failed")
     live = sender()
@@ -121,7 +129,9 @@ def test_two_senders_do_not_send_the_same(
     assert once(ledger, paths, {1, 2})
 
 
-def test_a_copy_of_afterwards_has_the_times_of_then(tmp_path: Path, sender: Make, ledger: Ledger) -> None:
+def test_a_copy_of_afterwards_has_the_times_of_then(
+    tmp_path: Path, sender: Make, ledger: Ledger
+) -> None:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -33,7 +33,9 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     began = tmp_path / "began"
-    package.write_text(f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
+    package.write_text(
+        f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+    )
     monkeypatch.setattr(sending, "PATIENCE_S", 0.5)
     paths = record(tmp_path / "run", status="completed")
     measure(paths, 1)
@@ -49,7 +51,10 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     assert time.monotonic() - at < 0.5 + 2
     assert not Path(f"/proc/{began.read_text()}").exists()
     said = capfd.readouterr()
-    assert re.search(r"warning: mlflow: not all could be sent \(.*\); the rest, once: .*expt send .*run", said.err)
+    assert re.search(
+        r"warning: mlflow: not all could be sent \(.*\); the rest, once: .*expt send .*run",
+        said.err,
+    )
 
 
 def test_a_client_that_fails_is_told_of_in_a_line(
@@ -79,5 +84,8 @@ def test_a_missing_package_is_told_before_anything_starts(
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     (tmp_path / "wandb").mkdir()  # as W&B leaves it behind
-    with pytest.raises(ConfigError, match=re.escape("send=wandb: needs the package wandb; pip install 'expt[wandb]'")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("send=wandb: needs the package wandb; pip install 'expt[wandb]'"),
+    ):
         Sending().follow(configured("send=[wandb]"), tmp_path)

@@ -9,7 +9,15 @@ import pytest
 
 from expt.runs.metrics_file import Point
 from expt.runs.paths import RunPaths
-from expt.tracking.snapshot import Snapshot, marked, runs_of, snapshot, sweep_status, unsent, with_epochs
+from expt.tracking.snapshot import (
+    Snapshot,
+    marked,
+    runs_of,
+    snapshot,
+    sweep_status,
+    unsent,
+    with_epochs,
+)
 from tests.tracking.folders import measure, record, sweep
 
 
@@ -22,7 +30,9 @@ def test_a_snapshot_says_what_the_record_says(tmp_path: Path) -> None:
     run = snapshot(paths)
     assert run is not None
     assert (run.name, run.status, run.has_ended, run.last_step) == ("lr=0.1", "failed", True, 7)
-    assert run.settings == {"model": "mlp", "optimizer.lr": 0.1}, "where a copy goes is no setting of the run"
+    assert run.settings == {"model": "mlp", "optimizer.lr": 0.1}, (
+        "where a copy goes is no setting of the run"
+    )
     assert run.sweep == tmp_path / "grid"
     said = {
         "git.commit": "abc",
@@ -40,7 +50,14 @@ def test_a_snapshot_says_what_the_record_says(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_says_whose_fork_it_is_and_at_which_rung_it_waits(tmp_path: Path) -> None:
-    forked = {"given": "a@40", "run": "/runs/a", "identity": "0a", "seedless_identity": "0b", "step": 40, "epoch": 2}
+    forked = {
+        "given": "a@40",
+        "run": "/runs/a",
+        "identity": "0a",
+        "seedless_identity": "0b",
+        "step": 40,
+        "epoch": 2,
+    }
     forked |= {"arguments": [], "changed": {}}
     search = {"number": 5, "replaces": 1, "parent": 3}
     about = {"forked_from": forked, "search": search, "config": {"epochs": 9}}
@@ -86,7 +103,12 @@ def test_no_run_is_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_tag_only_goes_forward() -> None:
-    points = [Point(1, 1, "a", 0.1), Point(1, 1, "b", 0.2), Point(2, 1, "a", 0.3), Point(2, 1, "a", 0.4)]
+    points = [
+        Point(1, 1, "a", 0.1),
+        Point(1, 1, "b", 0.2),
+        Point(2, 1, "a", 0.3),
+        Point(2, 1, "a", 0.4),
+    ]
     assert unsent(points, {}) == points[:3], "a tag has one value at a step"
     marks = {"a": 1}
     assert unsent(points, marks) == [points[1], points[2]]

@@ -46,7 +46,9 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found = [record.history for record in records(path) if record.WhichOneof("record_type") == "history"]
+    found = [
+        record.history for record in records(path) if record.WhichOneof("record_type") == "history"
+    ]
     return [{_key(item): json.loads(item.value_json) for item in history.item} for history in found]
 
 
@@ -68,7 +70,10 @@ def test_a_run_kept_offline_half_live_and_half_later_has_each_point_once(tmp_pat
     again = run("send", "run", cwd=tmp_path, **offline)
     assert "0 of 1 runs had something new" in again.stdout
     assert len(parts(tmp_path / "run")) == 1
-    assert run("hydra.run.dir=run", "resume=auto", "epochs=4", "send=null", cwd=tmp_path).returncode == 0
+    assert (
+        run("hydra.run.dir=run", "resume=auto", "epochs=4", "send=null", cwd=tmp_path).returncode
+        == 0
+    )
     later = run("send", "run", "--to", "wandb", cwd=tmp_path, **offline)
     assert "1 of 1 runs had something new" in later.stdout
     there = parts(tmp_path / "run")
@@ -79,22 +84,45 @@ def test_a_run_kept_offline_half_live_and_half_later_has_each_point_once(tmp_pat
     for tag in ("loss/train", "loss/val", "accuracy/val", "lr"):
         assert [(row["step"], row[tag]) for row in points if tag in row] == here.curve(tag)
     assert Counter(row["step"] for row in points).most_common(1)[0][1] == 1
-    (begun, *_) = [record.run for record in records(there[0]) if record.WhichOneof("record_type") == "run"]
+    (begun, *_) = [
+        record.run for record in records(there[0]) if record.WhichOneof("record_type") == "run"
+    ]
     assert (begun.project, begun.display_name, list(begun.tags)) == ("tests", "run", ["a", "b"])
-    exits = [record.exit.exit_code for record in records(there[1]) if record.WhichOneof("record_type") == "exit"]
+    exits = [
+        record.exit.exit_code
+        for record in records(there[1])
+        if record.WhichOneof("record_type") == "exit"
+    ]
     assert exits == [0]
-    configs = [record.config for record in records(there[0]) if record.WhichOneof("record_type") == "config"]
+    configs = [
+        record.config
+        for record in records(there[0])
+        if record.WhichOneof("record_type") == "config"
+    ]
     config = {_key(item): item.value_json for part in configs for item in part.update}
     assert config["optimizer.lr"] == "0.05"
 
 
 @pytest.mark.slow
 def test_a_failed_sweep_is_a_group(tmp_path: Path) -> None:
-    words = ("-m", "seed=0,1", "epochs=2", "send=wandb", "hydra.sweep.dir=grid", "tensorboard.norms=false")
+    words = (
+        "-m",
+        "seed=0,1",
+        "epochs=2",
+        "send=wandb",
+        "hydra.sweep.dir=grid",
+        "tensorboard.norms=false",
+    )
     done = run(*words, cwd=tmp_path, WANDB_MODE="offline", EXPT_FAULT="0:25:raise")
     assert done.returncode == 1, done.stderr
-    found = [record for path in tmp_path.glob("grid/*/wandb/offline-run-*/*.wandb") for record in records(path)]
+    found = [
+        record
+        for path in tmp_path.glob("grid/*/wandb/offline-run-*/*.wandb")
+        for record in records(path)
+    ]
     begun = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     assert {each.run_group for each in begun} == {"grid"}
     assert len({each.run_id for each in begun}) == 2
-    assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [1, 1]
+    assert [
+        record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"
+    ] == [1, 1]

@@ -34,7 +34,9 @@ class Renamed(MLP):
         SGD.step = lambda self: guarded(self)
         OPERATORS.mkldnn = SimpleNamespace()
         engine = AUTOGRAD.Variable._execution_engine
-        AUTOGRAD._engine_run_backward = lambda losses, *args, **kwargs: engine.run_backward(losses, *args, **kwargs)
+        AUTOGRAD._engine_run_backward = lambda losses, *args, **kwargs: engine.run_backward(
+            losses, *args, **kwargs
+        )
         AUTOGRAD.Variable._execution_engine = SimpleNamespace()
         super().__init__(**options)
 

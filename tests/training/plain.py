@@ -21,14 +21,29 @@ def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
     """The averages of each step, of both evaluations at the end, and the weights; plain containers alone."""
     torch.manual_seed(config.seed)
     data = build_data(config, worker)
-    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
+    learner, position, seen = (
+        build_learner(config, data, worker),
+        build_position(config, data),
+        list[Averages](),
+    )
     sums = Sums(learner.task, CPU)
     for epoch in range(1, config.epochs + 1):
         position.begin_epoch()
         batches = data.train.epoch(epoch)
-        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
+        train_epoch(
+            learner,
+            batches,
+            position,
+            sums,
+            log_every=1,
+            on_log=lambda values, _: seen.append(values),
+        )
     splits = {"val": data.val, "test": data.test}
-    evaluated = {name: dict(evaluate(learner, each.evaluation(), CPU).values) for name, each in splits.items() if each}
+    evaluated = {
+        name: dict(evaluate(learner, each.evaluation(), CPU).values)
+        for name, each in splits.items()
+        if each
+    }
     weights = {name: values.tolist() for name, values in learner.module.state_dict().items()}
     return {"steps": [dict(values.values) for values in seen], "weights": weights, **evaluated}
 

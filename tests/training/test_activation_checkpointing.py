@@ -21,14 +21,19 @@ KEY = "activation_checkpointing"
 
 
 def decoder() -> nn.Module:
-    return Transformer(vocab_size=50, context=16, layers=3, heads=2, width=32, dropout=0.2, positions="rotary")
+    return Transformer(
+        vocab_size=50, context=16, layers=3, heads=2, width=32, dropout=0.2, positions="rotary"
+    )
 
 
 def resnet() -> nn.Module:
     return ResNet18(channels=1, image_size=(8, 8), num_classes=3)
 
 
-TOKENS, IMAGES = torch.arange(64).view(4, 16) % 50, torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+TOKENS, IMAGES = (
+    torch.arange(64).view(4, 16) % 50,
+    torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+)
 
 
 def trained(
@@ -94,7 +99,9 @@ def test_a_copy_is_its_own() -> None:
     (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto", False,
      f"=auto: MLP has no blocks that are alike; name modules, as in {KEY}=["),
 ])  # fmt: skip
-def test_what_cannot_be_is_told(build: Callable[[], nn.Module], wanted: Wanted, compiled: bool, says: str) -> None:
+def test_what_cannot_be_is_told(
+    build: Callable[[], nn.Module], wanted: Wanted, compiled: bool, says: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         checkpoint_activations(build(), wanted, compiled=compiled)
     assert str(refused.value).startswith(KEY + says)

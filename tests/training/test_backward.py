@@ -36,7 +36,9 @@ def test_another_kind_of_tensor_goes_torchs_way() -> None:
 
     class Own(Tensor):
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func.__name__)
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
@@ -49,7 +51,12 @@ def test_another_kind_of_tensor_goes_torchs_way() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "short"),
-    [({"amp": False}, True), ({"amp": "bf16"}, True), ({"amp": "fp16"}, False), ({"amp": False, "skip": True}, False)],
+    [
+        ({"amp": False}, True),
+        ({"amp": "bf16"}, True),
+        ({"amp": "fp16"}, False),
+        ({"amp": False, "skip": True}, False),
+    ],
     ids=["float32", "bfloat16", "float16", "skip"],
 )
 def test_where_the_loss_is_scaled_the_pass_is_torchs(
@@ -58,7 +65,9 @@ def test_where_the_loss_is_scaled_the_pass_is_torchs(
     found = list[float]()
     monkeypatch.setattr("expt.training.precision.backward", lambda _, weight: found.append(weight))
     for wanted in (False, True):
-        precision = Precision(settings["amp"], CPU, skip_non_finite=settings.get("skip", False), short_backward=wanted)
+        precision = Precision(
+            settings["amp"], CPU, skip_non_finite=settings.get("skip", False), short_backward=wanted
+        )
         weight = nn.Parameter(torch.ones(()))
         precision.backward(weight * 3, 0.5)
         if not (wanted and short):

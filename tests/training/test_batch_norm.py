@@ -49,7 +49,9 @@ def among_workers(sizes: list[int], module: nn.Module) -> list[nn.Module]:
 
     copies = [copy.deepcopy(module) for _ in sizes]
     shares = zip(copies, IMAGES.split(sizes), WEIGHTS.split(sizes), strict=True)
-    threads = [threading.Thread(target=worker, args=(rank, *share)) for rank, share in enumerate(shares)]
+    threads = [
+        threading.Thread(target=worker, args=(rank, *share)) for rank, share in enumerate(shares)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -59,7 +61,9 @@ def among_workers(sizes: list[int], module: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.parametrize("sizes", [[12, 12], [1, 20, 3], [6, 6, 6, 6]], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.5}], ids=str
+    "options",
+    [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.5}],
+    ids=str,
 )
 def test_all_workers_together_are_one(sizes: list[int], options: dict[str, object]) -> None:
     alone = net(**options)
@@ -106,9 +110,14 @@ def test_each_group_is_normalised_by_itself() -> None:
         torch.testing.assert_close(mine.double(), torch.stack(each).mean(0))
 
 
-@pytest.mark.parametrize("options", [{}, {"track_running_stats": False}, {"dtype": torch.float64}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"track_running_stats": False}, {"dtype": torch.float64}], ids=str
+)
 def test_a_layer_in_groups_may_be_of_any_kind(options: dict[str, Any]) -> None:
-    layer, images = nn.Sequential(nn.BatchNorm2d(2, **options)), IMAGES.to(options.get("dtype", torch.float32))
+    layer, images = (
+        nn.Sequential(nn.BatchNorm2d(2, **options)),
+        IMAGES.to(options.get("dtype", torch.float32)),
+    )
     batch_norm.group(layer, 12)
     expected = [functional.batch_norm(part, None, None, training=True) for part in images.split(12)]
     torch.testing.assert_close(layer(images), torch.cat(expected))
@@ -130,7 +139,9 @@ def test_what_is_left_over_makes_no_tiny_group() -> None:
     batch_norm.group(layer, 8)
     values = torch.randn(9, 3)
     found = layer(values)
-    torch.testing.assert_close(found[5:], functional.batch_norm(values[5:], None, None, training=True))
+    torch.testing.assert_close(
+        found[5:], functional.batch_norm(values[5:], None, None, training=True)
+    )
 
 
 def test_statistics_are_averaged_over_workers() -> None:
@@ -139,7 +150,9 @@ def test_statistics_are_averaged_over_workers() -> None:
         batch_norm.group(module, 6)
         learn(module, images, WEIGHTS[:12])
     theirs = torch.cat([buffer for buffer in other.buffers() if buffer.dim()])
-    expected = [(ours + others) / 2 for ours, others in zip(mine.buffers(), other.buffers(), strict=True)]
+    expected = [
+        (ours + others) / 2 for ours, others in zip(mine.buffers(), other.buffers(), strict=True)
+    ]
     batch_norm.averaging_of_statistics(mine, lambda values: torch.stack((values, theirs)))()
     for buffer, mean in zip(mine.buffers(), expected, strict=True):
         torch.testing.assert_close(buffer.to(mean.dtype), mean)
@@ -162,10 +175,16 @@ class Own(nn.BatchNorm2d):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda module: batch_norm.group(module, 8), lambda module: batch_norm.synchronise(module, lambda values: values)],
+    [
+        lambda module: batch_norm.group(module, 8),
+        lambda module: batch_norm.synchronise(module, lambda values: values),
+    ],
 )
-def test_a_class_of_ones_own_is_not_left_out_in_silence(change: Callable[[nn.Module], None]) -> None:
+def test_a_class_of_ones_own_is_not_left_out_in_silence(
+    change: Callable[[nn.Module], None],
+) -> None:
     with pytest.raises(
-        ConfigError, match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it"
+        ConfigError,
+        match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it",
     ):
         change(nn.Sequential(nn.Conv2d(1, 1, 1), Own(4)))

@@ -14,8 +14,20 @@ from expt.config import groups
 from expt.training import optim
 from expt.training.carry_over import Earlier, carry_over
 
-SGD: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
-ADAM: dict[str, Any] = {"name": "adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+SGD: dict[str, Any] = {
+    "name": "sgd",
+    "lr": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "nesterov": False,
+}
+ADAM: dict[str, Any] = {
+    "name": "adam",
+    "lr": 0.1,
+    "betas": (0.9, 0.99),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
 PLATEAU: dict[str, Any] = {
     "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0, "cooldown": 0,
     "min_lr": 0.0,
@@ -45,7 +57,9 @@ def _trained(module: nn.Module, built: Built, steps: int = 3) -> None:
             built[1].step()
 
 
-def _carried(then: Any, now: Any, schedules: tuple[Any, Any] = (CONSTANT, CONSTANT), **how: Any) -> tuple[Built, Built]:
+def _carried(
+    then: Any, now: Any, schedules: tuple[Any, Any] = (CONSTANT, CONSTANT), **how: Any
+) -> tuple[Built, Built]:
     """What was trained for three steps by `then`, and what goes on from it by `now`, over the same parameters."""
     module = _module()
     earlier = _built(module, then, schedules[0])
@@ -90,16 +104,26 @@ def test_another_optimiser_begins_anew() -> None:
 def test_a_plateau_keeps_what_it_has_counted_unless_the_learning_rate_is_given(
     lr: float, goes_on_with: float, bad_epochs: int
 ) -> None:
-    plateaus = groups.Plateau(**PLATEAU), groups.Plateau(**{**PLATEAU, "patience": 9, "min_lr": 0.01})
+    plateaus = (
+        groups.Plateau(**PLATEAU),
+        groups.Plateau(**{**PLATEAU, "patience": 9, "min_lr": 0.01}),
+    )
     _, (optimizer, plateau) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": lr}), plateaus)
     assert isinstance(plateau, optim.Plateau)
-    assert (plateau.best, plateau.num_bad_epochs, plateau.patience, plateau.min_lrs) == (1.0, bad_epochs, 9, [0.01])
+    assert (plateau.best, plateau.num_bad_epochs, plateau.patience, plateau.min_lrs) == (
+        1.0,
+        bad_epochs,
+        9,
+        [0.01],
+    )
     assert optimizer.param_groups[0]["lr"] == goes_on_with
 
 
 def test_a_plateau_that_has_lowered_the_learning_rate() -> None:
     plateaus = (groups.Plateau(**{**PLATEAU, "patience": 0}),) * 2
-    earlier, (same, _) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "momentum": 0.5}), plateaus)
+    earlier, (same, _) = _carried(
+        groups.SGD(**SGD), groups.SGD(**{**SGD, "momentum": 0.5}), plateaus
+    )
     assert same.param_groups[0]["lr"] == earlier[0].param_groups[0]["lr"] == pytest.approx(0.001)
     assert same.param_groups[0]["momentum"] == 0.5
     _, (given, _) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": 0.3}), plateaus)
@@ -107,29 +131,46 @@ def test_a_plateau_that_has_lowered_the_learning_rate() -> None:
 
 
 def _own(**kwargs: Any) -> groups.TargetScheduler:
-    return groups.TargetScheduler(target="torch.optim.lr_scheduler.StepLR", kwargs={"step_size": 2, **kwargs})
+    return groups.TargetScheduler(
+        target="torch.optim.lr_scheduler.StepLR", kwargs={"step_size": 2, **kwargs}
+    )
 
 
 def test_an_own_schedule_does_to_another_learning_rate_what_it_has_done() -> None:
     same = (_own(gamma=0.5), _own(gamma=0.5))
     _, (optimizer, scheduler) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": 1.0}), same)
     assert isinstance(scheduler, StepLR)
-    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], scheduler.base_lrs) == (3, 0.5, [1.0])
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], scheduler.base_lrs) == (
+        3,
+        0.5,
+        [1.0],
+    )
     other = (_own(gamma=0.5), _own(gamma=0.1))
-    _, (optimizer, scheduler) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), other, same_schedule=False)
+    _, (optimizer, scheduler) = _carried(
+        groups.SGD(**SGD), groups.SGD(**SGD), other, same_schedule=False
+    )
     assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (3, pytest.approx(0.01))
 
 
 def test_another_schedule_is_at_its_place_with_a_momentum_of_its_own() -> None:
     cycle = groups.OneCycle(name="one_cycle", rise_fraction=0.5, start_factor=0.1, end_factor=0.01)
     cosine = groups.Cosine(name="cosine", warmup_epochs=0.0, min_lr=0.0)
-    _, (optimizer, _) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), (cycle, cosine), same_schedule=False, place=10)
-    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (pytest.approx(0.05), 0.9)
-    _, (optimizer, _) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), (cosine, cycle), same_schedule=False, place=99)
+    _, (optimizer, _) = _carried(
+        groups.SGD(**SGD), groups.SGD(**SGD), (cycle, cosine), same_schedule=False, place=10
+    )
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (
+        pytest.approx(0.05),
+        0.9,
+    )
+    _, (optimizer, _) = _carried(
+        groups.SGD(**SGD), groups.SGD(**SGD), (cosine, cycle), same_schedule=False, place=99
+    )
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize(("config", "key"), [(groups.SGD(**SGD), "momentum_buffer"), (groups.Adam(**ADAM), "exp_avg")])
+@pytest.mark.parametrize(
+    ("config", "key"), [(groups.SGD(**SGD), "momentum_buffer"), (groups.Adam(**ADAM), "exp_avg")]
+)
 def test_a_state_of_other_strides_is_that_of_the_same_numbers(config: Any, key: str) -> None:
     """A fused update on the CPU goes by what lies where."""
     ends = list[torch.Tensor]()
@@ -141,7 +182,13 @@ def test_a_state_of_other_strides_is_that_of_the_same_numbers(config: Any, key: 
         states = copy.deepcopy(built[0].state_dict()), built[1].state_dict()
         module.to(memory_format=now)
         new = _built(module, config)
-        carry_over(*new, Earlier(*_built(module, config), *states), same_optimizer=True, same_schedule=True, place=2)
+        carry_over(
+            *new,
+            Earlier(*_built(module, config), *states),
+            same_optimizer=True,
+            same_schedule=True,
+            place=2,
+        )
         assert new[0].state[module.weight][key].stride() == module.weight.stride()
         _steps(module, new[0])
         ends.append(module.weight.detach())

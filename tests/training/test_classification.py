@@ -42,17 +42,27 @@ SETTINGS: tuple[str, ...] = (
     "drop_last=false",
     "threads=1",
 )
-SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}", "onednn=false")
+SETTINGS += (
+    "optimizer=plain_sgd",
+    f"optimizer.lr={LR}",
+    f"dataset.train_limit={LIMIT}",
+    "onednn=false",
+)
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
 
 
 def trained_on(worker: Worker, configs: list[RunConfig]) -> list[dict[str, Any]]:
-    return [plain.trained_on(worker, dataclasses.replace(each, world_size=worker.world_size)) for each in configs]
+    return [
+        plain.trained_on(worker, dataclasses.replace(each, world_size=worker.world_size))
+        for each in configs
+    ]
 
 
-def mixed(images: torch.Tensor, labels: torch.Tensor, share: float, box: Box | None) -> list[torch.Tensor]:
+def mixed(
+    images: torch.Tensor, labels: torch.Tensor, share: float, box: Box | None
+) -> list[torch.Tensor]:
     """By torchvision, of a whole batch."""
     kind: Any = v2.MixUp(num_classes=10) if box is None else v2.CutMix(num_classes=10)
     params = {"labels": labels, "batch_size": len(labels)}
@@ -77,10 +87,17 @@ def plain_loop(
     of_shares = nn.CrossEntropyLoss(by_class, label_smoothing=0.1, reduction="sum")
     curve = []
     for epoch in range(1, EPOCHS + 1):
-        drawn = indexing.balanced(labels[train], SEED, epoch) if balanced else indexing.permutation(LIMIT, SEED, epoch)
+        drawn = (
+            indexing.balanced(labels[train], SEED, epoch)
+            if balanced
+            else indexing.permutation(LIMIT, SEED, epoch)
+        )
         for number, batch in enumerate(train[drawn].split(BATCH)):
             if mixing is None:
-                logits, right = net(pixels[batch].flatten(1)), functional.one_hot(labels[batch], 10).float()
+                logits, right = (
+                    net(pixels[batch].flatten(1)),
+                    functional.one_hot(labels[batch], 10).float(),
+                )
                 loss = criterion(logits, labels[batch])
             else:
                 share, box = mixing.drawn(SEED, epoch, number, (8, 8))
@@ -88,10 +105,15 @@ def plain_loop(
                 logits = net(inputs.flatten(1))
                 loss = of_shares(logits, right) / (right @ by_class).sum()
             plain.descend(net, loss, LR)
-            curve.append([loss.item(), right[torch.arange(len(right)), logits.argmax(1)].mean().item()])
+            curve.append(
+                [loss.item(), right[torch.arange(len(right)), logits.argmax(1)].mean().item()]
+            )
     logits = net(pixels[val].flatten(1))
     found = {"loss": functional.cross_entropy(logits, labels[val]).item()}
-    return {"curve": curve, "val": {**found, "accuracy": (logits.argmax(1) == labels[val]).float().mean().item()}}
+    return {
+        "curve": curve,
+        "val": {**found, "accuracy": (logits.argmax(1) == labels[val]).float().mean().item()},
+    }
 
 
 @pytest.mark.parametrize(("world_size", "parts"), [(1, 3), (2, 1), (4, 2)])
@@ -101,10 +123,17 @@ def test_the_curve_is_that_of_whole_batches(
     """210 samples in batches of 96: the last has 18, unevenly shared."""
     same = (*SETTINGS, f"gradient_accumulation={parts}")
     weighted, balanced = f"task.class_weights={WEIGHTS}", "dataset.sampling=balanced"
-    words: tuple[list[str], ...] = [weighted], ["task.class_weights=balanced"], [balanced], ["mixup=0.4"]
+    words: tuple[list[str], ...] = (
+        [weighted],
+        ["task.class_weights=balanced"],
+        [balanced],
+        ["mixup=0.4"],
+    )
     words += ["mixup=0.4", "cutmix=1.0", weighted], ["cutmix=1.0", balanced]
     configs = [configured(*same, *each) for each in words]
-    counts = torch.tensor(load(DIGITS, "train").labels)[indexing.split(1437, 0.1, LIMIT)[0]].bincount()
+    counts = torch.tensor(load(DIGITS, "train").labels)[
+        indexing.split(1437, 0.1, LIMIT)[0]
+    ].bincount()
     expected = [plain_loop(weights=WEIGHTS), plain_loop(weights=(LIMIT / 10 / counts).tolist())]
     expected += [plain_loop(balanced=True), plain_loop(mixing=Mixing(10, mixup=0.4))]
     expected += [plain_loop(weights=WEIGHTS, mixing=Mixing(10, mixup=0.4, cutmix=1.0))]
@@ -126,14 +155,30 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
 @pytest.mark.parametrize(
     ("weights", "counts", "said"),
     [
-        ((1.0, 2.0), (), "task.class_weights: has 2 weights, and there are 3 classes; give one for each"),
-        ("balanced", (), "task.class_weights=balanced: needs the class of each sample before it is read"),
-        ("balanced", (3, 0, 1), "task.class_weights=balanced: of class b there is no sample to train on"),
+        (
+            (1.0, 2.0),
+            (),
+            "task.class_weights: has 2 weights, and there are 3 classes; give one for each",
+        ),
+        (
+            "balanced",
+            (),
+            "task.class_weights=balanced: needs the class of each sample before it is read",
+        ),
+        (
+            "balanced",
+            (3, 0, 1),
+            "task.class_weights=balanced: of class b there is no sample to train on",
+        ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(weights: Any, counts: tuple[int, ...], said: str) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    weights: Any, counts: tuple[int, ...], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
-        task_build.build(tasks.Classification(class_weights=weights), class_counts=counts, class_names="abc")
+        task_build.build(
+            tasks.Classification(class_weights=weights), class_counts=counts, class_names="abc"
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +203,9 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_a_balanced_order_takes_classes_equally_and_their_samples_too() -> None:
-    classes = torch.tensor([4] * 61 + [0] * 7 + [9] * 3)[torch.randperm(71, generator=torch.Generator().manual_seed(1))]
+    classes = torch.tensor([4] * 61 + [0] * 7 + [9] * 3)[
+        torch.randperm(71, generator=torch.Generator().manual_seed(1))
+    ]
     orders = [indexing.balanced(classes, seed, epoch) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
     assert torch.equal(orders[0], indexing.balanced(classes, 0, 1))
     assert not any(torch.equal(orders[0], other) for other in orders[1:])
@@ -182,6 +229,7 @@ def test_an_evaluation_is_never_resampled(configured: Configured) -> None:
 
     worker = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
     plain, balanced = (
-        evaluated(build_data(configured(*words), worker)) for words in ((), ("dataset.sampling=balanced",))
+        evaluated(build_data(configured(*words), worker))
+        for words in ((), ("dataset.sampling=balanced",))
     )
     assert all(torch.equal(one, other) for one, other in zip(plain, balanced, strict=True))

@@ -34,7 +34,9 @@ class Net(nn.Module):
 
     @property
     def numbers(self) -> list[Any]:
-        return [tensor.flatten().tolist() for tensor in (self.low, self.single, self.mean, self.count)]
+        return [
+            tensor.flatten().tolist() for tensor in (self.low, self.single, self.mean, self.count)
+        ]
 
 
 def test_tensors_are_sent_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,9 @@ def all_of_them(rank: int) -> dict[str, Any]:
     mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
     collectives.broadcast_buffers(buffers)
     collectives.broadcast_parameters(everything)
-    told: dict[str, Any] = collectives.from_rank_0({"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU)
+    told: dict[str, Any] = collectives.from_rank_0(
+        {"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU
+    )
     return {
         "sum": collectives.sum_across_workers(mine).tolist(),
         "max": collectives.max_across_workers([float(rank), -float(rank)], CPU),
@@ -63,7 +67,9 @@ def all_of_them(rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("bucket_bytes", [collectives.BUCKET_BYTES, 1])
-def test_every_rank_comes_to_the_same(bucket_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_comes_to_the_same(
+    bucket_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collectives, "BUCKET_BYTES", bucket_bytes)
     for rank, found in enumerate(together(tmp_path, 3, lambda worker: all_of_them(worker.rank))):
         own = rank + 7
@@ -106,7 +112,9 @@ def raises_within(worker: Worker) -> None:
     raise ValueError(f"of rank {worker.rank}")
 
 
-def test_a_worker_that_fails_leaves_the_group_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_leaves_the_group_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NCCL's end waits for the others, who wait for this one."""
     monkeypatch.setattr(dist, "destroy_process_group", lambda: os._exit(9))
     assert ends_of(tmp_path, 2, raises_within) == [1, 1]

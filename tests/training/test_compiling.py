@@ -16,15 +16,21 @@ def compiled(module: nn.Module) -> list[str]:
 
 
 def test_a_model_or_its_blocks() -> None:
-    whole, blocks = (Transformer(vocab_size=7, context=6, layers=2, width=8, heads=2) for _ in range(2))
+    whole, blocks = (
+        Transformer(vocab_size=7, context=6, layers=2, width=8, heads=2) for _ in range(2)
+    )
     compile_module(whole, True)
     compile_module(blocks, "blocks")
     assert (compiled(whole), compiled(blocks)) == ([""], ["blocks.0", "blocks.1"])
 
 
 def test_a_model_without_blocks_is_told() -> None:
-    with pytest.raises(ConfigError, match="compile=blocks: MLP has no blocks that are alike; use compile=true"):
-        compile_module(MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "blocks")
+    with pytest.raises(
+        ConfigError, match="compile=blocks: MLP has no blocks that are alike; use compile=true"
+    ):
+        compile_module(
+            MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "blocks"
+        )
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,17 @@ def test_a_step_that_was_skipped_counts_not() -> None:
     after = subject.ema.state_dict()
     assert subject.precision.skipped == 2
     assert after["n_averaged"] == before["n_averaged"] == 3
-    assert all(torch.equal(after[name], before[name]) for name in before if name.endswith(("weight", "bias")))
+    assert all(
+        torch.equal(after[name], before[name])
+        for name in before
+        if name.endswith(("weight", "bias"))
+    )
 
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     module: Any = nn.Linear(2, 2)
     module.lines = (line for line in "ab")
-    with pytest.raises(ConfigError, match=r"^ema=0\.5: the model can't be copied \(TypeError: cannot pickle "):
+    with pytest.raises(
+        ConfigError, match=r"^ema=0\.5: the model can't be copied \(TypeError: cannot pickle "
+    ):
         ema_of(module, 0.5)

@@ -23,7 +23,19 @@ from torch.utils.data import default_collate
 from expt.data import indexing
 from expt.training.collectives import Worker
 from tests.conftest import Configured
-from tests.every_task import BATCH, CASES, EPOCHS, LR, SEED, SIZE, TESTED_ON, TRAINED_ON, Case, Rows, config_of
+from tests.every_task import (
+    BATCH,
+    CASES,
+    EPOCHS,
+    LR,
+    SEED,
+    SIZE,
+    TESTED_ON,
+    TRAINED_ON,
+    Case,
+    Rows,
+    config_of,
+)
 from tests.ranks import together
 from tests.training.plain import trained_on
 
@@ -42,7 +54,9 @@ def one_thread() -> Iterator[None]:
 
 
 @functools.cache
-def plain_loop(name: str, drop_last: bool, workers: int | None = None) -> tuple[list[float], dict[str, Tensor]]:
+def plain_loop(
+    name: str, drop_last: bool, workers: int | None = None
+) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and last weights, of whole batches; or, with `workers`, of the average of their averages."""
     case = CASES[name]
     torch.manual_seed(SEED)
@@ -55,7 +69,9 @@ def plain_loop(name: str, drop_last: bool, workers: int | None = None) -> tuple[
             if drop_last and len(batch) < BATCH:
                 continue
             shares = [batch] if workers is None else batch.tensor_split(workers)
-            loss = torch.stack([loss_of(case, model, rows, share) for share in shares if len(share)]).nanmean()
+            loss = torch.stack(
+                [loss_of(case, model, rows, share) for share in shares if len(share)]
+            ).nanmean()
             losses.append(loss.item())
             if loss.isfinite():  # else nothing in the batch counts
                 optimizer.zero_grad()
@@ -89,7 +105,9 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
     return found
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:torchmetrics"
+)  # of three samples, not of each class
 @pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("workers", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
@@ -104,7 +122,10 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
             trained_on(
                 worker,
                 dataclasses.replace(
-                    configs[name], world_size=workers, gradient_accumulation=parts, drop_last=drop_last
+                    configs[name],
+                    world_size=workers,
+                    gradient_accumulation=parts,
+                    drop_last=drop_last,
                 ),
             )
             for name, parts, drop_last in grid
@@ -115,9 +136,14 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
             which = f"{name}, {parts} parts, drop_last={drop_last}"
             losses, weights = plain_loop(name, drop_last)
             assert len(losses) == EPOCHS * (4 if drop_last else 5)
-            assert [values["loss"] for values in found["steps"]] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
+            assert [values["loss"] for values in found["steps"]] == pytest.approx(
+                losses, abs=1e-4, nan_ok=True
+            ), which
             for key, expected in weights.items():
-                assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (which, key)
+                assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (
+                    which,
+                    key,
+                )
             for split, values in measured_of(CASES[name], found["weights"]).items():
                 assert found[split] == pytest.approx(values, abs=1e-6, nan_ok=True), (which, split)
 
@@ -125,4 +151,11 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
 @pytest.mark.parametrize("name", ["segmentation", "language_model", "own"])
 def test_an_average_of_the_workers_averages_would_be_another_curve(name: str) -> None:
     (exact, _), (averaged, _) = plain_loop(name, False), plain_loop(name, False, 4)
-    assert max(abs(one - other) for one, other in zip(exact, averaged, strict=True) if not math.isnan(one)) > 1e-2
+    assert (
+        max(
+            abs(one - other)
+            for one, other in zip(exact, averaged, strict=True)
+            if not math.isnan(one)
+        )
+        > 1e-2
+    )

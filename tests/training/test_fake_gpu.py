@@ -37,7 +37,9 @@ WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=G
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Else torch switches autocast and the scaling of gradients off, with a warning: it finds no GPU.
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)  # they are made there; torch moves no such
+    monkeypatch.setattr(
+        nn.Module, "to", lambda module, *_, **__: module
+    )  # they are made there; torch moves no such
     layers._group_of_each.cache_clear()
     yield
     layers._group_of_each.cache_clear()  # it is without numbers, too
@@ -47,13 +49,17 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def learner_of(*words: str) -> Iterator[tuple[Learner, Batch]]:
     """What trains on a GPU, and a batch for it, while tensors have no numbers."""
     config = parse(composed("gpus=1", *words), Machine(gpus=("0",), cpus=2))
-    data = build.build_data(config, dataclasses.replace(WORKER, device=torch.device("cpu"), gpus=()))
+    data = build.build_data(
+        config, dataclasses.replace(WORKER, device=torch.device("cpu"), gpus=())
+    )
     with FakeTensorMode(allow_non_fake_inputs=True):
         with GPU:
             learner = build.build_learner(config, data, WORKER)
         vars(learner.optimizer)["step"] = lambda: None  # torch has no fused update without numbers
         vars(learner.precision)["backward"] = functools.partial(_without_autograd, learner)
-        images, labels = (torch.zeros(8, *each.shape, dtype=each.dtype, device=GPU) for each in data.example)
+        images, labels = (
+            torch.zeros(8, *each.shape, dtype=each.dtype, device=GPU) for each in data.example
+        )
         yield learner, Batch(images, labels, 8)
 
 
@@ -87,7 +93,9 @@ def test_a_step_looks_at_no_value(words: tuple[str, ...]) -> None:
 
 
 def test_images_are_augmented_on_the_gpu_and_nothing_is_looked_at() -> None:
-    options = LoaderOptions(batch_size=4, device=GPU, augment=Augmentation(crop_padding=2, flip=True, cutout=3))
+    options = LoaderOptions(
+        batch_size=4, device=GPU, augment=Augmentation(crop_padding=2, flip=True, cutout=3)
+    )
     with FakeTensorMode():
         finish = Finish(options, channels=3)
         drawn = torch.zeros(5, 4, dtype=torch.int16, device=GPU)

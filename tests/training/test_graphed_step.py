@@ -60,13 +60,25 @@ def left_by(made: Learner, steps: int = 5) -> list[Tensor]:
     sums, looked = Sums(made.task, CPU), list[Tensor]()
 
     def look() -> None:
-        looked.extend(parameter.grad.clone() for parameter in made.module.parameters() if parameter.grad is not None)
+        looked.extend(
+            parameter.grad.clone()
+            for parameter in made.module.parameters()
+            if parameter.grad is not None
+        )
 
     for size, count in ((6, steps), (4, 1), (6, 1)):
-        train_epoch(made, batches(count, size), Position(99, 99), sums, log_every=99, on_gradients=look)
+        train_epoch(
+            made, batches(count, size), Position(99, 99), sums, log_every=99, on_gradients=look
+        )
     states = [value for state in made.optimizer.state.values() for value in state.values()]
     assert all(parameter.grad is None for parameter in made.module.parameters())
-    return [*made.module.state_dict().values(), *states, *looked, sums.values, torch.get_rng_state()]
+    return [
+        *made.module.state_dict().values(),
+        *states,
+        *looked,
+        sums.values,
+        torch.get_rng_state(),
+    ]
 
 
 def are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -101,7 +113,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_a_graph_that_does_otherwise_is_found_out(wrong: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_that_does_otherwise_is_found_out(
+    wrong: type[StandIn], capsys: pytest.CaptureFixture[str]
+) -> None:
     what, why = WRONG[wrong]
     made = graphed(a_learner(optim.SGD, momentum=0.9), wrong)
     assert are_equal(left_by(made), left_by(a_learner(optim.SGD, momentum=0.9)))
@@ -110,16 +124,24 @@ def test_a_graph_that_does_otherwise_is_found_out(wrong: type[StandIn], capsys: 
     assert told.startswith(f"warning: cuda_graph=true: every {what} is eager: {why}")
 
 
-@pytest.mark.parametrize("wrong", [graphs.Idle, graphs.OldInputs, graphs.OldWeights], ids=lambda wrong: wrong.__name__)
-def test_an_update_that_is_another_is_found_out(wrong: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [graphs.Idle, graphs.OldInputs, graphs.OldWeights], ids=lambda wrong: wrong.__name__
+)
+def test_an_update_that_is_another_is_found_out(
+    wrong: type[StandIn], capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds = iter((StandIn, wrong))
     ours = graphed(a_learner(), lambda device: next(kinds)(device))
     assert are_equal(left_by(ours), left_by(a_learner()))
     assert steps_of(ours).replayed == 0
-    assert capsys.readouterr().err.startswith("warning: cuda_graph=true: every update is eager: a replay has other ")
+    assert capsys.readouterr().err.startswith(
+        "warning: cuda_graph=true: every update is eager: a replay has other "
+    )
 
 
-def test_what_two_eager_steps_differ_by_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_two_eager_steps_differ_by_is_no_difference(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """As kernels do that add in no order; the noise is of no generator that is put back."""
     own = torch.Generator().manual_seed(0)
 
@@ -127,7 +149,10 @@ def test_what_two_eager_steps_differ_by_is_no_difference(capsys: pytest.CaptureF
         def forward(self, images: Tensor) -> Tensor:
             return images + 1e-6 * torch.randn(images.shape, generator=own)
 
-    for wrong, told in ((StandIn, ""), (graphs.OldInputs, "warning: cuda_graph=true: every step is eager: ")):
+    for wrong, told in (
+        (StandIn, ""),
+        (graphs.OldInputs, "warning: cuda_graph=true: every step is eager: "),
+    ):
         ours = a_learner()
         noisy = nn.Sequential(Noisy(), ours.module)
         left_by(graphed(dataclasses.replace(ours, module=noisy, parallel=noisy), wrong))
@@ -139,7 +164,10 @@ def test_a_hook_keeps_steps_eager(capsys: pytest.CaptureFixture[str]) -> None:
     made.module[2].register_forward_hook(lambda *_: seen.append(1))  # type: ignore[index]
     left_by(made)
     assert len(seen) == 7
-    assert "every step is eager: 2 has a hook, which a replay would not call\n" in capsys.readouterr().err
+    assert (
+        "every step is eager: 2 has a hook, which a replay would not call\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_rates_are_those_of_a_float32_in_every_step() -> None:
@@ -174,13 +202,17 @@ class Stream:
         self.notes.append(f"{self.name} waits for {other.name}")
 
 
-def test_a_card_records_aside_and_is_asked_for_what_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_records_aside_and_is_asked_for_what_torch_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notes, known = list[str](), inspect.signature(torch.cuda.graph)
 
     @contextlib.contextmanager
     def recording(*args: Any, **kwargs: Any) -> Iterator[None]:
         given = known.bind(*args, **kwargs).arguments
-        notes.append(f"records {given['cuda_graph']} {given['stream'].name}, errors {given['capture_error_mode']}")
+        notes.append(
+            f"records {given['cuda_graph']} {given['stream'].name}, errors {given['capture_error_mode']}"
+        )
         yield
 
     @contextlib.contextmanager
@@ -191,12 +223,19 @@ def test_a_card_records_aside_and_is_asked_for_what_torch_knows(monkeypatch: pyt
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "a graph")
     monkeypatch.setattr(torch.cuda, "Stream", functools.partial(Stream, notes=notes))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(name="the step", notes=notes))
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: Stream(name="the step", notes=notes)
+    )
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "graph", recording)
     graph = CudaGraph(torch.device("cuda", 0))
     assert graph.warm_up(functools.partial(len, "abc")) == 3
-    assert notes == ["aside waits for the step", "on aside", "off aside", "the step waits for aside"]
+    assert notes == [
+        "aside waits for the step",
+        "on aside",
+        "off aside",
+        "the step waits for aside",
+    ]
     notes.clear()
     assert graph.record(functools.partial(len, "abc")) == 3
     assert notes == ["records a graph aside, errors thread_local"]

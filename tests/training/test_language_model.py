@@ -75,9 +75,18 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def config(configured: Configured) -> RunConfig:
     model = ("model=transformer", *(f"model.{key}={value}" for key, value in MODEL.items()))
-    sizes = (f"batch_size={BATCH}", f"epochs={EPOCHS}", f"seed={SEED}", "threads=1", "drop_last=false", "onednn=false")
+    sizes = (
+        f"batch_size={BATCH}",
+        f"epochs={EPOCHS}",
+        f"seed={SEED}",
+        "threads=1",
+        "drop_last=false",
+        "onednn=false",
+    )
     optimizer = ("optimizer=plain_sgd", f"optimizer.lr={LR}")
-    text = configured("task=language_model", "dataset=text", "dataset.root=x", *model, *sizes, *optimizer)
+    text = configured(
+        "task=language_model", "dataset=text", "dataset.root=x", *model, *sizes, *optimizer
+    )
     own = TargetDataset(target=f"{__name__}.Sentences", num_workers=0, val_fraction=0.2, kwargs={})
     return dataclasses.replace(text, dataset=own)
 
@@ -92,16 +101,32 @@ def plain_loop(workers: int | None) -> Found:
     losses = []
     for epoch in range(1, EPOCHS + 1):
         for batch in train[indexing.permutation(len(train), SEED, epoch)].split(BATCH):
-            parts = [batch] if workers is None else [part for part in batch.tensor_split(workers) if len(part)]
+            parts = (
+                [batch]
+                if workers is None
+                else [part for part in batch.tensor_split(workers) if len(part)]
+            )
             loss = torch.stack([mean_loss(model, lines, part) for part in parts]).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
     with torch.no_grad():
-        total = torch.cat([token_losses(model, lines, index) for index in val.tolist()]).double().mean().item()
-        hits = torch.cat([right(model, lines, index) for index in val.tolist()]).double().mean().item()
-    expected = {"loss": total, "perplexity": math.exp(total), "bits_per_token": total / math.log(2), "accuracy": hits}
+        total = (
+            torch.cat([token_losses(model, lines, index) for index in val.tolist()])
+            .double()
+            .mean()
+            .item()
+        )
+        hits = (
+            torch.cat([right(model, lines, index) for index in val.tolist()]).double().mean().item()
+        )
+    expected = {
+        "loss": total,
+        "perplexity": math.exp(total),
+        "bits_per_token": total / math.log(2),
+        "accuracy": hits,
+    }
     return Found(losses, expected)
 
 
@@ -132,23 +157,33 @@ def test_the_curve_is_that_of_a_plain_loop_by_tokens(
     ours = dataclasses.replace(config, world_size=world_size, gradient_accumulation=parts)
     exact = plain_loop(None)
     for found in together(tmp_path, world_size, functools.partial(trained_on, config=ours)):
-        assert [values["loss"] for values in found["steps"]] == pytest.approx(exact.losses, abs=1e-4)
+        assert [values["loss"] for values in found["steps"]] == pytest.approx(
+            exact.losses, abs=1e-4
+        )
         assert found["val"] == pytest.approx(exact.val, rel=1e-5)
 
 
 def test_an_average_of_the_workers_averages_would_be_another_curve() -> None:
     exact, averaged = plain_loop(None), plain_loop(4)
     assert len(exact.losses) == 4 * EPOCHS
-    assert max(abs(one - other) for one, other in zip(exact.losses, averaged.losses, strict=True)) > 1e-2
+    assert (
+        max(abs(one - other) for one, other in zip(exact.losses, averaged.losses, strict=True))
+        > 1e-2
+    )
     assert abs(exact.val["loss"] - averaged.val["loss"]) > 1e-2
 
 
 def test_padding_counts_nothing() -> None:
-    task, logits = LanguageModel(), torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0))
+    task, logits = (
+        LanguageModel(),
+        torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)),
+    )
     targets = torch.tensor([[1, 2, 3, 4, 5], [6, 7, NO_TARGET, NO_TARGET, NO_TARGET]])
     total, weight = task.loss(logits, Batch(None, targets, 2))
     kept = torch.cat([logits[0], logits[1, :2]]), torch.cat([targets[0], targets[1, :2]])
-    assert total.item() == pytest.approx(functional.cross_entropy(*kept, reduction="sum").item(), rel=1e-6)
+    assert total.item() == pytest.approx(
+        functional.cross_entropy(*kept, reduction="sum").item(), rel=1e-6
+    )
     assert int(weight) == 7
     hits, of = task.measure(logits, Batch(None, targets, 2))["accuracy"]
     assert (int(hits), int(of)) == (int((kept[0].argmax(-1) == kept[1]).sum()), 7)
@@ -157,8 +192,12 @@ def test_padding_counts_nothing() -> None:
 
 
 def test_a_model_for_other_targets_is_told() -> None:
-    with pytest.raises(DataError, match=r"the model gives \[2, 7\] for targets \[2, 5\]; let it give logits"):
-        LanguageModel().loss(torch.zeros(2, 7), Batch(None, torch.zeros(2, 5, dtype=torch.int64), 2))
+    with pytest.raises(
+        DataError, match=r"the model gives \[2, 7\] for targets \[2, 5\]; let it give logits"
+    ):
+        LanguageModel().loss(
+            torch.zeros(2, 7), Batch(None, torch.zeros(2, 5, dtype=torch.int64), 2)
+        )
 
 
 def test_a_loss_beyond_measure_has_an_infinite_perplexity() -> None:

@@ -52,13 +52,23 @@ def made(build: Callable[[], Any]) -> tuple[Any, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "model", [tied, Orthogonal, lambda: ResNet18(**IMAGES), lambda: MLP(**IMAGES), lambda: ConvNet(**IMAGES), Odd]
+    "model",
+    [
+        tied,
+        Orthogonal,
+        lambda: ResNet18(**IMAGES),
+        lambda: MLP(**IMAGES),
+        lambda: ConvNet(**IMAGES),
+        Odd,
+    ],
 )
 def test_values_are_those_of_a_model_that_has_them_at_once(model: Callable[[], nn.Module]) -> None:
     (module, values), drawn_after = made(lambda: late_values.build(model))
     whole, expected_after = made(model)
     assert torch.equal(drawn_after, expected_after), "the generator is where it would be"
-    late, at_once = (dict([*each.named_parameters(), *each.named_buffers()]) for each in (module, whole))
+    late, at_once = (
+        dict([*each.named_parameters(), *each.named_buffers()]) for each in (module, whole)
+    )
     assert late.keys() == at_once.keys()
     before = torch.get_rng_state()
     for name in reversed(late):  # in any order
@@ -71,7 +81,9 @@ def test_memory_is_taken_when_values_are_asked_for() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     # Each of 64 MiB, which malloc never takes from what others have given back.
-    module, values = late_values.build(lambda: nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))))
+    module, values = late_values.build(
+        lambda: nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4)))
+    )
     before = resident()
     one = values(module.get_parameter("0.weight").detach())
     assert resident() - before > 0.9 * one.nbytes

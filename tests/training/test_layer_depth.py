@@ -68,7 +68,10 @@ DEPTHS = {
 
 def by_part(found: dict[str, int], parts: Any) -> dict[str, int]:
     """The depth of each part, which must be that of all its parameters."""
-    several = {part: {depth for name, depth in found.items() if f"{name}.".startswith(f"{part}.")} for part in parts}
+    several = {
+        part: {depth for name, depth in found.items() if f"{name}.".startswith(f"{part}.")}
+        for part in parts
+    }
     assert all(len(of_part) == 1 for of_part in several.values()), several
     return {part: of_part.pop() for part, of_part in several.items()}
 
@@ -85,14 +88,24 @@ def test_several_of_a_class_are_layers_and_not_opened() -> None:
 
 
 def test_the_layers_of_models_that_come_with_expt() -> None:
-    resnet = {"conv1": 9, "bn1": 9, "layer1.0": 8, "layer1.1": 7, "layer4.0": 2, "layer4.1": 1, "fc": 0}
+    resnet = {
+        "conv1": 9,
+        "bn1": 9,
+        "layer1.0": 8,
+        "layer1.1": 7,
+        "layer4.0": 2,
+        "layer4.1": 1,
+        "fc": 0,
+    }
     found = depths(ResNet18(channels=1, image_size=(32, 32), num_classes=3))
     assert by_part(found, resnet) == resnet
     words = {"vocab_size": 5, "context": 4, "layers": 2, "heads": 1, "width": 4, "dropout": 0.0}
     decoder = {"tokens": 3, "positions": 3, "blocks.0": 2, "blocks.1": 1, "norm": 1, "head": 0}
     assert by_part(depths(Transformer(**words, tied=False)), decoder) == decoder  # type: ignore[arg-type]
     tied = depths(Transformer(**words, tied=True))  # type: ignore[arg-type]
-    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), "the head's weight is the tokens' own"
+    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), (
+        "the head's weight is the tokens' own"
+    )
     unet = depths(UNet(channels=1, image_size=(8, 8), num_classes=2, widths=(2, 4)))
     assert {unet[name] for name in unet if name.startswith("head")} == {0}
     assert unet["down.0.0.weight"] == max(unet.values())
@@ -104,7 +117,14 @@ def test_the_layers_of_models_that_torchvision_and_timm_have() -> None:
         vit = depths(models.vit_b_16())
         mobilenet = depths(models.mobilenet_v3_small())
     blocks = {f"encoder.layers.encoder_layer_{index}": 12 - index for index in range(12)}
-    expected = {"class_token": 13, "conv_proj": 13, "encoder.pos_embedding": 13, **blocks, "encoder.ln": 1, "heads": 0}
+    expected = {
+        "class_token": 13,
+        "conv_proj": 13,
+        "encoder.pos_embedding": 13,
+        **blocks,
+        "encoder.ln": 1,
+        "heads": 0,
+    }
     assert by_part(vit, expected) == expected
     assert by_part(mobilenet, ("features.0", "features.11", "classifier.0", "classifier.3")) == {
         "features.0": 14, "features.11": 3, "classifier.0": 1, "classifier.3": 0,
@@ -135,12 +155,17 @@ class Mine(nn.Module):
 def test_an_own_model_may_say_its_layers() -> None:
     pytest.importorskip("timm")
     assert by_part(depths(Mine({"stem": r"^stem"})), ("stem", "head")) == {"stem": 1, "head": 0}
-    with pytest.raises(ConfigError, match=r"^optimizer.layer_decay: Mine\.group_matcher is not as timm's are \("):
+    with pytest.raises(
+        ConfigError, match=r"^optimizer.layer_decay: Mine\.group_matcher is not as timm's are \("
+    ):
         depths(Mine(3))
 
 
 def test_a_model_of_a_single_layer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^optimizer\.layer_decay: Linear is a single layer, all of which is its h"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^optimizer\.layer_decay: Linear is a single layer, all of which is its h",
+    ):
         build_optimizer(OPTIMIZERS["sgd"](layer_decay=0.5), nn.Linear(2, 2))
 
 
@@ -189,5 +214,11 @@ def test_both_parts_of_muon_follow_the_layers() -> None:
     module = net()
     optimizer = build_optimizer(Muon(**MUON_SETTINGS, layer_decay=0.5), module)
     names = {parameter: name for name, parameter in module.named_parameters()}
-    rates = {names[p]: group["lr"] / MUON_SETTINGS["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert by_part(rates, DEPTHS) == pytest.approx({part: 0.5**depth for part, depth in DEPTHS.items()})
+    rates = {
+        names[p]: group["lr"] / MUON_SETTINGS["lr"]
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert by_part(rates, DEPTHS) == pytest.approx(
+        {part: 0.5**depth for part, depth in DEPTHS.items()}
+    )

@@ -24,7 +24,11 @@ def test_a_longer_run_continues_within_the_epoch() -> None:
     position = Position(steps_per_epoch=4, total_steps=12)
     assert not position.is_within_epoch
     position.load_state_dict({"epoch": 2, "step": 6, "step_in_epoch": 2})
-    assert (position.is_within_epoch, position.is_run_done, position.steps_left_in_epoch) == (True, False, 2)
+    assert (position.is_within_epoch, position.is_run_done, position.steps_left_in_epoch) == (
+        True,
+        False,
+        2,
+    )
     shorter = Position(steps_per_epoch=4, total_steps=5)
     shorter.load_state_dict(position.state_dict())
     assert (shorter.is_run_done, shorter.steps_left_in_epoch) == (True, 0)

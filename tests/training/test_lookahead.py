@@ -68,9 +68,13 @@ def ours(settings: dict[str, float], *, stop: int | None = None) -> dict[str, to
 
 
 @pytest.mark.parametrize(
-    ("every", "keep", "power", "start"), [(3, 0.5, 0.0, 0), (4, 0.77, 3.0, 2), (1, 0.9, 1.0, 0)], ids=str
+    ("every", "keep", "power", "start"),
+    [(3, 0.5, 0.0, 0), (4, 0.77, 3.0, 2), (1, 0.9, 1.0, 0)],
+    ids=str,
 )
-def test_the_weights_are_those_of_a_plain_loop(every: int, keep: float, power: float, start: int) -> None:
+def test_the_weights_are_those_of_a_plain_loop(
+    every: int, keep: float, power: float, start: int
+) -> None:
     settings = {"every_steps": every, "keep": keep, "power": power, "start_epochs": start}
     expected, found = plain(every=every, keep=keep, power=power, start=start), ours(settings)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

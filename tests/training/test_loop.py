@@ -29,7 +29,9 @@ SHAPE, CLASSES = (2, 3, 3), 4
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Dropout(0.5), nn.Linear(5, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Dropout(0.5), nn.Linear(5, CLASSES)
+    )
 
 
 def plain() -> nn.Module:
@@ -37,7 +39,9 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(18, CLASSES))
 
 
-def learner(module: nn.Module, *, clip: float | None = None, label_smoothing: float = 0.0, **settings: Any) -> Learner:
+def learner(
+    module: nn.Module, *, clip: float | None = None, label_smoothing: float = 0.0, **settings: Any
+) -> Learner:
     """With SGD, and a learning rate that falls by a tenth each step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     return Learner(
@@ -73,17 +77,26 @@ def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
     assert first == second
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    whole = [torch.cat(parts) for parts in zip(*((b.inputs, b.targets) for b in batches(3)), strict=True)]
+    whole = [
+        torch.cat(parts) for parts in zip(*((b.inputs, b.targets) for b in batches(3)), strict=True)
+    ]
     with torch.no_grad():
         logits = copy.deepcopy(module).eval()(whole[0])
     assert first.loss == pytest.approx(functional.cross_entropy(logits, whole[1]).item(), rel=1e-6)
-    assert first.values["accuracy"] == pytest.approx((logits.argmax(1) == whole[1]).float().mean().item())
+    assert first.values["accuracy"] == pytest.approx(
+        (logits.argmax(1) == whole[1]).float().mean().item()
+    )
     assert first.samples == 18
 
 
 def test_an_evaluation_is_observed_batch_by_batch() -> None:
     seen = []
-    evaluate(learner(model()), batches(2), CPU, lambda batch, logits: seen.append((len(batch.inputs), logits.shape)))
+    evaluate(
+        learner(model()),
+        batches(2),
+        CPU,
+        lambda batch, logits: seen.append((len(batch.inputs), logits.shape)),
+    )
     assert seen == [(6, (6, CLASSES))] * 2
 
 
@@ -126,7 +139,9 @@ def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
     total = 0.0
     for step, batch in enumerate(batches(4)):
         loss = functional.cross_entropy(
-            reference(batch.inputs), batch.targets, label_smoothing=settings.get("label_smoothing", 0.0)
+            reference(batch.inputs),
+            batch.targets,
+            label_smoothing=settings.get("label_smoothing", 0.0),
         )
         total += loss.item() * len(batch.targets)
         reference.zero_grad()
@@ -146,7 +161,13 @@ def test_a_batch_without_weight_moves_nothing() -> None:
     subject = learner(plain())
     before = subject.module[1].weight.clone()  # type: ignore[index]
     (batch,) = batches(1)
-    train_epoch(subject, [batch._replace(weightless=True)], Position(1, 1), Sums(subject.task, CPU), log_every=9)
+    train_epoch(
+        subject,
+        [batch._replace(weightless=True)],
+        Position(1, 1),
+        Sums(subject.task, CPU),
+        log_every=9,
+    )
     assert torch.equal(subject.module[1].weight, before)  # type: ignore[index]
 
 
@@ -222,7 +243,12 @@ def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.Monke
     before.values.add_(1000.0)
     several = itertools.chain(batches(3), batches(1, size=2))
     train_epoch(
-        learner(plain()), several, Position(9, 9), before, log_every=2, on_log=lambda _, speed: found.append(speed)
+        learner(plain()),
+        several,
+        Position(9, 9),
+        before,
+        log_every=2,
+        on_log=lambda _, speed: found.append(speed),
     )
     assert found == [12 / 2.0, 8 / 4.0]
 
@@ -244,7 +270,9 @@ def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "sizes"), [(2, []), (3, [8, 8])])
-def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(world_size: int, sizes: list[int]) -> None:
+def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
+    world_size: int, sizes: list[int]
+) -> None:
     module, seen = plain(), list[int]()
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
@@ -258,7 +286,9 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(world_size: int, si
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("samples", [3, 5, 9, 64])
-def test_all_workers_have_as_many_parts_of_a_batch(count: int, world_size: int, samples: int) -> None:
+def test_all_workers_have_as_many_parts_of_a_batch(
+    count: int, world_size: int, samples: int
+) -> None:
     """Of theirs each sample is in one, and no part counts that has none."""
     whole = next(batches(1, samples))
     every = []
@@ -266,7 +296,9 @@ def test_all_workers_have_as_many_parts_of_a_batch(count: int, world_size: int, 
         mine = local_slice(samples, rank, world_size)
         batch = Batch(whole.inputs[mine], whole.targets[mine], samples)
         parts = parts_of(batch, count, world_size)
-        assert torch.equal(torch.cat([part.targets for part in parts if not part.weightless]), batch.targets)
+        assert torch.equal(
+            torch.cat([part.targets for part in parts if not part.weightless]), batch.targets
+        )
         assert not parts[0].weightless
         every.append(len(parts))
     assert {*every} == {len(torch.arange(-(-samples // world_size)).chunk(count))}

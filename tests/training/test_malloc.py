@@ -28,7 +28,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 def test_a_step_takes_no_fresh_pages() -> None:
     def faults(how: str) -> int:
-        return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        return int(
+            subprocess.run(
+                [sys.executable, "-c", FAULTS, how], capture_output=True, check=True
+            ).stdout
+        )
 
     assert faults("kept") < 100 < faults("as it comes")
 
@@ -53,7 +57,11 @@ print((int(open("/proc/self/statm").read().split()[1]) - before) * mmap.PAGESIZE
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 def test_what_is_freed_between_what_stays_is_given_back() -> None:
     def held(how: str) -> int:
-        return int(subprocess.run([sys.executable, "-c", GAPS, how], capture_output=True, check=True).stdout)
+        return int(
+            subprocess.run(
+                [sys.executable, "-c", GAPS, how], capture_output=True, check=True
+            ).stdout
+        )
 
     kept = 60 * 25_000 * 4
     assert held("given back") < 2 * kept < 5 * kept < held("as it comes")

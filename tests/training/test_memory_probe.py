@@ -26,7 +26,8 @@ class Narrow(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("room", "parts", "expected"), [(8, 1, 8), (31, 1, 16), (5, 1, 4), (8, 2, 8), (16, 2, 8), (1, 1, 1), (0, 1, None)]
+    ("room", "parts", "expected"),
+    [(8, 1, 8), (31, 1, 16), (5, 1, 4), (8, 2, 8), (16, 2, 8), (1, 1, 1), (0, 1, None)],
 )
 def test_halves_until_it_fits(room: int, parts: int, expected: int | None) -> None:
     batch = Batch(torch.zeros(32, *SHAPE), torch.zeros(32, dtype=torch.long), 32)

@@ -40,11 +40,17 @@ def train(module: nn.Module, optimizers: list[optim.Optimizer], steps: int) -> N
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
+    )
 
 
 def names(module: nn.Module, parameters: Any) -> set[str]:
-    return {name for name, parameter in module.named_parameters() if any(parameter is one for one in parameters)}
+    return {
+        name
+        for name, parameter in module.named_parameters()
+        if any(parameter is one for one in parameters)
+    }
 
 
 def test_hidden_matrices_are_neither_embeddings_nor_the_head() -> None:
@@ -52,7 +58,9 @@ def test_hidden_matrices_are_neither_embeddings_nor_the_head() -> None:
     assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}
     module.head = nn.Linear(4, 7)
     module.head.weight = module.words.weight
-    assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}, "the head is the embedding"
+    assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}, (
+        "the head is the embedding"
+    )
 
 
 @pytest.mark.parametrize("unguarded", [True, False])
@@ -62,7 +70,9 @@ def test_it_is_torchs_muon_beside_torchs_adamw(unguarded: bool) -> None:
     matrices = hidden_matrices(theirs)
     rest = [parameter for parameter in theirs.parameters() if parameter not in matrices]
     hidden = [parameter for parameter in theirs.parameters() if parameter in matrices]
-    muon = optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    muon = optim.Muon(
+        hidden, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
     adamw = optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     train(ours, [optimizer], 4)
     train(theirs, [muon, adamw], 4)
@@ -89,7 +99,10 @@ def test_it_takes_groups_and_a_schedule() -> None:
     head = ParameterGroup(match="head|second", lr_scale=0.5, weight_decay=0.0)
     config = Muon(**SETTINGS, groups=(head,), decay_biases_and_norms=False)
     optimizer = build_optimizer(config, module)
-    found = [(names(module, group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    found = [
+        (names(module, group["params"]), group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+    ]
     assert found == [
         ({"first.weight"}, 0.02, 0.1),
         ({"second.weight"}, 0.01, 0.0),
@@ -106,6 +119,9 @@ def test_it_takes_groups_and_a_schedule() -> None:
 
 def test_a_model_without_a_hidden_matrix_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^optimizer=muon: the model has no weight matrix but for .*; use optimizer=a"
+        ConfigError,
+        match=r"^optimizer=muon: the model has no weight matrix but for .*; use optimizer=a",
     ):
-        build_optimizer(Muon(**SETTINGS), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)))
+        build_optimizer(
+            Muon(**SETTINGS), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))
+        )

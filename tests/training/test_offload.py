@@ -16,12 +16,18 @@ SGD = groups.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=T
 ADAMW = groups.Adam(
     name="adamw", lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, decay_biases_and_norms=False
 )  # fmt: skip
-MUON = groups.Muon(name="muon", lr=0.1, momentum=0.9, nesterov=True, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+MUON = groups.Muon(
+    name="muon", lr=0.1, momentum=0.9, nesterov=True, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
+)
 
 
-def trained(config: Any, *, bytes_at_once: int | None, device: str = "cpu") -> tuple[list[float], dict[str, Any]]:
+def trained(
+    config: Any, *, bytes_at_once: int | None, device: str = "cpu"
+) -> tuple[list[float], dict[str, Any]]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)).to(device)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)
+    ).to(device)
     optimizer = build_optimizer(config, model)
     if bytes_at_once is not None:
         offload_states(optimizer, bytes_at_once=bytes_at_once)

@@ -37,7 +37,9 @@ def test_outputs_and_gradients(batch: int, in_features: int, out_features: int, 
         found.append((output, batch_of_mine.grad))
     torch.testing.assert_close(found[1], found[0])
     for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(fast.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            fast.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_gradients_that_nobody_wants_are_left_out() -> None:
@@ -71,5 +73,7 @@ def test_a_subclass_of_linear_is_left_alone() -> None:
 
 def test_a_wrong_size_is_told_in_torchs_words() -> None:
     _, fast = _pair(65, 10)
-    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(32x64 and 65x10\)"):
+    with pytest.raises(
+        RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(32x64 and 65x10\)"
+    ):
         fast(torch.randn(32, 64))

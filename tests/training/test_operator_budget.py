@@ -63,7 +63,9 @@ def test_a_step_asks_for_no_more_kernels_than_it_did(model: str, configured: Con
 
 
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_a_step_by_graphs_asks_for_as_few_kernels_whatever_the_model(model: str, configured: Configured) -> None:
+def test_a_step_by_graphs_asks_for_as_few_kernels_whatever_the_model(
+    model: str, configured: Configured
+) -> None:
     """Two graphs; a copy of the images and one of the labels before, one of the loss and one of the logits behind."""
     found = a_step(configured, f"model={model}", by_graphs=True)
     assert not found.waits

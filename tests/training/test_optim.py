@@ -15,7 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from expt.config import groups as schema
 from expt.errors import ConfigError
-from expt.training.optim import Schedule, advance_after_epoch, build_optimizer, build_scheduler, scale_lr
+from expt.training.optim import (
+    Schedule,
+    advance_after_epoch,
+    build_optimizer,
+    build_scheduler,
+    scale_lr,
+)
 from expt.training.parameter_groups import rate_of
 from expt.training.patches import unguarded
 from tests.conftest import python
@@ -54,11 +60,15 @@ def train(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
-def test_the_same_bits_as_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
+def test_the_same_bits_as_torchs_own(
+    config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
     ours, theirs = net(), net()
     optimizer = build_optimizer(config, ours)
     reference = cls(theirs.parameters(), fused=True, **options)  # type: ignore[call-arg]
@@ -83,7 +93,9 @@ def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
         train(model, build_optimizer(config, model), 5)
     for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(left, right, atol=1e-6)
-    assert torch.equal(large[:, :6], first.weight.detach()), "what else shows that memory sees the new numbers"
+    assert torch.equal(large[:, :6], first.weight.detach()), (
+        "what else shows that memory sees the new numbers"
+    )
 
 
 def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory() -> None:
@@ -92,11 +104,13 @@ def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory()
     transposed.weight.data = transposed.weight.data.T
     build_optimizer(config, transposed)
     with pytest.raises(
-        ConfigError, match=r"^optimizer\.fused=true: a parameter of the shape \[3, 4\] has gaps in its m"
+        ConfigError,
+        match=r"^optimizer\.fused=true: a parameter of the shape \[3, 4\] has gaps in its m",
     ):
         build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, 8)[:, ::2])))
     with pytest.raises(
-        ConfigError, match=r"^optimizer\.fused=true: a parameter of the shape \[3\] is complex, for which"
+        ConfigError,
+        match=r"^optimizer\.fused=true: a parameter of the shape \[3\] is complex, for which",
     ):
         build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, dtype=torch.complex64))))
 
@@ -106,7 +120,10 @@ def test_a_complex_parameter_is_trained_as_torch_does(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
     ours, theirs = (with_one(nn.Parameter(torch.full((3,), 1 + 2j))) for _ in range(2))
-    for model, each in ((ours, build_optimizer(config, ours)), (theirs, cls(theirs.parameters(), **options))):
+    for model, each in (
+        (ours, build_optimizer(config, ours)),
+        (theirs, cls(theirs.parameters(), **options)),
+    ):
         for _ in range(3):
             each.zero_grad()
             (model.own * (2 - 1j)).abs().square().sum().backward()  # type: ignore[operator, union-attr]
@@ -121,7 +138,9 @@ def with_one(parameter: nn.Parameter) -> nn.Module:
 
 
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
-def test_its_state_is_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
+def test_its_state_is_torchs_own(
+    config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
     ours, theirs = net(), net()
     optimizer = build_optimizer(config, ours)
     train(ours, optimizer, 3)
@@ -174,7 +193,10 @@ def test_a_schedule_is_torchs_to_the_bit() -> None:
 
 def two_groups(cls: type[LambdaLR]) -> LambdaLR:
     first, _, second = net()
-    groups: Any = [{"params": first.parameters()}, {"params": second.parameters(), "lr": torch.tensor(0.7)}]
+    groups: Any = [
+        {"params": first.parameters()},
+        {"params": second.parameters(), "lr": torch.tensor(0.7)},
+    ]
     optimizer = optim.SGD(groups, lr=0.3)
     schedule = cls(optimizer, lambda step: 1 / (step + 3))
     optimizer.step()
@@ -234,7 +256,9 @@ def cosine(warmup_epochs: float = 0.0, min_lr: float = 0.0) -> schema.Cosine:
 
 
 def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
-    return schema.Step(name="step", warmup_epochs=warmup_epochs, every_epochs=every_epochs, gamma=0.5)
+    return schema.Step(
+        name="step", warmup_epochs=warmup_epochs, every_epochs=every_epochs, gamma=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +297,9 @@ def test_a_triangle_rises_and_falls_straight_and_stays_at_its_end() -> None:
     )  # of 5 epochs
     expected = [PEAK * float(np.interp(step, (0, 9, 40), (0.2, 1, 0.07))) for step in range(TOTAL)]
     assert rates(config) == pytest.approx(expected, rel=1e-12)
-    falls = schema.Triangular(name="triangular", rise_fraction=0.0, start_factor=0.2, end_factor=0.0, epochs=None)
+    falls = schema.Triangular(
+        name="triangular", rise_fraction=0.0, start_factor=0.2, end_factor=0.0, epochs=None
+    )
     assert rates(falls) == pytest.approx([PEAK * (1 - step / TOTAL) for step in range(TOTAL)])
 
 
@@ -283,9 +309,13 @@ def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
     parameters = schema.ParameterGroup(match="0.bias", lr_scale=0.5, epochs=1.2)
     config: Any = cosine(1.0)
     if cycle:
-        config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01)
+        config = schema.OneCycle(
+            name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01
+        )
     model = net()
-    chosen = schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.1, nesterov=True, groups=(parameters,))
+    chosen = schema.SGD(
+        name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.1, nesterov=True, groups=(parameters,)
+    )
     optimizer = build_optimizer(chosen, model)
     schedule = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
     expected, seen = rates(config), []
@@ -313,9 +343,15 @@ def test_one_cycle(name: str) -> None:
     assert used[29:] == sorted(used[29:], reverse=True)
 
 
-@pytest.mark.parametrize(("rise_fraction", "total_steps"), [(0.3, 1), (0.3, 2), (0.5, 2), (0.1, 10), (0.01, 100)])
-def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(rise_fraction: float, total_steps: int) -> None:
-    config = schema.OneCycle(name="one_cycle", rise_fraction=rise_fraction, start_factor=0.04, end_factor=4e-6)
+@pytest.mark.parametrize(
+    ("rise_fraction", "total_steps"), [(0.3, 1), (0.3, 2), (0.5, 2), (0.1, 10), (0.01, 100)]
+)
+def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(
+    rise_fraction: float, total_steps: int
+) -> None:
+    config = schema.OneCycle(
+        name="one_cycle", rise_fraction=rise_fraction, start_factor=0.04, end_factor=4e-6
+    )
     used = rates(config, total_steps=total_steps)
     assert used == sorted(used, reverse=True)
     assert used[0] > PEAK / 2
@@ -323,7 +359,9 @@ def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(rise_fraction: float
 
 def test_a_persons_own_classes() -> None:
     options = {"lr": 0.1, "alpha": 0.5}
-    optimizer = build_optimizer(schema.TargetOptimizer(target="torch.optim.RMSprop", kwargs=options), net())
+    optimizer = build_optimizer(
+        schema.TargetOptimizer(target="torch.optim.RMSprop", kwargs=options), net()
+    )
     assert isinstance(optimizer, optim.RMSprop)
     assert optimizer.defaults["alpha"] == 0.5
     own = scheduler("ExponentialLR", gamma=0.5)
@@ -332,7 +370,9 @@ def test_a_persons_own_classes() -> None:
 
 def scheduler(name: str, interval: Any = "epoch", **kwargs: Any) -> schema.TargetScheduler:
     """A scheduler of torch's, as a person names one."""
-    return schema.TargetScheduler(target=f"torch.optim.lr_scheduler.{name}", interval=interval, kwargs=kwargs)
+    return schema.TargetScheduler(
+        target=f"torch.optim.lr_scheduler.{name}", interval=interval, kwargs=kwargs
+    )
 
 
 @pytest.mark.parametrize(("mode", "value"), [("min", {"loss": 1.0}), ("max", {"accuracy": 0.5})])
@@ -352,16 +392,29 @@ def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, 
 def test_a_plateau_of_any_metric_drops_every_group_to_its_own_floor() -> None:
     """The rate of a low layer is far below torch's least difference."""
     first, _, second = net()
-    groups: Any = [{"params": first.parameters()}, {"params": second.parameters(), "lr": PEAK / 1e9, "lr_scale": 1e-9}]
+    groups: Any = [
+        {"params": first.parameters()},
+        {"params": second.parameters(), "lr": PEAK / 1e9, "lr_scale": 1e-9},
+    ]
     config = schema.Plateau(
-        name="plateau", metric="f1/train", factor=0.5, patience=1, min_delta=0.1, cooldown=0, min_lr=PEAK * 0.4
+        name="plateau",
+        metric="f1/train",
+        factor=0.5,
+        patience=1,
+        min_delta=0.1,
+        cooldown=0,
+        min_lr=PEAK * 0.4,
     )
     optimizer = optim.SGD(groups, lr=PEAK)
     better: Any = {"loss": "min", "f1": "max"}
-    watching = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL, better=better)
+    watching = build_scheduler(
+        config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL, better=better
+    )
     found = []
     for f1 in (0.5, 0.55, 0.6, 0.6, 0.9, 0.9, 0.9):  # 0.6 is no more than min_delta above the first
-        advance_after_epoch(watching, {"loss": -f1}, better, {"loss/val": 0.0, "f1/train": f1, "f1/val": -f1})
+        advance_after_epoch(
+            watching, {"loss": -f1}, better, {"loss/val": 0.0, "f1/train": f1, "f1/val": -f1}
+        )
         found.append([group["lr"] / PEAK for group in optimizer.param_groups])
     factors = [1, 1, 0.5, 0.5, 0.5, 0.5, 0.4]
     assert found == [[pytest.approx(factor), pytest.approx(factor / 1e9)] for factor in factors]
@@ -370,7 +423,9 @@ def test_a_plateau_of_any_metric_drops_every_group_to_its_own_floor() -> None:
 class Told(LambdaLR):
     """Asks for one thing, and has its own idea of the other."""
 
-    def __init__(self, optimizer: optim.Optimizer, steps_per_epoch: int, total_steps: int = 7) -> None:
+    def __init__(
+        self, optimizer: optim.Optimizer, steps_per_epoch: int, total_steps: int = 7
+    ) -> None:
         self.told = steps_per_epoch, total_steps
         super().__init__(optimizer, lambda step: 1.0)
 
@@ -383,7 +438,9 @@ class Told(LambdaLR):
         ("step", {"steps_per_epoch": 3, "total_steps": 4}, (3, 4)),
     ],
 )
-def test_an_own_scheduler_is_told_what_it_lacks(interval: Any, kwargs: dict[str, int], told: tuple[int, int]) -> None:
+def test_an_own_scheduler_is_told_what_it_lacks(
+    interval: Any, kwargs: dict[str, int], told: tuple[int, int]
+) -> None:
     config = schema.TargetScheduler(target=f"{__name__}.Told", interval=interval, kwargs=kwargs)
     optimizer = optim.SGD(net().parameters(), lr=PEAK)
     found: Any = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
@@ -392,9 +449,15 @@ def test_an_own_scheduler_is_told_what_it_lacks(interval: Any, kwargs: dict[str,
 
 @pytest.mark.parametrize(
     ("interval", "more", "length"),
-    [("step", {}, TOTAL), ("epoch", {}, TOTAL // SPE), ("step", {"epochs": 2, "steps_per_epoch": 7}, 14)],
+    [
+        ("step", {}, TOTAL),
+        ("epoch", {}, TOTAL // SPE),
+        ("step", {"epochs": 2, "steps_per_epoch": 7}, 14),
+    ],
 )
-def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(interval: Any, more: dict[str, int], length: int) -> None:
+def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(
+    interval: Any, more: dict[str, int], length: int
+) -> None:
     config = scheduler("OneCycleLR", interval, max_lr=0.1, **more)
     optimizer = optim.SGD(net().parameters(), lr=PEAK, momentum=0.9)
     built = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
@@ -404,25 +467,43 @@ def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(interval: Any, mor
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (scheduler("ReduceLROnPlateau", "step"), "interval=step: ReduceLROnPlateau looks at .*; use interval: epoch"),
-        (scheduler("OneCycleLR", max_lr=0.1, total_steps=50), "has total_steps=50 and the run 5 epochs; use interval"),
+        (
+            scheduler("ReduceLROnPlateau", "step"),
+            "interval=step: ReduceLROnPlateau looks at .*; use interval: epoch",
+        ),
+        (
+            scheduler("OneCycleLR", max_lr=0.1, total_steps=50),
+            "has total_steps=50 and the run 5 epochs; use interval",
+        ),
     ],
 )
-def test_an_interval_that_cannot_be_meant_is_refused(config: schema.TargetScheduler, text: str) -> None:
+def test_an_interval_that_cannot_be_meant_is_refused(
+    config: schema.TargetScheduler, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
-        build_scheduler(config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL)
+        build_scheduler(
+            config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL
+        )
 
 
 def test_a_model_is_no_optimizer() -> None:
-    with pytest.raises(ConfigError, match=r"refused, it is not a subclass of torch\.optim\.optimizer\.Optimizer"):
+    with pytest.raises(
+        ConfigError, match=r"refused, it is not a subclass of torch\.optim\.optimizer\.Optimizer"
+    ):
         build_optimizer(schema.TargetOptimizer(target="torch.nn.Linear", kwargs={}), net())
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("LBFGS", r"its step\(\) must be given closure, .*; use an optimizer .* such as optimizer=adam"),
-        ("SparseAdam", "does not support dense gradients, which those of a run are; use optimizer=adam"),
+        (
+            "LBFGS",
+            r"its step\(\) must be given closure, .*; use an optimizer .* such as optimizer=adam",
+        ),
+        (
+            "SparseAdam",
+            "does not support dense gradients, which those of a run are; use optimizer=adam",
+        ),
     ],
 )
 def test_an_optimizer_that_no_step_can_be_of_is_refused(name: str, told: str) -> None:
@@ -433,10 +514,15 @@ def test_an_optimizer_that_no_step_can_be_of_is_refused(name: str, told: str) ->
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
-    groups: list[dict[str, Any]] = [{"params": net()[0].parameters()}, {"params": net()[2].parameters(), "lr": 0.5}]
+    groups: list[dict[str, Any]] = [
+        {"params": net()[0].parameters()},
+        {"params": net()[2].parameters(), "lr": 0.5},
+    ]
     optimizer = optim.SGD(groups, lr=PEAK)
     scale_lr(optimizer, rule, 1024 / 256)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([PEAK * factor, 0.5 * factor])
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+        [PEAK * factor, 0.5 * factor]
+    )
     # The warm-up rises to the new rate, and the cosine starts there.
     used = rates(cosine(1.0), optimizer=optimizer)
     assert (used[0], used[10]) == pytest.approx((PEAK * factor / 11, PEAK * factor))

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn, optim
 
-from expt.config.groups import SGD, Adam, Constant, Cosine, OneCycle, ParameterGroup, TargetOptimizer
+from expt.config.groups import (
+    SGD,
+    Adam,
+    Constant,
+    Cosine,
+    OneCycle,
+    ParameterGroup,
+    TargetOptimizer,
+)
 from expt.errors import ConfigError
 from expt.training.optim import build_optimizer, build_scheduler, scale_lr
 from expt.training.parameter_groups import parameter_groups, rate_of
@@ -17,9 +25,15 @@ from expt.training.parameter_groups import parameter_groups, rate_of
 HEAD = ParameterGroup(match="^head", lr_scale=0.1, weight_decay=0.0)
 BIAS = ParameterGroup(match=r"bias$", lr_scale=2.0)
 OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda **more: SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=False, **more),
-    "adam": lambda **more: Adam(name="adam", lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.01, **more),
-    "adamw": lambda **more: Adam(name="adamw", lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.01, **more),
+    "sgd": lambda **more: SGD(
+        name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=False, **more
+    ),
+    "adam": lambda **more: Adam(
+        name="adam", lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.01, **more
+    ),
+    "adamw": lambda **more: Adam(
+        name="adamw", lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.01, **more
+    ),
     "own": lambda **more: TargetOptimizer(
         target="torch.optim.RMSprop", kwargs={"lr": 0.1, "weight_decay": 0.01}, **more
     ),
@@ -36,7 +50,9 @@ def grouped(optimizer: optim.Optimizer, module: nn.Module) -> list[tuple[list[st
     """The names in each group, its learning rate and its weight decay."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     found = optimizer.param_groups
-    return [([names[p] for p in group["params"]], group["lr"], group["weight_decay"]) for group in found]
+    return [
+        ([names[p] for p in group["params"]], group["lr"], group["weight_decay"]) for group in found
+    ]
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
@@ -46,7 +62,9 @@ def test_without_groups_torch_is_given_what_it_always_was(make: Any) -> None:
     assert parameter_groups(module, ()) == list(module.parameters())
     (group,) = optimizer.param_groups
     assert "lr_scale" not in group, "nor is it in a checkpoint"
-    assert all(ours is theirs for ours, theirs in zip(group["params"], module.parameters(), strict=True))
+    assert all(
+        ours is theirs for ours, theirs in zip(group["params"], module.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
@@ -67,7 +85,9 @@ def test_biases_and_norms_need_not_decay(make: Any) -> None:
         (["stem.bias", "norm.weight", "norm.bias", "head.bias"], 0.1, 0.0),
     ]
     head = ParameterGroup(match="head", weight_decay=0.5)
-    assert grouped(build_optimizer(make(decay_biases_and_norms=False, groups=(head,)), module), module)[2:] == [
+    assert grouped(
+        build_optimizer(make(decay_biases_and_norms=False, groups=(head,)), module), module
+    )[2:] == [
         (["head.weight"], 0.1, 0.5),
         (["head.bias"], 0.1, 0.0),
     ]
@@ -82,7 +102,11 @@ def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
         optimizers = [build_optimizer(make(groups=groups), module)]
         if not groups:
             optimizers.clear()
-            for part, scale, decay in (("stem", 1.0, 0.01), ("norm", 1.0, 0.01), ("head", 0.1, 0.0)):
+            for part, scale, decay in (
+                ("stem", 1.0, 0.01),
+                ("norm", 1.0, 0.01),
+                ("head", 0.1, 0.0),
+            ):
                 optimizers.append(build_optimizer(make(), module.get_submodule(part)))
                 optimizers[-1].param_groups[0] |= {"lr": 0.1 * scale, "weight_decay": decay}
         for step in range(3):
@@ -116,7 +140,10 @@ def test_a_schedule_scales_every_group(config: Any) -> None:
         rates[len(groups)] = []
         for _ in range(20):
             rates[len(groups)].append(
-                (rate_of(optimizer), [group["lr"] / group.get("lr_scale", 1.0) for group in optimizer.param_groups])
+                (
+                    rate_of(optimizer),
+                    [group["lr"] / group.get("lr_scale", 1.0) for group in optimizer.param_groups],
+                )
             )
             optimizer.step()
             scheduler.step()
@@ -141,14 +168,18 @@ def test_a_schedule_scales_every_group(config: Any) -> None:
     ],
     ids=["nothing", "nothing more"],
 )
-def test_a_group_that_gets_nothing_is_refused(groups: tuple[ParameterGroup, ...], told: str) -> None:
+def test_a_group_that_gets_nothing_is_refused(
+    groups: tuple[ParameterGroup, ...], told: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^{told}"):
         build_optimizer(OPTIMIZERS["sgd"](groups=groups), net())
 
 
 def test_a_setting_that_an_own_optimizer_has_not_is_refused() -> None:
     config = TargetOptimizer(target="torch.optim.Rprop", kwargs={}, decay_biases_and_norms=False)
-    with pytest.raises(ConfigError, match=r"^optimizer: Rprop has no weight_decay, which optimizer\.groups, layer"):
+    with pytest.raises(
+        ConfigError, match=r"^optimizer: Rprop has no weight_decay, which optimizer\.groups, layer"
+    ):
         build_optimizer(config, net())
 
 

@@ -10,7 +10,9 @@ import expt
 from tests.conftest import RunFolder, Trained
 
 SMALL = ("epochs=1", "dataset.train_limit=640", "log_every=2", "ddp.shared_memory=false")
-UNGUARDED = "DistributedDataParallel without the guards is left out; say so with patches.unguarded=false"
+UNGUARDED = (
+    "DistributedDataParallel without the guards is left out; say so with patches.unguarded=false"
+)
 BACKWARD = "the shorter backward pass is left out; say so with patches.backward=false"
 ONEDNN = "oneDNN for linear layers is left out; say so with onednn=false"
 
@@ -58,11 +60,16 @@ LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 @pytest.mark.parametrize(
-    "keys", [pytest.param((), id="kept"), pytest.param(LEFT_OUT, id="left out", marks=pytest.mark.slow)]
+    "keys",
+    [pytest.param((), id="kept"), pytest.param(LEFT_OUT, id="left out", marks=pytest.mark.slow)],
 )
-def test_a_patch_can_be_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
+def test_a_patch_can_be_left_out(
+    keys: tuple[str, ...], trained: Trained, points: list[str]
+) -> None:
     run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
     printed = (run.folder / "logs" / "0" / "0" / "stdout.log").read_text()
-    assert printed.endswith("True False\n" if keys else "False True\n"), "before it gloo of torch 2.10 may print"
+    assert printed.endswith("True False\n" if keys else "False True\n"), (
+        "before it gloo of torch 2.10 may print"
+    )
     assert warnings(run) == []
     assert run.points == points

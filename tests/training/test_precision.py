@@ -18,7 +18,9 @@ OPTIMIZERS = {
 }
 
 
-def update(amp: Any, make: Any, clip: float | None, factor: float = 1.0) -> tuple[torch.Tensor, Precision]:
+def update(
+    amp: Any, make: Any, clip: float | None, factor: float = 1.0
+) -> tuple[torch.Tensor, Precision]:
     """What one step of SGD with lr=1 takes from the weights: the gradient that was applied."""
     torch.manual_seed(0)
     model = nn.Linear(5, 4)
@@ -33,7 +35,12 @@ def update(amp: Any, make: Any, clip: float | None, factor: float = 1.0) -> tupl
 
 @pytest.mark.parametrize(
     ("amp", "expected"),
-    [(False, torch.float32), (True, torch.bfloat16), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    [
+        (False, torch.float32),
+        (True, torch.bfloat16),
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+    ],
 )
 def test_the_type_that_autocast_computes_in(amp: Any, expected: torch.dtype) -> None:
     precision = Precision(amp, CPU)
@@ -68,7 +75,9 @@ def test_clipping_by_value_comes_after_unscaling_and_before_the_norm(amp: Any) -
 
     assert taken(gradient_clip_value=0.5).tolist() == [0.25, -0.5, 0.5]
     clipped = torch.tensor([0.25, -0.5, 0.5])  # its norm is 0.75
-    torch.testing.assert_close(taken(gradient_clip_value=0.5, gradient_clip=0.375), clipped / 2, rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(
+        taken(gradient_clip_value=0.5, gradient_clip=0.375), clipped / 2, rtol=1e-4, atol=0.0
+    )
 
 
 def test_an_infinite_gradient_is_not_clipped_to_a_finite_one() -> None:
@@ -94,10 +103,15 @@ def test_a_step_with_infinite_gradients_is_skipped(make: Any, clip: float | None
 def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float) -> None:
     def train(losses: list[float]) -> tuple[list[torch.Tensor], float]:
         weight = nn.Parameter(torch.ones(3))
-        make: Any = {"sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: optim.Adam(p, lr=0.1)}[kind]
+        make: Any = {
+            "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+            "adam": lambda p: optim.Adam(p, lr=0.1),
+        }[kind]
         precision, optimizer = Precision(False, CPU, skip_non_finite=True), make([weight])
         for extra in losses:
-            precision.backward(weight.square().sum() + extra)  # the gradient of an infinite loss is finite here
+            precision.backward(
+                weight.square().sum() + extra
+            )  # the gradient of an infinite loss is finite here
             precision.update(optimizer, [weight])
         return [weight.detach(), *optimizer.state[weight].values()], precision.skipped.item()
 
@@ -109,7 +123,11 @@ def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float)
 @pytest.mark.parametrize("amp", [False, "fp16"])
 def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
     weight = torch.nn.Parameter(torch.tensor(1.0))
-    precision, optimizer, seen = Precision(amp, CPU, skip_non_finite=True), torch.optim.SGD([weight], lr=0.1), []
+    precision, optimizer, seen = (
+        Precision(amp, CPU, skip_non_finite=True),
+        torch.optim.SGD([weight], lr=0.1),
+        [],
+    )
     for loss in (0.0, torch.nan, 0.0):
         for part in (loss, 0.0):
             precision.backward(weight.square() + part)

@@ -29,9 +29,13 @@ def test_units_are_blocks_and_large_layers() -> None:
     assert {f"blocks.{n}" for n in range(3)} <= set(names(transformer(), "auto"))
     assert "head" not in names(transformer(), "auto"), "it shares its weights with the embedding"
     assert {"tokens", "head"} <= set(names(transformer(tied=False), "auto"))
-    assert {f"layer{n}.{m}" for n in (1, 2, 3, 4) for m in (0, 1)} == set(names(ResNet18(**IMAGES), "auto"))  # type: ignore[arg-type]
+    assert {f"layer{n}.{m}" for n in (1, 2, 3, 4) for m in (0, 1)} == set(
+        names(ResNet18(**IMAGES), "auto")
+    )  # type: ignore[arg-type]
     assert names(MLP(**IMAGES, hidden=[64, 64]), "auto") == ["1", "3", "5"]  # type: ignore[arg-type]
-    convolutions = [part for part in sharding.choose_units(ConvNet(**IMAGES), "auto") if part.weight.dim() == 4]  # type: ignore[arg-type, operator]
+    convolutions = [
+        part for part in sharding.choose_units(ConvNet(**IMAGES), "auto") if part.weight.dim() == 4
+    ]  # type: ignore[arg-type, operator]
     assert len(convolutions) == 2, "the first is small"
 
 
@@ -49,10 +53,19 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
 @pytest.mark.parametrize(
     ("wrap", "told"),
     [
-        (["block"], r"sharding.wrap=\[block\]: is the name of no module with parameters\. Did you mean .*blocks"),
+        (
+            ["block"],
+            r"sharding.wrap=\[block\]: is the name of no module with parameters\. Did you mean .*blocks",
+        ),
         (["blocks"], r"blocks is a \w+, which is never called|^$"),
-        (["head"], r"head shares tokens.weight with another module, and both must be gathered together"),
-        (10**9, r"sharding.wrap=1000000000: no module within the model has so many parameters, of \d+ in all"),
+        (
+            ["head"],
+            r"head shares tokens.weight with another module, and both must be gathered together",
+        ),
+        (
+            10**9,
+            r"sharding.wrap=1000000000: no module within the model has so many parameters, of \d+ in all",
+        ),
     ],
 )
 def test_what_can_be_no_unit_is_refused(wrap: list[str] | int, told: str) -> None:

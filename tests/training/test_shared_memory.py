@@ -18,7 +18,9 @@ from tests.ranks import together
 
 
 @pytest.mark.parametrize("memory", [True, False], ids=["in memory", "in a file"])
-def test_it_has_no_name_from_its_first_moment(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_name_from_its_first_moment(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none() -> None:
         raise OSError(24, "Too many open files")
 

@@ -38,7 +38,11 @@ def test_tensors_arrive_whatever_their_strides(sharded: bool, tmp_path: Path) ->
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        pattern = distribute_tensor(torch.zeros(SHAPE), init_device_mesh("cpu", (2,)), [Shard(0)]) if sharded else None
+        pattern = (
+            distribute_tensor(torch.zeros(SHAPE), init_device_mesh("cpu", (2,)), [Shard(0)])
+            if sharded
+            else None
+        )
         state = states() if worker.rank == 0 else None
         found = scattered(state, lambda place: pattern, worker.device)
         parts = list[bool]()

@@ -49,7 +49,13 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     ) -> Trained:
         paths = RunPaths(tmp_path / name)
         paths.folder.mkdir(exist_ok=True)
-        run = Run(configured(*usual(overrides)), paths, ALONE, typed_at=time.monotonic(), beat=lambda: None)
+        run = Run(
+            configured(*usual(overrides)),
+            paths,
+            ALONE,
+            typed_at=time.monotonic(),
+            beat=lambda: None,
+        )
         before(run)
         return Trained(run, run.train(source, observe))
 
@@ -91,7 +97,9 @@ def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def configure(strategy: str, size: int, *words: str) -> RunConfig:
         if strategy == "ddp":
-            words = tuple(word for word in words if not word.startswith(("sharding.", "checkpoint.sharded")))
+            words = tuple(
+                word for word in words if not word.startswith(("sharding.", "checkpoint.sharded"))
+            )
         given = configured("world_size=4", "threads=1", f"strategy={strategy}", *words)
         return dataclasses.replace(given, world_size=size)
 

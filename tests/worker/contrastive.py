@@ -42,10 +42,14 @@ class SimCLR(expt.Task):
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """NT-Xent of this worker's samples [b, 2, d] among all workers': each worker's part of the sum."""
-        rank, everyones = (dist.get_rank(), all_gather(outputs)) if dist.is_initialized() else (0, [outputs])
+        rank, everyones = (
+            (dist.get_rank(), all_gather(outputs)) if dist.is_initialized() else (0, [outputs])
+        )
         others = torch.cat(everyones).flatten(0, 1)
         own = torch.arange(len(outputs) * 2) + rank * len(outputs) * 2
-        alike = (outputs.flatten(0, 1) @ others.T / 0.5).masked_fill(own[:, None] == torch.arange(len(others)), -1e9)
+        alike = (outputs.flatten(0, 1) @ others.T / 0.5).masked_fill(
+            own[:, None] == torch.arange(len(others)), -1e9
+        )
         return cross_entropy(alike, own ^ 1, reduction="sum"), len(own)
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:

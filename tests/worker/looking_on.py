@@ -74,4 +74,6 @@ class Lonely(Busy):
         assert not dist.is_initialized()
         with contextlib.suppress(ValueError):
             dist.all_reduce(torch.ones(3))
-            raise AssertionError("it would have waited for the other rank, or got another's numbers")
+            raise AssertionError(
+                "it would have waited for the other rank, or got another's numbers"
+            )

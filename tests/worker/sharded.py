@@ -19,7 +19,11 @@ Configs = Callable[..., RunConfig]
 
 
 def trained(
-    folder: Path, config: RunConfig, worker: Worker, source: Path | None = None, until_epoch: int | None = None
+    folder: Path,
+    config: RunConfig,
+    worker: Worker,
+    source: Path | None = None,
+    until_epoch: int | None = None,
 ) -> str:
     """Carry a run out as one of its workers; TensorBoard looks on where it is to have histograms."""
     folder.mkdir(exist_ok=True)
@@ -27,7 +31,11 @@ def trained(
     if worker.rank == 0 and not paths.result.exists():
         paths.result.write_text('{"status": "running"}')
     run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
-    return run.train(source) if config.tensorboard.histograms else run.train(source, lambda *_: Observer())
+    return (
+        run.train(source)
+        if config.tensorboard.histograms
+        else run.train(source, lambda *_: Observer())
+    )
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
@@ -39,7 +47,9 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
 def losses(folder: Path) -> dict[tuple[str, int], float]:
     """All that a run has measured of its loss, by tag and step."""
     points = map(json.loads, RunFolder(folder).points)
-    return {(point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]}
+    return {
+        (point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]
+    }
 
 
 def apart(one: Path, other: Path) -> float:

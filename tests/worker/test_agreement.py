@@ -35,7 +35,9 @@ class Clock:
         return self.now
 
 
-def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_save_and_stop_after_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The slower's step takes 0.125 s: they meet after the first, then after each second."""
 
     def each(worker: Worker) -> list[tuple[bool, bool]]:
@@ -48,11 +50,20 @@ def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: pyte
         return [*done, (asked.meet(save=False), asked.stopping)]
 
     both = together(tmp_path, 2, each)
-    expected = [(True, False), (False, False), (True, False), (False, False), (True, True), (False, True)]
+    expected = [
+        (True, False),
+        (False, False),
+        (True, False),
+        (False, False),
+        (True, True),
+        (False, True),
+    ]
     assert both == [[*expected, (False, True)]] * 2
 
 
-def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_steps_do_not_put_a_meeting_off_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def each(worker: Worker) -> list[int]:
         monkeypatch.setattr(agreement, "time", Clock())  # a step takes no time at all
         asked = Agreement(worker, asked_to_stop=lambda: False)

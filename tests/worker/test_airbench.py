@@ -30,10 +30,24 @@ from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether
 BATCH, EPOCHS, PER_EPOCH, SIZE, TEST = 16, 4, 5, 85, 20
 TOTAL = EPOCHS * PER_EPOCH
 LR, WHITENED, EVERY, START = 0.3, 60, 2, 1
-MEAN, STD = (torch.tensor(values).view(1, 3, 1, 1) for values in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
+MEAN, STD = (
+    torch.tensor(values).view(1, 3, 1, 1)
+    for values in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+)
 WORDS = (
-    *("experiment=airbench", "model.widths=[6,8,8]", "amp=false", f"batch_size={BATCH}", f"epochs={EPOCHS}"),
-    *(f"whitening.samples={WHITENED}", f"optimizer.lr={LR}", "log_every=1", "tensorboard.images=false"),
+    *(
+        "experiment=airbench",
+        "model.widths=[6,8,8]",
+        "amp=false",
+        f"batch_size={BATCH}",
+        f"epochs={EPOCHS}",
+    ),
+    *(
+        f"whitening.samples={WHITENED}",
+        f"optimizer.lr={LR}",
+        "log_every=1",
+        "tensorboard.images=false",
+    ),
     *(f"lookahead.every_steps={EVERY}", f"lookahead.start_epochs={START}", "onednn=false"),
 )
 
@@ -65,7 +79,13 @@ def words(pictures: dict[str, Pictures], tmp_path: Path) -> tuple[str, ...]:
     """The settings, and where the pictures lie, as those of CIFAR-10 do."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    parts = dict(zip((f"data_batch_{number}" for number in range(1, 6)), _fifths(pictures["train"]), strict=True))
+    parts = dict(
+        zip(
+            (f"data_batch_{number}" for number in range(1, 6)),
+            _fifths(pictures["train"]),
+            strict=True,
+        )
+    )
     for name, (images, labels) in {**parts, "test_batch": pictures["test"]}.items():
         content = {"data": images.flatten(1).numpy(), "labels": labels.tolist()}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
@@ -87,7 +107,9 @@ class Reference(nn.Module):
         self.whiten, before = nn.Conv2d(3, 24, 2), 24
         self.layers = nn.Sequential(nn.GELU())
         for width in (6, 8, 8):
-            self.layers.extend([_convolution(before, width), nn.MaxPool2d(2), _norm(width), nn.GELU()])
+            self.layers.extend(
+                [_convolution(before, width), nn.MaxPool2d(2), _norm(width), nn.GELU()]
+            )
             self.layers.extend([_convolution(width, width), _norm(width), nn.GELU()])
             before = width
         self.layers.append(nn.MaxPool2d(3))
@@ -143,7 +165,9 @@ def plain_loop(pictures: dict[str, Pictures]) -> tuple[list[float], nn.Module]:
     train = pictures["train"]
     torch.manual_seed(0)
     net = Reference()
-    patches = functional.unfold(_normalised(train.images[:WHITENED]), 2).transpose(1, 2).reshape(-1, 12)
+    patches = (
+        functional.unfold(_normalised(train.images[:WHITENED]), 2).transpose(1, 2).reshape(-1, 12)
+    )
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     kernels = (vectors / torch.sqrt(values + 5e-4)).T.flip(0)
     kernels *= kernels.gather(1, kernels.abs().argmax(1, keepdim=True)).sign()
@@ -155,7 +179,9 @@ def plain_loop(pictures: dict[str, Pictures]) -> tuple[list[float], nn.Module]:
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.weight.requires_grad_(False)
-    others = [p for p in net.parameters() if p.requires_grad and not any(p is shift for shift in shifts)]
+    others = [
+        p for p in net.parameters() if p.requires_grad and not any(p is shift for shift in shifts)
+    ]
     # Jordan's numbers, of a loss that is summed over the batch.
     decay = 0.0153 / 11.5
     parts: list[dict[str, Any]] = [
@@ -173,7 +199,9 @@ def plain_loop(pictures: dict[str, Pictures]) -> tuple[list[float], nn.Module]:
             net.whiten.bias.requires_grad_(False)  # type: ignore[union-attr]
         for start in range(0, PER_EPOCH * BATCH, BATCH):
             for part, lr in zip(optimizer.param_groups, base, strict=True):
-                part["lr"] = lr * float(np.interp(step, (0, int(0.23 * TOTAL), TOTAL), (0.2, 1, 0.07)))
+                part["lr"] = lr * float(
+                    np.interp(step, (0, int(0.23 * TOTAL), TOTAL), (0.2, 1, 0.07))
+                )
             batch = slice(start, start + BATCH)
             net.train()
             loss = functional.cross_entropy(net(images[batch]), labels[batch], label_smoothing=0.2)
@@ -184,7 +212,10 @@ def plain_loop(pictures: dict[str, Pictures]) -> tuple[list[float], nn.Module]:
             step += 1
             if epoch > START and step % EVERY == 0:
                 kept = 0.95**5 * (step / TOTAL) ** 3 if slow else 1.0
-                slow = {name: _towards(slow.get(name, v), v, kept) for name, v in net.state_dict().items()}
+                slow = {
+                    name: _towards(slow.get(name, v), v, kept)
+                    for name, v in net.state_dict().items()
+                }
                 net.load_state_dict(slow)
         if slow:
             net.load_state_dict(slow)
@@ -218,7 +249,9 @@ def test_it_computes_what_the_recipe_does(
 def _assert_all_see_its_views(done: Trained, test: Pictures, net: nn.Module) -> None:
     images, net = _normalised(test.images).float(), net.float()
     loaded = expt.load(done.folder, "last")
-    net.load_state_dict(dict(zip(net.state_dict(), loaded.model.state_dict().values(), strict=True)))
+    net.load_state_dict(
+        dict(zip(net.state_dict(), loaded.model.state_dict().values(), strict=True))
+    )
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), net(images), rtol=1e-4, atol=1e-5)
         expected = _views(net, images)
@@ -242,7 +275,9 @@ def test_two_workers_have_the_weights_and_the_curve_of_one(
     assert [*curves[0]] == [*range(1, 13)]
     assert curves[0] == pytest.approx(curves[1], abs=2e-4)
     kernels = [
-        torch.load(done.folder / "checkpoints" / "last.pt", weights_only=True)["model"]["whiten.weight"]
+        torch.load(done.folder / "checkpoints" / "last.pt", weights_only=True)["model"][
+            "whiten.weight"
+        ]
         for done in (alone, two)
     ]
     assert torch.equal(*kernels)
@@ -263,7 +298,12 @@ def test_a_run_goes_on_to_the_same_bits_but_to_no_other_end(
     states = [checkpoint.load(done.folder / "checkpoints" / "last.pt") for done in (resumed, whole)]
     for key in ("model", "lookahead", "optimizer", "scheduler", "position"):
         assert _same(states[0][key], states[1][key]), key
-    with pytest.raises(ConfigError, match=r"epochs=5: lookahead\.power=3 follows the share of the run that is done"):
+    with pytest.raises(
+        ConfigError, match=r"epochs=5: lookahead\.power=3 follows the share of the run that is done"
+    ):
         resume.find(
-            configured(*words, "epochs=5", "scheduler.epochs=4"), Content(), RunPaths(whole.folder), may_have_run=True
+            configured(*words, "epochs=5", "scheduler.epochs=4"),
+            Content(),
+            RunPaths(whole.folder),
+            may_have_run=True,
         )

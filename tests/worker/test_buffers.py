@@ -45,7 +45,11 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
     torch.manual_seed(0)
     data = build.build_data(config, worker)
     learner = build.build_learner(config, data, worker)
-    sums, position, batches = Sums(learner.task, worker.device), Position(99, 99), data.train.epoch(1)
+    sums, position, batches = (
+        Sums(learner.task, worker.device),
+        Position(99, 99),
+        data.train.epoch(1),
+    )
     train_epoch(learner, itertools.islice(batches, 3), position, sums, log_every=100)
     saved = {name: value.tolist() for name, value in learner.module.state_dict().items()}
     collectives.broadcast_buffers(learner.evaluated)
@@ -55,18 +59,24 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_is_saved_and_evaluated_is_the_same_to_the_bit(size: int, configured: Configured, tmp_path: Path) -> None:
+def test_what_is_saved_and_evaluated_is_the_same_to_the_bit(
+    size: int, configured: Configured, tmp_path: Path
+) -> None:
     config = dataclasses.replace(configured(*WORDS), world_size=size)
     found = []
     for number, broadcast in enumerate((True, False)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found.append(together(folder, size, functools.partial(trained, config=config, broadcast=broadcast)))
+        found.append(
+            together(folder, size, functools.partial(trained, config=config, broadcast=broadcast))
+        )
     before, now = found
     assert now[0][0] == before[0][0], "rank 0's, which a checkpoint has"
     assert [rank[1] for rank in now] == [rank[1] for rank in before], "the evaluation"
     assert now[1][0] != now[0][0], "else this tests nothing: the others have seen other images"
-    weights = [{name: value for name, value in rank[0].items() if "running" not in name} for rank in now]
+    weights = [
+        {name: value for name, value in rank[0].items() if "running" not in name} for rank in now
+    ]
     assert all(each == weights[0] for each in weights)
     assert ([rank[2] for rank in before], [rank[2] for rank in now]) == ([3] * size, [0] * size)
 

@@ -40,7 +40,9 @@ def plain_loop(
     hidden: int = 256,
     limit: int | None = None,
 ) -> list[float]:
-    arrays = files.load(Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,)), "train")
+    arrays = files.load(
+        Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,)), "train"
+    )
     images, labels = (torch.from_numpy(np.array(array)) for array in (arrays.images, arrays.labels))
     train, _ = indexing.split(len(labels), 0.1, limit)
     order = train[indexing.permutation(len(train), SEED, 1)]
@@ -76,7 +78,10 @@ SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "momentum": (["optimizer.momentum=0.5"], {"optimizer": sgd(momentum=0.5)}),
     "weight_decay": (["optimizer.weight_decay=0.1"], {"optimizer": sgd(weight_decay=0.1)}),
     "nesterov": (["optimizer.nesterov=true"], {"optimizer": sgd(nesterov=True)}),
-    "adamw": (["optimizer=adamw", "optimizer.lr=0.01"], {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)}),
+    "adamw": (
+        ["optimizer=adamw", "optimizer.lr=0.01"],
+        {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
+    ),
     "lr_scaling": (["lr_scaling=sqrt", "base_batch_size=16"], {"optimizer": sgd(0.1)}),
     "scheduler": (["scheduler=cosine"], {"factor": cosine}),
     "batch_size": (["batch_size=32"], {"batch": 32}),
@@ -92,10 +97,17 @@ def default() -> list[float]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_changes_the_curve_as_it_should(setting: str, default: list[float], train_alone: TrainAlone) -> None:
+def test_a_setting_changes_the_curve_as_it_should(
+    setting: str, default: list[float], train_alone: TrainAlone
+) -> None:
     words, changes = SETTINGS[setting]
     done = train_alone(
-        *words, f"max_steps={STEPS}", "log_every=1", f"seed={SEED}", "eval_split=test", "objective=loss/test"
+        *words,
+        f"max_steps={STEPS}",
+        "log_every=1",
+        f"seed={SEED}",
+        "eval_split=test",
+        "objective=loss/test",
     )
     expected = plain_loop(**changes)
     if setting not in ("none", "gradient_accumulation"):
@@ -106,6 +118,10 @@ def test_a_setting_changes_the_curve_as_it_should(setting: str, default: list[fl
     assert of_epoch == pytest.approx(np.mean(expected), abs=1e-3)
 
 
-def test_points_of_the_learning_rate_stand_at_the_steps_that_used_it(train_alone: TrainAlone) -> None:
+def test_points_of_the_learning_rate_stand_at_the_steps_that_used_it(
+    train_alone: TrainAlone,
+) -> None:
     done = train_alone("scheduler=cosine", f"max_steps={STEPS}", "log_every=2")
-    assert dict(done.curve("lr")) == pytest.approx({step: 0.05 * cosine(step - 1) for step in (2, 4, 6, 8)})
+    assert dict(done.curve("lr")) == pytest.approx(
+        {step: 0.05 * cosine(step - 1) for step in (2, 4, 6, 8)}
+    )

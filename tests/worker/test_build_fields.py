@@ -34,7 +34,9 @@ def config(*overrides: str) -> RunConfig:
 
 def worker(rank: int = 0, world_size: int = 1) -> Worker:
     cpu = torch.device("cpu")
-    return Worker(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=cpu)
+    return Worker(
+        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=cpu
+    )
 
 
 def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
@@ -44,22 +46,32 @@ def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
 
 
 def test_the_data() -> None:
-    data, _ = built("batch_size=32", "channels_last=true", "dataset.val_fraction=0.2", "dataset.train_limit=100")
+    data, _ = built(
+        "batch_size=32", "channels_last=true", "dataset.val_fraction=0.2", "dataset.train_limit=100"
+    )
     assert (len(data.train), data.info.train_size, data.info.val_size) == (3, 100, 287)
     assert len(built("batch_size=32", "dataset.train_limit=100", "drop_last=false")[0].train) == 4
     (first, second) = (
-        next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1)) for seed in (0, 1)
+        next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1))
+        for seed in (0, 1)
     )
     assert not torch.equal(first.targets, second.targets)
-    halves = [next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).targets for rank in (0, 1)]
+    halves = [
+        next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).targets
+        for rank in (0, 1)
+    ]
     assert torch.equal(torch.cat(halves), first.targets)
-    coloured, _ = built("dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true")
+    coloured, _ = built(
+        "dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true"
+    )
     assert next(coloured.train.epoch(1)).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_an_augmentation_reaches_training_images_alone() -> None:
     plain_data, augmented = built()[0], built("dataset.augment.cutout=4")[0]
-    assert not torch.equal(next(plain_data.train.epoch(1)).inputs, next(augmented.train.epoch(1)).inputs)
+    assert not torch.equal(
+        next(plain_data.train.epoch(1)).inputs, next(augmented.train.epoch(1)).inputs
+    )
     tests = [data.test for data in (plain_data, augmented) if data.test]
     assert torch.equal(next(tests[0].evaluation()).inputs, next(tests[1].evaluation()).inputs)
 
@@ -67,7 +79,11 @@ def test_an_augmentation_reaches_training_images_alone() -> None:
 def test_the_learner() -> None:
     _, learner = built("label_smoothing=0.1", "gradient_accumulation=4", "amp=bf16")
     assert isinstance(learner.task, Classification)
-    assert (learner.task.label_smoothing, learner.gradient_accumulation, learner.world_size) == (0.1, 4, 1)
+    assert (learner.task.label_smoothing, learner.gradient_accumulation, learner.world_size) == (
+        0.1,
+        4,
+        1,
+    )
     assert learner.precision.dtype == torch.bfloat16
     assert not learner.compiled
     assert learner.parallel is learner.module
@@ -76,7 +92,9 @@ def test_the_learner() -> None:
 
 
 @pytest.mark.parametrize("repays", [20, 21])
-def test_a_run_that_is_long_enough_is_compiled(repays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_long_enough_is_compiled(
+    repays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("expt.training.compiling.REPAYS_STEPS", repays)
     made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile="auto")  # as on a GPU
     data = build_data(made, worker())
@@ -85,10 +103,16 @@ def test_a_run_that_is_long_enough_is_compiled(repays: int, monkeypatch: pytest.
 
 def test_the_layout_and_the_layers_of_the_model() -> None:
     models = [built("model=convnet", f"channels_last={on}")[1].module for on in ("true", "false")]
-    weights = [[parameter for parameter in model.parameters() if parameter.dim() == 4][-1] for model in models]
+    weights = [
+        [parameter for parameter in model.parameters() if parameter.dim() == 4][-1]
+        for model in models
+    ]
     assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [True, False]
     fast = [
-        any(isinstance(layer, onednn_linear.Linear) for layer in built(f"onednn={on}")[1].module.modules())
+        any(
+            isinstance(layer, onednn_linear.Linear)
+            for layer in built(f"onednn={on}")[1].module.modules()
+        )
         for on in ("true", "false")
     ]
     assert fast == [torch.backends.mkldnn.is_available(), False]
@@ -96,7 +120,9 @@ def test_the_layout_and_the_layers_of_the_model() -> None:
 
 def test_the_initialisation() -> None:
     _, learner = built("init=normal", "init.std=0.001")
-    weights = [parameter.detach() for parameter in learner.module.parameters() if parameter.dim() > 1]
+    weights = [
+        parameter.detach() for parameter in learner.module.parameters() if parameter.dim() > 1
+    ]
     assert max(float(weight.abs().max()) for weight in weights) < 0.01
 
 
@@ -130,7 +156,10 @@ def test_what_a_nan_does(on_nan: str, left: bool) -> None:
     for parameter in learner.module.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)
     learner.precision.update(learner.optimizer, learner.module.parameters())
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in learner.module.parameters()) == left
+    assert (
+        all(bool(torch.isfinite(parameter).all()) for parameter in learner.module.parameters())
+        == left
+    )
 
 
 def test_the_largest_norm() -> None:
@@ -139,8 +168,12 @@ def test_the_largest_norm() -> None:
     for parameter in learner.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     learner.precision.update(learner.optimizer, learner.module.parameters())
-    moved = [now.detach() - then for now, then in zip(learner.module.parameters(), before, strict=True)]
-    assert torch.cat([change.flatten() for change in moved]).norm().item() == pytest.approx(0.5, abs=1e-3)
+    moved = [
+        now.detach() - then for now, then in zip(learner.module.parameters(), before, strict=True)
+    ]
+    assert torch.cat([change.flatten() for change in moved]).norm().item() == pytest.approx(
+        0.5, abs=1e-3
+    )
 
 
 def test_the_largest_value() -> None:
@@ -184,7 +217,9 @@ def test_distributed_data_parallel(override: str, attribute: str, expected: Any)
 
 @pytest.mark.usefixtures("group")
 def test_the_guards_are_torchs_where_asked_for() -> None:
-    _, learner = built("patches.unguarded=false", "ddp.shared_memory=false", "world_size=2", world_size=2)
+    _, learner = built(
+        "patches.unguarded=false", "ddp.shared_memory=false", "world_size=2", world_size=2
+    )
     assert type(learner.parallel) is DistributedDataParallel
     assert type(learner.optimizer) is torch.optim.SGD
 
@@ -206,7 +241,9 @@ def test_the_guards_are_torchs_where_asked_for() -> None:
         (("batch_size=66", "dataset.train_limit=72", "gradient_accumulation=2"), None),
     ],
 )
-def test_sync_is_refused_where_a_worker_has_nothing_to_add(words: tuple[str, ...], told: str | None) -> None:
+def test_sync_is_refused_where_a_worker_has_nothing_to_add(
+    words: tuple[str, ...], told: str | None
+) -> None:
     chosen = {"batch_norm": "sync", "drop_last": "false", "world_size": "3"}
     chosen |= dict(word.split("=") for word in words)
     made = config(*(f"{key}={value}" for key, value in chosen.items()))
@@ -219,7 +256,13 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(words: tuple[str, ...
 
 
 def test_a_single_worker_shares_with_nobody() -> None:
-    built("batch_norm=sync", "world_size=1", "drop_last=false", "batch_size=64", "dataset.train_limit=129")
+    built(
+        "batch_norm=sync",
+        "world_size=1",
+        "drop_last=false",
+        "batch_size=64",
+        "dataset.train_limit=129",
+    )
 
 
 OUTPUTS = """
@@ -262,21 +305,31 @@ def test_the_first_output_of_a_persons_own_model_is_looked_at(
     if told is None:
         assert module(images).shape == (2, 10)
     else:
-        with pytest.raises(ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")
+        ):
             module(images)
     module(images)  # once is enough
 
 
-def test_metrics_are_tried_out_without_a_trace_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_tried_out_without_a_trace_in_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torchmetrics")
     (tmp_path / "own_counting.py").write_text(OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
     wrong = "+task.metrics.x={_target_: torchmetrics.MeanSquaredError, better: min}"
     for metric in ("torchmetrics.classification.MulticlassAUROC, num_classes: 10", None):
-        made = config(wrong if metric is None else wrong.replace("torchmetrics.MeanSquaredError", metric))
-        made = dataclasses.replace(made, model=Target(target="own_counting.Counting", kwargs={"outputs": 10}))
+        made = config(
+            wrong if metric is None else wrong.replace("torchmetrics.MeanSquaredError", metric)
+        )
+        made = dataclasses.replace(
+            made, model=Target(target="own_counting.Counting", kwargs={"outputs": 10})
+        )
         if metric:
-            assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
+            assert not hasattr(
+                build_learner(made, build_data(made, worker()), worker()).module, "seen"
+            )
             continue
         with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):  # it is tried out
             build_learner(made, build_data(made, worker()), worker())
@@ -288,7 +341,9 @@ def test_outputs_that_no_class_has_are_told_once(
 ) -> None:
     (tmp_path / "own_more_outputs.py").write_text(OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
-    made = dataclasses.replace(config(), model=Target(target="own_more_outputs.Few", kwargs={"outputs": 11}))
+    made = dataclasses.replace(
+        config(), model=Target(target="own_more_outputs.Few", kwargs={"outputs": 11})
+    )
     who = dataclasses.replace(worker(), rank=rank)
     module = build_learner(made, build_data(made, worker()), who).module
     for _ in range(2):
@@ -306,4 +361,7 @@ def test_batch_norm_without_any_is_told(
 ) -> None:
     made = config(f"model={model}", f"batch_norm={how}")
     build_learner(made, build_data(made, worker()), dataclasses.replace(worker(), rank=rank))
-    assert capsys.readouterr().err.count(f"batch_norm={how}: the model has no batch norm, so that") == told
+    assert (
+        capsys.readouterr().err.count(f"batch_norm={how}: the model has no batch norm, so that")
+        == told
+    )

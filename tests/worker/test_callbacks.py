@@ -58,7 +58,9 @@ def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAl
     state = checkpoint.load(first.folder / "checkpoints" / "last.pt")["callbacks"]
     assert [one["target"].rpartition(".")[2] for one in state] == ["Busy", "Noting", "Busy"]
     state[0]["state"]["drawn"] = [7.0]
-    resumed = train_alone(*TURNING, "epochs=1", words("Noting", "Busy"), name="another").run.callbacks
+    resumed = train_alone(
+        *TURNING, "epochs=1", words("Noting", "Busy"), name="another"
+    ).run.callbacks
     resumed.load_state_dict(state)
     assert cast(Busy, resumed._callbacks[1]).drawn == [7.0]
 
@@ -73,10 +75,14 @@ def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: pytest.M
     assert [(step, view.metrics["loss/val"]) for moment, view in noting.seen if moment == "val"
             for step in [view.step]] == done.curve("loss/val")  # fmt: skip
     best = dict(done.curve("best/loss/val"))
-    assert [view.metrics["best/loss/val"] for moment, view in noting.seen if moment == "epoch"] == list(best.values())
+    assert [
+        view.metrics["best/loss/val"] for moment, view in noting.seen if moment == "epoch"
+    ] == list(best.values())
     for moment, split in ((0, "val"), (-1, "test")):
         view = noting.seen[moment][1]
-        assert measured(view.model, done.run, split)[0] == pytest.approx(view.metrics[f"loss/{split}"], abs=1e-6)
+        assert measured(view.model, done.run, split)[0] == pytest.approx(
+            view.metrics[f"loss/{split}"], abs=1e-6
+        )
     with pytest.raises(TypeError):
         noting.seen[0][1].metrics["loss/val"] = 0.0  # type: ignore[index]
     assert [tag for tag, _ in drawn] == ["mine/square"] * 5
@@ -90,7 +96,9 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
     assert metrics < begin <= metrics | tags.OF_EXPT
     callbacks = train_alone(*TURNING, "epochs=1", words("Noting"), name="own").run.callbacks
     for tag in ("loss/val", "accuracy/mine", "lr", "best/mine"):
-        with pytest.raises(ValueError, match=f"^the tag '{tag}' is one of expt's own; use another, as in 'mine/"):
+        with pytest.raises(
+            ValueError, match=f"^the tag '{tag}' is one of expt's own; use another, as in 'mine/"
+        ):
             callbacks._own(tag)
     assert callbacks._own("mine/loss") == "mine/loss"
 
@@ -103,12 +111,18 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
             RunFailed,
             r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is .*looking_on\.py, line ",
         ),
-        ("Unkept", RunFailed, r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64; give"),
+        (
+            "Unkept",
+            RunFailed,
+            r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64; give",
+        ),
         ("Missing", ConfigError, r"has no Missing"),
         ("Mapping", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),
     ],
 )
-def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, error: Any, told: str) -> None:
+def test_what_goes_wrong_is_told_in_a_line(
+    train_alone: TrainAlone, name: str, error: Any, told: str
+) -> None:
     runs = list[Run]()
     with pytest.raises(error, match=told) as caught:
         train_alone(*TURNING, "epochs=1", words("Noting", name), before=runs.append)
@@ -121,22 +135,42 @@ def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, e
 def test_a_method_that_is_never_called_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     targets = [Target(target=f"{OWN}.{name}", kwargs={}) for name in ("Mistyped", "Noting")]
     Callbacks(targets, ALONE, Position(1, 1), {})
-    told = "warning: callbacks.0: Mistyped.on_epoch_ends is never called. Did you mean 'on_epoch_end'?"
-    assert [line for line in capfd.readouterr().err.splitlines() if "never called" in line] == [told]
+    told = (
+        "warning: callbacks.0: Mistyped.on_epoch_ends is never called. Did you mean 'on_epoch_end'?"
+    )
+    assert [line for line in capfd.readouterr().err.splitlines() if "never called" in line] == [
+        told
+    ]
 
 
 def test_a_picture_is_made_of_what_looks_like_one() -> None:
     grey = as_bytes(torch.tensor([[[0.0, 0.5], [1.0, 3.0]]], dtype=torch.float16))
     assert grey.tolist() == [[[0], [128]], [[255], [255]]]
-    assert as_bytes(torch.tensor([[[7]], [[8]], [[9]]], dtype=torch.uint8)).tolist() == [[[7, 8, 9]]]
-    for wrong in (torch.ones(2, 3), torch.ones(2, 4, 4), torch.ones(1, 4, 4).long(), np.ones((3, 4, 4))):
+    assert as_bytes(torch.tensor([[[7]], [[8]], [[9]]], dtype=torch.uint8)).tolist() == [
+        [[7, 8, 9]]
+    ]
+    for wrong in (
+        torch.ones(2, 3),
+        torch.ones(2, 4, 4),
+        torch.ones(1, 4, 4).long(),
+        np.ones((3, 4, 4)),
+    ):
         with pytest.raises(ValueError, match=r"^a picture is "):
             as_bytes(cast(torch.Tensor, wrong))
 
 
 def test_two_workers_have_one(trained: TrainInWorkers, train_alone: TrainAlone) -> None:
     """The copy of a model whose batch norms look at all workers can be trained alone."""
-    small = ("dataset.train_limit=128", "epochs=2", "model=convnet", "model.dropout=0", "batch_norm=sync")
-    two, one = trained(*small, words("Lonely"), "world_size=2", name="two"), train_alone(*small, name="one")
+    small = (
+        "dataset.train_limit=128",
+        "epochs=2",
+        "model=convnet",
+        "model.dropout=0",
+        "batch_norm=sync",
+    )
+    two, one = (
+        trained(*small, words("Lonely"), "world_size=2", name="two"),
+        train_alone(*small, name="one"),
+    )
     assert dict(two.curve("loss/val")) == pytest.approx(dict(one.curve("loss/val")), abs=1e-5)
     assert len(two.curve("mine/sum")) == 2

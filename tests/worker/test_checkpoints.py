@@ -18,7 +18,9 @@ from tests.worker.sharded import Configs, together
 
 
 @pytest.mark.parametrize("sharded", ["true", "false"], ids=["parts", "one file"])
-def test_what_a_run_remembers_may_change_while_it_is_written(sharded: str, configs: Configs, tmp_path: Path) -> None:
+def test_what_a_run_remembers_may_change_while_it_is_written(
+    sharded: str, configs: Configs, tmp_path: Path
+) -> None:
     config, paths = configs("fsdp", 2, f"checkpoint.sharded={sharded}"), RunPaths(tmp_path / "run")
 
     def save(worker: Worker) -> None:

@@ -22,8 +22,18 @@ from tests.integration.test_resume import _kill_at, _same
 from tests.worker.conftest import TrainAlone, Trained
 
 SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")
-ALL_AT_ONCE = ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2")
-AUGMENTED = ("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2")
+ALL_AT_ONCE = (
+    "optimizer=adam",
+    "model.dropout=0.3",
+    "ema=0.9",
+    "gradient_accumulation=2",
+    "mixup=0.2",
+)
+AUGMENTED = (
+    "dataset.augment.crop_padding=1",
+    "dataset.augment.flip=true",
+    "dataset.augment.cutout=2",
+)
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # the words of the run, and the ends that it gets one after another
     "constant, with all that draws and averages": (
@@ -59,7 +69,9 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def _longer(train_alone: TrainAlone, configured: Configured, paths: RunPaths, *words: str) -> Trained:
+def _longer(
+    train_alone: TrainAlone, configured: Configured, paths: RunPaths, *words: str
+) -> Trained:
     """Train the run of `paths` to its next end, as its driver would have it."""
     source = resume.find(configured(*words), Content(), paths, may_have_run=True)
     assert source is not None
@@ -76,7 +88,10 @@ def _drawn(folder: Path) -> dict[str, Any]:
     return {
         **{tag: [(point.step, point.value) for point in drawn.Scalars(tag)] for tag in scalars},
         **{tag: [picture.step for picture in drawn.Images(tag)] for tag in found["images"]},
-        "hparams": {k: str(v) for k, v in metadata.parse_session_start_info_plugin_data(start).hparams.items()},
+        "hparams": {
+            k: str(v)
+            for k, v in metadata.parse_session_start_info_plugin_data(start).hparams.items()
+        },
         "others": sorted(found["tensors"]),
     }
 
@@ -95,11 +110,22 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
             "config",
         }:
             assert _same(*(each[key] for each in states)), (name, key)
-    told = ("best", "objective", "stopped_early", "steps", "total_steps", "identity", "seedless_identity")
+    told = (
+        "best",
+        "objective",
+        "stopped_early",
+        "steps",
+        "total_steps",
+        "identity",
+        "seedless_identity",
+    )
     for key in told:
         assert longer.result.get(key) == at_once.result.get(key), key
     metrics = (run.result["metrics"].items() for run in (longer, at_once))
-    ours, theirs = ({tag: value for tag, value in found if not tag.startswith(NOT_REPEATED)} for found in metrics)
+    ours, theirs = (
+        {tag: value for tag, value in found if not tag.startswith(NOT_REPEATED)}
+        for found in metrics
+    )
     assert ours == theirs
     assert len(longer.result["epoch_s"]) == len(at_once.result["epoch_s"])
     assert _drawn(longer.folder) == _drawn(at_once.folder)
@@ -107,15 +133,23 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
-    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    train_alone: TrainAlone,
+    configured: Configured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)  # a running TensorBoard alone needs it
+    monkeypatch.setattr(
+        events, "_let_the_second_pass", lambda folder: None
+    )  # a running TensorBoard alone needs it
     words, (first, *ends) = ("tensorboard.images=auto", *SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("longer", "at_once"):
         create_result(RunPaths(tmp_path / folder))
     train_alone(*words, first, name="longer")
     for end in ends:
-        longer = _longer(train_alone, configured, RunPaths(tmp_path / "longer"), *words, *end.split())
+        longer = _longer(
+            train_alone, configured, RunPaths(tmp_path / "longer"), *words, *end.split()
+        )
     _assert_same(longer, train_alone(*words, *ends[-1].split(), name="at_once"))
 
 
@@ -156,10 +190,13 @@ def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
     sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     short = expt.sweep("seed=0,1", "epochs=2", *sweep)
-    before = {path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()
+    }
     assert expt.sweep("seed=0", "epochs=3", *sweep, "hydra.launcher.dry_run=true") == []
-    assert "its runs are shorter ones and stay as they are; those asked for are others, and train from" in (
-        capfd.readouterr().err
+    assert (
+        "its runs are shorter ones and stay as they are; those asked for are others, and train from"
+        in (capfd.readouterr().err)
     )
     longer = expt.sweep("seed=0,1", "epochs=4", "resume=auto", *sweep)
     captured = capfd.readouterr()

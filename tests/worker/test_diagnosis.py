@@ -18,7 +18,8 @@ from tests.conftest import Configured
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "world_size", "parts", "fits"), [(66, 2, 1, None), (66, 2, 1, 10), (100, 1, 1, 30), (54, 1, 3, 7)]
+    ("batch_size", "world_size", "parts", "fits"),
+    [(66, 2, 1, None), (66, 2, 1, 10), (100, 1, 1, 30), (54, 1, 3, 7)],
 )
 def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
     batch_size: int, world_size: int, parts: int, fits: int | None, configured: Configured
@@ -40,21 +41,32 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
             ["batch_size=64", "drop_last=false"],
             "or a batch_size that leaves more than one of 64 over",
         ),
-        (["batch_size=4", "gradient_accumulation=2", "drop_last=false"], "use batch_size=8 or more"),
+        (
+            ["batch_size=4", "gradient_accumulation=2", "drop_last=false"],
+            "use batch_size=8 or more",
+        ),
         (["batch_size=2"], "use batch_size=4 or more"),
     ],
 )
-def test_a_batch_norm_with_one_image_names_the_mend(words: list[str], mend: str, configured: Configured) -> None:
+def test_a_batch_norm_with_one_image_names_the_mend(
+    words: list[str], mend: str, configured: Configured
+) -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
     told = in_words(raised.value, configured("world_size=2", *words))
     assert isinstance(told, ConfigError)
-    assert str(told).startswith(f"{words[0]}: a batch norm of the model cannot train on one sample by itself; ")
+    assert str(told).startswith(
+        f"{words[0]}: a batch norm of the model cannot train on one sample by itself; "
+    )
     assert str(told).endswith(mend)
 
 
-@pytest.mark.parametrize("file", ["/usr/lib/python3/multiprocessing/synchronize.py", "/home/me/net.py"])
-def test_no_room_for_the_locks_of_loader_processes_names_the_mend(file: str, configured: Configured) -> None:
+@pytest.mark.parametrize(
+    "file", ["/usr/lib/python3/multiprocessing/synchronize.py", "/home/me/net.py"]
+)
+def test_no_room_for_the_locks_of_loader_processes_names_the_mend(
+    file: str, configured: Configured
+) -> None:
     with pytest.raises(OSError, match="No space left") as raised:
         exec(compile("raise OSError(28, 'No space left on device')", file, "exec"))
     told = in_words(raised.value, configured())
@@ -62,11 +74,15 @@ def test_no_room_for_the_locks_of_loader_processes_names_the_mend(file: str, con
         assert told is raised.value
     else:
         assert isinstance(told, RunFailed)
-        assert str(told).startswith("/dev/shm: No space left on device; the processes that read images need it; ")
+        assert str(told).startswith(
+            "/dev/shm: No space left on device; the processes that read images need it; "
+        )
 
 
 def nccl(text: str) -> dist.DistBackendError:
-    return dist.DistBackendError(f"NCCL error in: ../ProcessGroupNCCL.cpp:3690, unhandled system error\n{text}")
+    return dist.DistBackendError(
+        f"NCCL error in: ../ProcessGroupNCCL.cpp:3690, unhandled system error\n{text}"
+    )
 
 
 def test_what_nccl_finds_no_room_for_is_not_the_image_loaders(configured: Configured) -> None:
@@ -84,12 +100,19 @@ def test_what_nccl_finds_no_room_for_is_not_the_image_loaders(configured: Config
     ],
 )
 def test_a_lost_peer_in_the_words_of_nccl(text: str) -> None:
-    worker = Worker(rank=1, world_size=2, local_rank=1, local_world_size=2, device=torch.device("cpu"))
+    worker = Worker(
+        rank=1, world_size=2, local_rank=1, local_world_size=2, device=torch.device("cpu")
+    )
     assert "rank 1 of 2 on " in str(lost_peers(nccl(text), worker))
     assert lost_peers(nccl("invalid usage"), worker) is None
 
 
 def test_the_gpus_of_dp_share_a_batch() -> None:
-    config = parse(composed("strategy=dp", "gpus=2", "batch_size=64"), Machine(gpus=("0", "1"), cpus=2))
+    config = parse(
+        composed("strategy=dp", "gpus=2", "batch_size=64"), Machine(gpus=("0", "1"), cpus=2)
+    )
     told = str(in_words(OutOfMemory("no memory"), config))
-    assert "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or batch_size=32" in told
+    assert (
+        "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or batch_size=32"
+        in told
+    )

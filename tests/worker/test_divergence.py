@@ -49,7 +49,9 @@ class Numbered:
         return 1000 * epoch + 10 * number + torch.arange(3)
 
 
-def told(*steps: list[float], loader: Numbered | None = None, kind: type[Exception] = Diverged) -> str:
+def told(
+    *steps: list[float], loader: Numbered | None = None, kind: type[Exception] = Diverged
+) -> str:
     """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the last steps."""
     sums = Sums(Classification(), torch.device("cpu"))
     batch = Batch(torch.zeros(1, 2), torch.tensor([0]), 1)
@@ -62,7 +64,9 @@ def told(*steps: list[float], loader: Numbered | None = None, kind: type[Excepti
     return str(raised.value)
 
 
-def test_the_first_step_that_was_not_finite_is_named_with_its_images(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_step_that_was_not_finite_is_named_with_its_images(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = told([1.0], [math.inf], [math.nan], [1.0])
     assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
     assert "training data: 2040, 2041, 2042" in text
@@ -92,7 +96,10 @@ def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> 
     )
     bad = Numbered(targets={2040: math.inf})
     text = told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError)
-    assert text == f"{at} targets of the training sample 2040 hold inf; mend it, or leave such samples out"
+    assert (
+        text
+        == f"{at} targets of the training sample 2040 hold inf; mend it, or leave such samples out"
+    )
 
 
 def test_samples_are_not_blamed_for_what_the_batch_before_held_too() -> None:
@@ -129,7 +136,10 @@ def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
 
 def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) -> None:
     told_of = {
-        words: divergence.mend_of(configured(*words.split())) for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
+        words: divergence.mend_of(configured(*words.split()))
+        for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
     }
-    assert told_of[REGRESSION].startswith("try dataset.standardise_targets=true, a lower optimizer.lr")
+    assert told_of[REGRESSION].startswith(
+        "try dataset.standardise_targets=true, a lower optimizer.lr"
+    )
     assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == divergence.MEND

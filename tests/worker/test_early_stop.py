@@ -20,7 +20,9 @@ NAN = float("nan")
 BETTER: dict[str, Better] = {"loss": "min", "accuracy": "max"}
 
 
-def due_after(values: list[float], metric: str = "loss/val", patience: int = 2, min_delta: float = 0.0) -> int | None:
+def due_after(
+    values: list[float], metric: str = "loss/val", patience: int = 2, min_delta: float = 0.0
+) -> int | None:
     """The epoch after which it is due; state travels through a checkpoint in each."""
     settings = Settings(metric=metric, patience=patience, min_delta=min_delta)
     state = EarlyStop(settings, BETTER).state_dict()
@@ -40,7 +42,11 @@ def due_after(values: list[float], metric: str = "loss/val", patience: int = 2, 
         ([3.0, 2.0, 2.0, 1.9, 1.9, 1.8], {}, None),
         ([3.0, 2.0, 2.0, 2.5, 1.0], {}, 4),
         ([3.0, 2.0, 2.5], {"patience": 1}, 3),
-        ([3.0, 2.9, 2.8, 2.7], {"min_delta": 0.15}, None),  # by 0.2 in two epochs, from the best that counted
+        (
+            [3.0, 2.9, 2.8, 2.7],
+            {"min_delta": 0.15},
+            None,
+        ),  # by 0.2 in two epochs, from the best that counted
         ([3.0, 2.9, 2.8, 2.7], {"min_delta": 0.25}, 3),
         ([0.5, 0.6, 0.6, 0.55], {"metric": "accuracy/val"}, 4),
         ([0.5, 0.6, 0.7, 0.8], {"metric": "accuracy/val", "min_delta": 0.15}, None),
@@ -85,12 +91,21 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone
         return f"early_stop={{metric: loss/val, patience: {epochs}}}"
 
     done = train_alone(*EARLY, patient(1))
-    assert (done.status, len(done.curve("loss/val")), len(done.curve("loss/test"))) == ("completed", end, 1)
+    assert (done.status, len(done.curve("loss/val")), len(done.curve("loss/test"))) == (
+        "completed",
+        end,
+        1,
+    )
     assert done.result["stopped_early"]["epoch"] == end
     best = f"{long[end - 2]:.4f} in epoch {end - 1}"
-    assert done.result["stopped_early"]["reason"] == f"loss/val has not improved for 1 epoch; its best was {best}"
+    assert (
+        done.result["stopped_early"]["reason"]
+        == f"loss/val has not improved for 1 epoch; its best was {best}"
+    )
     last = done.folder / "checkpoints" / "last.pt"
-    assert checkpoint.load(last)["position"]["epoch"] == end, "though no epoch's checkpoint was asked for"
+    assert checkpoint.load(last)["position"]["epoch"] == end, (
+        "though no epoch's checkpoint was asked for"
+    )
     again = train_alone(*EARLY, patient(1), source=last, name="again")
     assert (again.status, again.curve("loss/val")) == ("completed", [])
     more = train_alone(*EARLY, patient(9), source=last, name="more")
@@ -117,11 +132,15 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     stop = "early_stop={metric: accuracy/train, patience: 1, min_delta: 0.9}"
     done = run("hydra.run.dir=run", "world_size=2", "dataset.train_limit=128", stop, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = "after epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
+    told = (
+        "after epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
+    )
     assert f"\nstopped      {told}" in done.stdout
     folder = RunFolder(tmp_path / "run")
     assert folder.result["status"] == "completed"
-    assert folder.result["stopped_early"]["reason"].startswith("accuracy/train has not improved by more than 0.9")
+    assert folder.result["stopped_early"]["reason"].startswith(
+        "accuracy/train has not improved by more than 0.9"
+    )
     again = run("hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert "nothing was left to train" in again.stdout
     assert "a larger early_stop.patience goes on" in again.stdout

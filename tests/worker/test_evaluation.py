@@ -32,7 +32,12 @@ from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
-QUIET = ("tensorboard.images=false", "tensorboard.graph=false", "tensorboard.norms=false", "tensorboard.health=false")
+QUIET = (
+    "tensorboard.images=false",
+    "tensorboard.graph=false",
+    "tensorboard.norms=false",
+    "tensorboard.health=false",
+)
 FEW = ("epochs=2", "batch_size=16", "dataset.train_limit=160", *QUIET)
 TABLE = ("model=mlp", "model.hidden=[4]", "epochs=1", "batch_size=8", "drop_last=false", *QUIET)
 
@@ -44,7 +49,9 @@ def train(train_alone: TrainAlone) -> TrainAlone:
     def begin(run: Run) -> None:
         content = content_of(run.config)
         made: Any = {"data": content.data, "code": content.code}
-        update_result(run.paths, status="running", config=shown(run.config), content=made, identity="x")
+        update_result(
+            run.paths, status="running", config=shown(run.config), content=made, identity="x"
+        )
 
     def train(*overrides: str, name: str = "run") -> Trained:
         return train_alone(*overrides, name=name, before=begin)
@@ -66,10 +73,14 @@ def evaluated(folder: Path, *words: str) -> dict[str, Any]:
     asked = evaluation_settings.read(["world_size=1", "tensorboard.images=false", *words])
     record, _ = found(folder, asked.which)
     measured = evaluation_settings.settings(folder, record, asked)
-    paths = RunPaths(folder / "evaluations" / f"{measured.name}-{len([*folder.glob('evaluations/*')])}")
+    paths = RunPaths(
+        folder / "evaluations" / f"{measured.name}-{len([*folder.glob('evaluations/*')])}"
+    )
     paths.folder.mkdir(parents=True)
     update_result(paths, status="running", config=shown(measured.config))
-    assert carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None) == "completed"
+    assert (
+        carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None) == "completed"
+    )
     return dict(read_result(paths))
 
 
@@ -107,12 +118,28 @@ class Fit(expt.Task):
         return {"bias": ((outputs - batch.targets).sum(), len(outputs))}
 """
 RUNS = {
-    "batch norm, over the whole batch": (*FEW, "model=convnet", "batch_norm=sync", "mixup=0.2", "weights=null"),
+    "batch norm, over the whole batch": (
+        *FEW,
+        "model=convnet",
+        "batch_norm=sync",
+        "mixup=0.2",
+        "weights=null",
+    ),
     "a moving average": (*FEW, "ema=0.9", "task.class_weights=balanced", "label_smoothing=0.1"),
     "in bf16, accumulated": (*FEW, "amp=bf16", "gradient_accumulation=2", "optimizer.lr=0.2"),
-    "a fold, augmented": (*FEW, "dataset.folds=5", "dataset.fold=3", "dataset.augment.crop_padding=2"),
+    "a fold, augmented": (
+        *FEW,
+        "dataset.folds=5",
+        "dataset.fold=3",
+        "dataset.augment.crop_padding=2",
+    ),
     "balanced": (*FEW, "dataset.sampling=balanced", "freeze=['bias']", "gradient_clip=1"),
-    "standardised targets": ("experiment=diabetes", "epochs=2", "dataset.standardise_targets=true", *QUIET),
+    "standardised targets": (
+        "experiment=diabetes",
+        "epochs=2",
+        "dataset.standardise_targets=true",
+        *QUIET,
+    ),
 }
 
 
@@ -122,18 +149,31 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
     folder, recorded = trained.folder, trained.result["metrics"]
     before = (folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
     last, best = metrics(folder, "split=val", "which=last"), metrics(folder)
-    assert {*last} | {*best} == {tag for tag in recorded if tag.endswith(("/val", "/test")) and tag[:4] != "best"}
+    assert {*last} | {*best} == {
+        tag for tag in recorded if tag.endswith(("/val", "/test")) and tag[:4] != "best"
+    }
     assert {**last, **best} == {tag: recorded[tag] for tag in {**last, **best}}
-    assert before == ((folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes())
+    assert before == (
+        (folder / "result.json").read_bytes(),
+        (folder / "metrics.jsonl").read_bytes(),
+    )
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:torchmetrics"
+)  # of three samples, not of each class
 @pytest.mark.parametrize("name", CASES)
-def test_each_task_gives_the_numbers_of_the_run(name: str, configured: Configured, tmp_path: Path) -> None:
+def test_each_task_gives_the_numbers_of_the_run(
+    name: str, configured: Configured, tmp_path: Path
+) -> None:
     folder = lived(config_of(name, configured), tmp_path / "run")
     recorded = read_result(RunPaths(folder))["metrics"]
     for split, which in (("val", "last"), ("test", "best")):
-        expected = {tag: value for tag, value in recorded.items() if tag.endswith(f"/{split}") and tag[:4] != "best"}
+        expected = {
+            tag: value
+            for tag, value in recorded.items()
+            if tag.endswith(f"/{split}") and tag[:4] != "best"
+        }
         again = metrics(folder, f"split={split}", f"which={which}")
         assert again == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
@@ -148,23 +188,36 @@ def test_classes_of_ones_own_and_more_metrics(
         "task": TargetTask(target="own_evaluated.Fit", metrics={"bias": "min"}, kwargs={}),
         "dataset": TargetDataset(target="own_evaluated.Data", num_workers=0, kwargs={}),
     }
-    config = dataclasses.replace(configured("batch_size=9", "epochs=2", "objective=loss/val", *QUIET), **mine)
+    config = dataclasses.replace(
+        configured("batch_size=9", "epochs=2", "objective=loss/val", *QUIET), **mine
+    )
     folder = lived(config, tmp_path / "run")
     recorded = read_result(RunPaths(folder))["metrics"]
     assert metrics(folder, "split=val", "which=last")["bias/val"] == recorded["bias/val"]
-    found = metrics(folder, "+task.metrics.mae={_target_: torchmetrics.MeanAbsoluteError, better: min}")
+    found = metrics(
+        folder, "+task.metrics.mae={_target_: torchmetrics.MeanAbsoluteError, better: min}"
+    )
     assert found["bias/test"] == recorded["bias/test"]
     model, rows = expt.load(folder), torch.randn(31, 5, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert found["mae/test"] == pytest.approx(float((model(rows) - rows.sum(1)).abs().mean()), rel=1e-5)
+        assert found["mae/test"] == pytest.approx(
+            float((model(rows) - rows.sum(1)).abs().mean()), rel=1e-5
+        )
     shifted = evaluated(folder, "dataset.shift=3.0")
     assert shifted["metrics"]["loss/test"] > recorded["loss/test"]
     assert shifted["evaluation_of"]["dataset"] == "Data shift=3.0"
     assert [path.name for path in folder.glob("evaluations/Data*")] == ["Data-shift=3.0-test-2"]
-    assert [record["target"] for record in expt.predict(folder, split="test")] == pytest.approx(rows.sum(1).tolist())
+    assert [record["target"] for record in expt.predict(folder, split="test")] == pytest.approx(
+        rows.sum(1).tolist()
+    )
     assert "warning" not in capfd.readouterr().err
     others: dict[str, Any] = {"content": {"data": None, "code": "other"}, "config": shown(config)}
-    extra = {"name": "_target_", "target": "torchmetrics.MeanAbsoluteError", "kwargs": {}, "better": "min"}
+    extra = {
+        "name": "_target_",
+        "target": "torchmetrics.MeanAbsoluteError",
+        "kwargs": {},
+        "better": "min",
+    }
     others["config"]["task"]["metrics"]["mae"] = extra
     asked = evaluation_settings.read(["world_size=1"])
     record: Any = {**read_result(RunPaths(folder)), **others}
@@ -181,7 +234,9 @@ def table(path: Path, columns: dict[str, Any]) -> str:
     return f"dataset.path={path}"
 
 
-def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone, tmp_path: Path) -> None:
+def test_another_table_has_the_runs_columns_scales_and_classes(
+    train: TrainAlone, tmp_path: Path
+) -> None:
     drawn = np.random.default_rng(0)
     a, b = drawn.normal(5, 2, 80), drawn.normal(-100, 30, 80)
     kind = np.array(["cat", "dog", "emu"])[(a + b / 15 + 1 > 0).astype(int) + (a > 6)]
@@ -197,7 +252,9 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
     labels = torch.tensor([model.class_names.index(name) for name in kind[few]])
     with torch.no_grad():
         logits = model(model.preprocess(np.stack([a, b], 1)[few]))
-    assert found["metrics"]["loss/all"] == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert found["metrics"]["loss/all"] == pytest.approx(
+        float(functional.cross_entropy(logits, labels)), rel=1e-6
+    )
     assert found["metrics"]["accuracy/all"] == float((logits.argmax(1) == labels).double().mean())
     assert found["evaluation_of"]["samples"] == n
     assert metrics(folder, there, "dataset.features=[b,a]") == found["metrics"]
@@ -205,21 +262,36 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
     cats = kind == "cat"
     alone = {"a": a[cats], "b": b[cats], "kind": kind[cats]}
     for n in (int(cats.sum()), 1):  # nothing is learned of them
-        found = evaluated(folder, table(tmp_path / f"{n}.csv", {name: column[:n] for name, column in alone.items()}))
+        found = evaluated(
+            folder,
+            table(tmp_path / f"{n}.csv", {name: column[:n] for name, column in alone.items()}),
+        )
         assert found["evaluation_of"]["samples"] == n
-    with pytest.raises(ConfigError, match="has the class yak, which the run does not know; it has cat, dog, emu"):
-        metrics(folder, table(tmp_path / "yaks.csv", {"a": a, "b": b, "kind": np.where(few, kind, "yak")}))
+    with pytest.raises(
+        ConfigError, match="has the class yak, which the run does not know; it has cat, dog, emu"
+    ):
+        metrics(
+            folder,
+            table(tmp_path / "yaks.csv", {"a": a, "b": b, "kind": np.where(few, kind, "yak")}),
+        )
     with pytest.raises(ConfigError, match=r"has no such column, it has b, kind"):
         metrics(folder, table(tmp_path / "less.csv", {"b": b, "kind": kind}))
-    with pytest.raises(ConfigError, match=r"dataset\.val_fraction=0\.5: the run had 0\.1, and was trained on the rest"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dataset\.val_fraction=0\.5: the run had 0\.1, and was trained on the rest",
+    ):
         metrics(folder, "dataset.val_fraction=0.5")
 
 
-def test_booleans_are_the_classes_false_and_true_of_any_file(train: TrainAlone, tmp_path: Path) -> None:
+def test_booleans_are_the_classes_false_and_true_of_any_file(
+    train: TrainAlone, tmp_path: Path
+) -> None:
     """Also one alone, and for a run of a version that called them 0 and 1 in an .npz."""
     x = np.random.default_rng(2).normal(size=60)
     y = x > 0
-    folder = train("dataset=table", table(tmp_path / "y.csv", {"x": x, "y": y}), "dataset.targets=y", *TABLE).folder
+    folder = train(
+        "dataset=table", table(tmp_path / "y.csv", {"x": x, "y": y}), "dataset.targets=y", *TABLE
+    ).folder
     np.savez(tmp_path / "y.npz", x=x, y=y)
     np.savez(tmp_path / "true.npz", x=x[y], y=y[y])
     whole, true = f"dataset.path={tmp_path / 'y.npz'}", f"dataset.path={tmp_path / 'true.npz'}"
@@ -240,12 +312,20 @@ def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: P
     x = drawn.normal(3, 2, 60)
     columns = {"x": x, "near": x * 2, "far": x * 1000 + drawn.normal(size=60)}
     here = table(tmp_path / "here.csv", columns)
-    words = ("task=regression", "dataset=table", here, "dataset.targets=[near,far]", "dataset.standardise_targets=true")
+    words = (
+        "task=regression",
+        "dataset=table",
+        here,
+        "dataset.targets=[near,far]",
+        "dataset.standardise_targets=true",
+    )
     folder = train(*words, *TABLE).folder
     there = table(tmp_path / "there.csv", {name: columns[name] for name in ("far", "x", "near")})
     at_home = metrics(folder, "split=all")
     assert metrics(folder, there, "dataset.targets=[far,near]") == pytest.approx(at_home)
-    with pytest.raises(ConfigError, match=r"dataset\.targets: .*there\.csv has no near, which the run"):
+    with pytest.raises(
+        ConfigError, match=r"dataset\.targets: .*there\.csv has no near, which the run"
+    ):
         metrics(folder, there, "dataset.targets=far")
 
 
@@ -273,7 +353,9 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
         *QUIET,
     )
     size = ("dataset.image_size=[8,8]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.3,0.4]")
-    folder = train("dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small).folder
+    folder = train(
+        "dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small
+    ).folder
     right = metrics(folder, "split=all")["accuracy/all"]
     assert right == 1
     # black is now the second of two, and images are 32 x 32 if nothing is said
@@ -285,11 +367,23 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
     turned = photos(tmp_path / "three", {"white": 0, "black": 240})
     assert metrics(folder, turned)["accuracy/test"] == 0
     refused = {
-        ("dataset=digits",): "dataset=digits: has channels 1, and the model takes channels 3; use data like the run's",
-        ("dataset=image_folder", other, "dataset.image_size=[9,9]"): "has image_size 9 x 9, and the model takes",
-        (photos(tmp_path / "four", {"black": 0, "red": 9}),): "has the class red, which the run does not know",
-        ("dataset.mean=[0,0,0]",): "samples are prepared as those that the run was trained on; leave it out",
-        ("dataset=diabetes",): "task=classification: dataset=diabetes has a number to predict, no class",
+        (
+            "dataset=digits",
+        ): "dataset=digits: has channels 1, and the model takes channels 3; use data like the run's",
+        (
+            "dataset=image_folder",
+            other,
+            "dataset.image_size=[9,9]",
+        ): "has image_size 9 x 9, and the model takes",
+        (
+            photos(tmp_path / "four", {"black": 0, "red": 9}),
+        ): "has the class red, which the run does not know",
+        (
+            "dataset.mean=[0,0,0]",
+        ): "samples are prepared as those that the run was trained on; leave it out",
+        (
+            "dataset=diabetes",
+        ): "task=classification: dataset=diabetes has a number to predict, no class",
     }
     for words, message in refused.items():
         with pytest.raises(ConfigError) as raised:
@@ -300,22 +394,43 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
 
 def test_classes_without_names_are_taken_by_their_number(train: TrainAlone, capfd: Any) -> None:
     folder = train(
-        *FEW, "dataset=synthetic", "dataset.train_size=300", "dataset.test_size=40", "model.hidden=[4]"
+        *FEW,
+        "dataset=synthetic",
+        "dataset.train_size=300",
+        "dataset.test_size=40",
+        "model.hidden=[4]",
     ).folder
     words = ("dataset=fashion_mnist", "dataset.root=/usr/share/datasets/fashion-mnist")
     if Path(words[1].partition("=")[2]).is_dir():
         assert evaluated(folder, *words)["evaluation_of"]["samples"] == 10_000
         assert "its classes have other names than the run's" in capfd.readouterr().err
-    with pytest.raises(ConfigError, match="has 4 classes, and the run's model 10; use data of its classes"):
+    with pytest.raises(
+        ConfigError, match="has 4 classes, and the run's model 10; use data of its classes"
+    ):
         metrics(folder, "dataset=synthetic", "dataset.num_classes=4")
 
 
 def test_a_text_and_its_window(train: TrainAlone, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
     (tmp_path / "other.txt").write_text("to be or not to be, " * 30)
-    small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16", "epochs=1", "max_steps=3")
+    small = (
+        "model.layers=1",
+        "model.width=16",
+        "model.heads=2",
+        "dataset.context=16",
+        "epochs=1",
+        "max_steps=3",
+    )
     book = f"dataset.root={tmp_path / 'book.txt'}"
-    trained = train("experiment=char_lm", book, *small, "batch_size=8", "eval_split=val", "objective=auto", *QUIET)
+    trained = train(
+        "experiment=char_lm",
+        book,
+        *small,
+        "batch_size=8",
+        "eval_split=val",
+        "objective=auto",
+        *QUIET,
+    )
     recorded = trained.result["metrics"]
     assert metrics(trained.folder)["perplexity/test"] == recorded["perplexity/test"]
     other = evaluated(trained.folder, "dataset=text", f"dataset.root={tmp_path / 'other.txt'}")
@@ -330,7 +445,9 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
             for index in range(number):
                 values = np.random.default_rng(index).integers(0, 3, shape, np.uint8)
                 values = values * 80 if kind == "images" else np.where(values == 2, 255, values)
-                Image.fromarray(values.astype(np.uint8)).save(tmp_path / part / kind / f"{index}.png")
+                Image.fromarray(values.astype(np.uint8)).save(
+                    tmp_path / part / kind / f"{index}.png"
+                )
     masks = ("dataset=segmentation_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2")
     size = ("dataset.image_size=[8,8]", "dataset.num_workers=0", "dataset.val_fraction=0.3")
     small = ("task=segmentation", "model=unet", "model.widths=[2,2]", "batch_size=2", "epochs=1")
@@ -373,8 +490,15 @@ def test_what_makes_no_sense_is_told_in_a_line(word: str, digits: Path) -> None:
 
 
 def test_another_kind_of_dataset_has_the_runs_size_and_normalisation(digits: Path) -> None:
-    used = evaluated(digits, "dataset=synthetic", "dataset.test_size=20", "dataset.train_size=20")["config"]["dataset"]
-    assert (used["mean"], used["std"], used["image_size"], used["test_size"]) == ([0.3053], [0.376], [8, 8], 20)
+    used = evaluated(digits, "dataset=synthetic", "dataset.test_size=20", "dataset.train_size=20")[
+        "config"
+    ]["dataset"]
+    assert (used["mean"], used["std"], used["image_size"], used["test_size"]) == (
+        [0.3053],
+        [0.376],
+        [8, 8],
+        20,
+    )
 
 
 def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
@@ -390,7 +514,9 @@ def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.
 
 
 @pytest.mark.parametrize("split", ["test", "all"])
-def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(split: str, digits: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(
+    split: str, digits: Path, tmp_path: Path
+) -> None:
     """The run's pictures are grey, those of the folder have three channels."""
     images, labels = write_test_alone(tmp_path / "photos")
     folder = ("dataset=image_folder", f"dataset.root={tmp_path / 'photos'}")
@@ -403,7 +529,8 @@ def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(split: str, dig
     )
     for none in ("train", "val"):
         with pytest.raises(
-            ConfigError, match=f"split={none}: dataset=image_folder has none; use split=test or split=all"
+            ConfigError,
+            match=f"split={none}: dataset=image_folder has none; use split=test or split=all",
         ):
             evaluated(digits, *folder, f"split={none}")
     with pytest.raises(ConfigError, match="has channels 3, and the model takes channels 1"):
@@ -430,7 +557,10 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
 
     events = EventAccumulator(str(paths.folder)).Reload()
     (point,) = events.Scalars("accuracy/test")
-    assert (point.step, point.value) == (2, pytest.approx(read_result(paths)["metrics"]["accuracy/test"]))
+    assert (point.step, point.value) == (
+        2,
+        pytest.approx(read_result(paths)["metrics"]["accuracy/test"]),
+    )
     assert {*events.Tags()["images"]} == {"confusion/test", "mistakes/test"}
     assert not [tag for tag in events.Tags()["tensors"] if "hparams" in tag]
     assert json.loads((paths.folder / "result.json").read_text())["evaluation_of"]["step"] == 2

@@ -48,19 +48,30 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     return {(point["tag"], point["step"]): point["value"] for point in points}
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:torchmetrics"
+)  # of three samples, not of each class
 @pytest.mark.parametrize("names", HALVES, ids=", ".join)
-def test_killed_runs_go_on_to_the_same_bits(names: list[str], configured: Configured, tmp_path: Path) -> None:
+def test_killed_runs_go_on_to_the_same_bits(
+    names: list[str], configured: Configured, tmp_path: Path
+) -> None:
     importlib.import_module("torchmetrics")  # once, and not in each rank
     configs, size = {}, 2
     for name in names:
         config = config_of(name, configured)
         saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
-        often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "world_size": size, "gradient_accumulation": 3}
+        often: dict[str, Any] = {
+            "epochs": 2,
+            "log_every": LOGGED,
+            "world_size": size,
+            "gradient_accumulation": 3,
+        }
         configs[name] = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
 
     def whole(worker: Worker) -> list[str]:
-        return [trained(tmp_path / f"{name}, whole", config, worker) for name, config in configs.items()]
+        return [
+            trained(tmp_path / f"{name}, whole", config, worker) for name, config in configs.items()
+        ]
 
     def resumed(worker: Worker) -> list[str]:
         ended = []
@@ -71,7 +82,9 @@ def test_killed_runs_go_on_to_the_same_bits(names: list[str], configured: Config
 
     for name, config in configs.items():
         (store := tmp_path / f"store of {name}").mkdir()
-        ends = ranks.ends_of(store, size, functools.partial(killed, tmp_path / f"{name}, killed", config))
+        ends = ranks.ends_of(
+            store, size, functools.partial(killed, tmp_path / f"{name}, killed", config)
+        )
         assert ends[0] == -signal.SIGKILL
         position = checkpoint.load(RunPaths(tmp_path / f"{name}, killed").last)["position"]
         assert position["step"] in (6, 8)

@@ -33,7 +33,9 @@ def test_a_whole_file_is_loaded_without_a_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrapped: str
 ) -> None:
     saved = net().state_dict()
-    content = {"expt": {"model": saved, "epoch": 3}, "lightning": {"state_dict": saved}}.get(wrapped, saved)
+    content = {"expt": {"model": saved, "epoch": 3}, "lightning": {"state_dict": saved}}.get(
+        wrapped, saved
+    )
     if wrapped == "ddp":
         content = {f"module.{name}": value for name, value in saved.items()}
     torch.save(content, tmp_path / "file.pt")
@@ -48,10 +50,17 @@ def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
     state = {"module.weight": torch.ones(2)}
     content = {"module." * wraps + name: value for name, value in state.items()}
     assert plain_weights(content, state.keys()) == state
-    assert plain_weights({"ema": {f"module.{name}": value for name, value in state.items()}}, state.keys()) == state
+    assert (
+        plain_weights(
+            {"ema": {f"module.{name}": value for name, value in state.items()}}, state.keys()
+        )
+        == state
+    )
 
 
-def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = {**net(outputs=5).state_dict(), "old.weight": torch.ones(2)}
     del saved["1.running_mean"]
     torch.save(saved, tmp_path / "file.pt")
@@ -70,10 +79,16 @@ def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"a.weight": torch.ones(1)}, "fits this model nowhere (9 missing: 0.weight, 0.bias, 1.weight, 1.bias and 5"),
+        (
+            {"a.weight": torch.ones(1)},
+            "fits this model nowhere (9 missing: 0.weight, 0.bias, 1.weight, 1.bias and 5",
+        ),
         ({"1.num_batches_tracked": torch.tensor(3)}, "fits this model nowhere ("),
         ([1, 2], "holds no state_dict; save it by torch.save(model.state_dict(), FILE)"),
-        (Path("object"), "can't be read as weights (UnpicklingError: it is damaged, or holds more than tensors); save"),
+        (
+            Path("object"),
+            "can't be read as weights (UnpicklingError: it is damaged, or holds more than tensors); save",
+        ),
         (None, "can't be read as weights ("),
     ],
 )
@@ -109,7 +124,9 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
 def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
-    with pytest.raises(ConfigError, match="has no checkpoint; give a run's folder, a checkpoint, or a file of"):
+    with pytest.raises(
+        ConfigError, match="has no checkpoint; give a run's folder, a checkpoint, or a file of"
+    ):
         weights_file(str(tmp_path / "run"))
     (folder / "last.pt").touch()
     assert weights_file(str(tmp_path / "run")) == folder / "last.pt"
@@ -130,10 +147,14 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
         assert str(refused.value).startswith(f"weights={tmp_path / given}: ")
 
 
-@pytest.mark.parametrize(("objective", "best"), [("accuracy/val", "seed=1"), ("loss/val", "seed=0")])
+@pytest.mark.parametrize(
+    ("objective", "best"), [("accuracy/val", "seed=1"), ("loss/val", "seed=0")]
+)
 def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: str) -> None:
     (tmp_path / "multirun.yaml").touch()
-    with pytest.raises(ConfigError, match="is a sweep, and no run of it has weights yet; name a run"):
+    with pytest.raises(
+        ConfigError, match="is a sweep, and no run of it has weights yet; name a run"
+    ):
         weights_file(str(tmp_path))
     for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
         paths = RunPaths(tmp_path / f"seed={seed}")
@@ -158,7 +179,10 @@ def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_aga
     words = (*few, f"weights={tmp_path}/copy.pt", "freeze=['^1']")
     straight = train_alone(*words, name="straight")
     trained = checkpoint.load(tmp_path / "straight/checkpoints/last.pt")["model"]
-    assert [name for name in best if torch.equal(trained[name], best[name])] == ["1.weight", "1.bias"]
+    assert [name for name in best if torch.equal(trained[name], best[name])] == [
+        "1.weight",
+        "1.bias",
+    ]
     train_alone(*words, "max_steps=5", name="cut")
     (tmp_path / "copy.pt").unlink()
     cut = train_alone(*words, name="cut", source=tmp_path / "cut/checkpoints/last.pt")
@@ -193,7 +217,10 @@ def test_a_run_says_where_it_began_and_all_workers_begin_alike(tmp_path: Path) -
 
 def test_of_a_run_with_a_moving_average_it_is_the_average_that_counts(tmp_path: Path) -> None:
     trained, average = net().state_dict(), net().state_dict()
-    of_average = {"n_averaged": torch.tensor(3), **{f"module.{name}": value for name, value in average.items()}}
+    of_average = {
+        "n_averaged": torch.tensor(3),
+        **{f"module.{name}": value for name, value in average.items()},
+    }
     torch.save({"model": trained, "ema": of_average, "epoch": 3}, tmp_path / "best.pt")
     module = net()
     first_weights.load(module, str(tmp_path / "best.pt"), ALONE)
@@ -220,7 +247,9 @@ class FirstStep(Observer):
         if not self.began:
             self.began = {name: value.clone() for name, value in module.state_dict().items()}
         for batch in batches:
-            self.batch = self.batch or Batch(batch.inputs.clone(), batch.targets.clone(), batch.global_size)
+            self.batch = self.batch or Batch(
+                batch.inputs.clone(), batch.targets.clone(), batch.global_size
+            )
             yield batch
 
 
@@ -230,23 +259,47 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rat
 ) -> None:
     average = which == "last"
     net = ("model=convnet", "model.batch_norm=false", "model.dropout=0")
-    train_alone(*net, *FEW, "epochs=2", "optimizer.lr=0.3", *(("ema=0.7",) if average else ()), name="source")
+    train_alone(
+        *net,
+        *FEW,
+        "epochs=2",
+        "optimizer.lr=0.3",
+        *(("ema=0.7",) if average else ()),
+        name="source",
+    )
     if not average:
         (tmp_path / "source/checkpoints/last.pt").unlink()
     saved = torch.load(tmp_path / f"source/checkpoints/{which}.pt", weights_only=True)
     theirs = saved["ema"] if average else saved["model"]
-    theirs = {name.removeprefix("module."): value for name, value in theirs.items() if name != "n_averaged"}
+    theirs = {
+        name.removeprefix("module."): value
+        for name, value in theirs.items()
+        if name != "n_averaged"
+    }
     seen = FirstStep()
 
     def keep(run: Run) -> None:
         seen.run = run
 
     create_result(RunPaths(tmp_path / "tuned"))
-    words = (*net, *FEW[1:], *OTHER_HEAD, "max_steps=1", "optimizer.lr=0.002", "optimizer.momentum=0.9")
-    tuned = train_alone(
-        *words, f"weights={tmp_path}/source@{which}", name="tuned", before=keep, observe=lambda *_: seen
+    words = (
+        *net,
+        *FEW[1:],
+        *OTHER_HEAD,
+        "max_steps=1",
+        "optimizer.lr=0.002",
+        "optimizer.momentum=0.9",
     )
-    fresh = Run(tuned.run.config, RunPaths(tmp_path / "fresh"), ALONE, typed_at=0.0, beat=lambda: None).learner.module
+    tuned = train_alone(
+        *words,
+        f"weights={tmp_path}/source@{which}",
+        name="tuned",
+        before=keep,
+        observe=lambda *_: seen,
+    )
+    fresh = Run(
+        tuned.run.config, RunPaths(tmp_path / "fresh"), ALONE, typed_at=0.0, beat=lambda: None
+    ).learner.module
     head = [name for name, value in theirs.items() if value.shape != seen.began[name].shape]
     assert len(head) == 2
     for name, value in seen.began.items():
@@ -254,14 +307,21 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rat
     fresh.load_state_dict(seen.began)
     assert seen.batch is not None
     by_hand = torch.optim.SGD(
-        fresh.parameters(), lr=0.002, momentum=0.9, weight_decay=tuned.run.config.optimizer.weight_decay
+        fresh.parameters(),
+        lr=0.002,
+        momentum=0.9,
+        weight_decay=tuned.run.config.optimizer.weight_decay,
     )
     functional.cross_entropy(fresh(seen.batch.inputs), seen.batch.targets).backward()
     by_hand.step()
     for name, value in tuned.run.learner.module.state_dict().items():
         assert torch.allclose(value, fresh.state_dict()[name], atol=1e-7), name
     told = tuned.result["weights_from"]
-    assert (told["average"], told["epoch"], told["left_out"]) == (average, saved["position"]["epoch"], head)
+    assert (told["average"], told["epoch"], told["left_out"]) == (
+        average,
+        saved["position"]["epoch"],
+        head,
+    )
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert f"2 of another shape: {head[0]} [10, " in first
     assert second == (
@@ -287,7 +347,13 @@ class Own(nn.Module):
 def test_of_an_own_model_what_fits_other_channels_is_loaded(
     tmp_path: Path, train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = (f"+model._target_={__name__}.Own", "~model.hidden", "~model.dropout", "~model.name", "max_steps=1")
+    own = (
+        f"+model._target_={__name__}.Own",
+        "~model.hidden",
+        "~model.dropout",
+        "~model.name",
+        "max_steps=1",
+    )
     source = train_alone(*own, *FEW, name="source")
     saved = torch.load(source.folder / "checkpoints/best.pt", weights_only=True)["model"]
     colour = (*OTHER_HEAD, "dataset.channels=3", "dataset.num_classes=10", "freeze=[head]")

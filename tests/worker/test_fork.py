@@ -24,12 +24,20 @@ from tests.conftest import Configured
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained
 
-SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32", "checkpoint.keep=9")
+SHORT = (
+    "dataset.train_limit=320",
+    "log_every=2",
+    "optimizer.lr=0.2",
+    "batch_size=32",
+    "checkpoint.keep=9",
+)
 Forking = Callable[..., Trained]
 
 
 @pytest.fixture
-def run(train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forking:
+def run(
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Forking:
     """Carries a run out in tmp_path/NAME as its driver would; `looks` has TensorBoard's file written too."""
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +49,9 @@ def run(train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeyp
     return carry_out
 
 
-def _begun(configured: Configured, tmp_path: Path, *words: str, name: str, may_have_run: bool = False) -> Path | None:
+def _begun(
+    configured: Configured, tmp_path: Path, *words: str, name: str, may_have_run: bool = False
+) -> Path | None:
     config = configured(*words)
     content = lineage.as_forked(config, Content())
     request = RunRequest(
@@ -85,16 +95,26 @@ def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, run: Fork
     assert fork.result["forked_from"]["changed"] == {}
     for state in states:
         state["scheduler"].pop("_step_count", 0)  # torch's, for a warning
-        state["position"] = {key: state["position"][key] for key in ("epoch", "step", "step_in_epoch")}
+        state["position"] = {
+            key: state["position"][key] for key in ("epoch", "step", "step_in_epoch")
+        }
     for key in states[0].keys() & {"model", "ema", "optimizer", "scheduler", "position", "workers"}:
         assert _same(*(each[key] for each in states)), key
     curves = [
-        [point for point in each.points if '"best/' not in point and '/test"' not in point] for each in (parent, fork)
+        [point for point in each.points if '"best/' not in point and '/test"' not in point]
+        for each in (parent, fork)
     ]  # what it is best at is its own, from the fork on
     assert curves[0] == curves[1], "the parent's until the fork, and its own"
 
 
-PLAIN = (*SHORT, "model=mlp", "model.hidden=[8]", "optimizer.momentum=0", "epochs=4", "checkpoint.every_steps=1")
+PLAIN = (
+    *SHORT,
+    "model=mlp",
+    "model.hidden=[8]",
+    "optimizer.momentum=0",
+    "epochs=4",
+    "checkpoint.every_steps=1",
+)
 
 
 def _weights(run: Trained, name: str = "last.pt") -> torch.Tensor:
@@ -102,7 +122,9 @@ def _weights(run: Trained, name: str = "last.pt") -> torch.Tensor:
 
 
 def test_the_first_step_uses_the_changed_learning_rate_and_momentum(run: Forking) -> None:
-    parent = run(*PLAIN, "scheduler=cosine", "checkpoint.every_steps=1", "max_steps=22", name="parent")
+    parent = run(
+        *PLAIN, "scheduler=cosine", "checkpoint.every_steps=1", "max_steps=22", name="parent"
+    )
     at = _weights(parent, "last-2.pt")
     moved = {}
     for lr in ("0.2", "0.02"):
@@ -138,7 +160,13 @@ REFUSED: dict[str, tuple[str, str]] = {
 def test_what_cannot_be_is_refused_in_a_line(
     run: Forking, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (*SHORT, "model.hidden=[8]", "epochs=3", "checkpoint.every_steps=15", "objective=loss/val")
+    words = (
+        *SHORT,
+        "model.hidden=[8]",
+        "epochs=3",
+        "checkpoint.every_steps=15",
+        "objective=loss/val",
+    )
     run(*words, "optimizer.lr=0.01", name="parent")
     (tmp_path / "parent/checkpoints/best.pt").unlink()
     for what, (more, told) in REFUSED.items():
@@ -153,11 +181,29 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
 ) -> None:
     words = (*SHORT, "model.hidden=[8]", "scheduler=cosine", "epochs=4")
     run(*words, name="parent")
-    more = (*words, "fork=parent@20", "batch_size=64", "seed=3", "ema=0.9", "amp=bf16", "checkpoint.keep=9")
+    more = (
+        *words,
+        "fork=parent@20",
+        "batch_size=64",
+        "seed=3",
+        "ema=0.9",
+        "amp=bf16",
+        "checkpoint.keep=9",
+    )
     fork = run(*more, name="fork")
-    assert (fork.result["steps"], fork.result["total_steps"], len(fork.result["epoch_s"])) == (30, 30, 2)
-    rates = {json.loads(line)["step"]: json.loads(line)["value"] for line in fork.points if '"tag": "lr"' in line}
-    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), "in the 14th of 20 such steps"
+    assert (fork.result["steps"], fork.result["total_steps"], len(fork.result["epoch_s"])) == (
+        30,
+        30,
+        2,
+    )
+    rates = {
+        json.loads(line)["step"]: json.loads(line)["value"]
+        for line in fork.points
+        if '"tag": "lr"' in line
+    }
+    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), (
+        "in the 14th of 20 such steps"
+    )
     for path in (fork.folder / "checkpoints").glob("*.pt*"):
         if not path.name.startswith("last-1.pt"):
             path.unlink()
@@ -183,6 +229,8 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     for name in (".last.pt.tmp", "last.pt.sha256"):
         source.with_name(name).touch()
     (tmp_path / "parent/checkpoints").rename(tmp_path / "away")
-    assert _begun(configured, tmp_path, *more, "resume=auto", name="fork", may_have_run=True) == source
+    assert (
+        _begun(configured, tmp_path, *more, "resume=auto", name="fork", may_have_run=True) == source
+    )
     record = read_result(RunPaths(tmp_path / "fork"))
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}

@@ -37,7 +37,12 @@ def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
     part = source.checkpoints / "step-12.parts" / "__1_0.distcp"
     part.parent.mkdir(parents=True)
     part.write_text("whole")
-    state = {"model": {}, "position": {"epoch": 1, "step": 12, "step_in_epoch": 12}, "config": {}, "workers": []}
+    state = {
+        "model": {},
+        "position": {"epoch": 1, "step": 12, "step_in_epoch": 12},
+        "config": {},
+        "workers": [],
+    }
     parts = parts_folder.described(part.parent)
     checkpoint.save(source.last, {**state, "metrics_bytes": 0, parts_folder.PARTS: parts})
     part.unlink()
@@ -45,7 +50,9 @@ def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
     config = configured("fork=x2")
     with pytest.raises(CheckpointError) as told:
         fork.begin(source.last, config, target)
-    assert str(told.value).startswith(f"fork=x2: {source.last}: {part}, a part of it, is truncated or damaged; ")
+    assert str(told.value).startswith(
+        f"fork=x2: {source.last}: {part}, a part of it, is truncated or damaged; "
+    )
     assert not any(target.checkpoints.iterdir())
     part.unlink()
     part.write_text("whole")
@@ -55,10 +62,22 @@ def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
 def test_a_damaged_checkpoint_is_told_as_such_with_what_to_type_instead(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     content: Made = {"data": None, "code": None}
-    create_result(paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[])
-    for file, epoch in ((paths.best, 1), (checkpoint_file.older(paths.last, 1), 2), (paths.last, 3)):
+    create_result(
+        paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[]
+    )
+    for file, epoch in (
+        (paths.best, 1),
+        (checkpoint_file.older(paths.last, 1), 2),
+        (paths.last, 3),
+    ):
         position = {"epoch": epoch, "step": 10 * epoch, "step_in_epoch": 10}
-        state = {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10}
+        state = {
+            "model": {},
+            "position": position,
+            "config": {},
+            "workers": [],
+            "steps_per_epoch": 10,
+        }
         checkpoint.save(file, state)
     paths.last.write_bytes(paths.last.read_bytes()[:-40])
     damage = f"{paths.last}: is truncated or damaged, its checksum is not that of last.pt.sha256"
@@ -67,7 +86,9 @@ def test_a_damaged_checkpoint_is_told_as_such_with_what_to_type_instead(tmp_path
         with pytest.raises(ConfigError) as told:
             fork.identified(given)
         assert str(told.value) == f"fork={given}: {damage}; {whole}"
-    with pytest.raises(ConfigError, match=r"has no checkpoint of step 30; it has step 10 .*; damaged: last\.pt$"):
+    with pytest.raises(
+        ConfigError, match=r"has no checkpoint of step 30; it has step 10 .*; damaged: last\.pt$"
+    ):
         fork.identified(f"{paths.folder}@30")
 
 
@@ -76,8 +97,15 @@ def test_of_a_step_the_file_that_is_whole_is_taken_and_a_sweep_reads_it_through_
 ) -> None:
     paths = RunPaths(tmp_path / "run")
     content: Made = {"data": None, "code": None}
-    create_result(paths, identity="a", seedless_identity="b", content=content, config={}, arguments=[])
-    state = {"model": {}, "position": {"epoch": 3, "step": 30, "step_in_epoch": 10}, "config": {}, "workers": []}
+    create_result(
+        paths, identity="a", seedless_identity="b", content=content, config={}, arguments=[]
+    )
+    state = {
+        "model": {},
+        "position": {"epoch": 3, "step": 30, "step_in_epoch": 10},
+        "config": {},
+        "workers": [],
+    }
     for file in (paths.best, paths.last):
         checkpoint.save(file, {**state, "steps_per_epoch": 10})
     changed = bytearray(paths.last.read_bytes())
@@ -98,11 +126,13 @@ def test_of_a_step_the_file_that_is_whole_is_taken_and_a_sweep_reads_it_through_
     config = configured(f"fork={paths.folder}@30", "epochs=4")
     assert fork.find(config, Content(fork="a@30"), RunPaths(tmp_path / "fork")) == paths.best
     with pytest.raises(
-        ConfigError, match=r"last\.pt: is truncated or damaged, .*; whole: step 30 \(epoch 3, best\); use "
+        ConfigError,
+        match=r"last\.pt: is truncated or damaged, .*; whole: step 30 \(epoch 3, best\); use ",
     ):
         fork.identified(str(paths.folder))
     paths.best.write_bytes(changed)
     with pytest.raises(
-        ConfigError, match=r"@30: .*last\.pt: is truncated or damaged, .*; no other is whole: give another"
+        ConfigError,
+        match=r"@30: .*last\.pt: is truncated or damaged, .*; no other is whole: give another",
     ):
         fork.identified(f"{paths.folder}@30")

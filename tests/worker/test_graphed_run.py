@@ -23,13 +23,28 @@ from tests.graphs import Refusing, StandIn, graphed
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.test_run import values
 
-SMALL = ("dataset.train_limit=240", "dataset.val_fraction=0.1", "batch_size=32", "drop_last=false", "log_every=3")
+SMALL = (
+    "dataset.train_limit=240",
+    "dataset.val_fraction=0.1",
+    "batch_size=32",
+    "drop_last=false",
+    "log_every=3",
+)
 """Seven batches, and one of 16."""
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "SGD, cosine": (13, ("model=mlp", "model.dropout=0.2", "scheduler=cosine", "gradient_clip=1.0")),
+    "SGD, cosine": (
+        13,
+        ("model=mlp", "model.dropout=0.2", "scheduler=cosine", "gradient_clip=1.0"),
+    ),
     "AdamW in groups": (
         13,
-        ("model=convnet", "optimizer=adamw", "optimizer.layer_decay=0.5", "ema=0.9", "gradient_accumulation=2"),
+        (
+            "model=convnet",
+            "optimizer=adamw",
+            "optimizer.layer_decay=0.5",
+            "ema=0.9",
+            "gradient_accumulation=2",
+        ),
     ),
     "what changes momentum": (1, ("model=mlp", "scheduler=one_cycle", "label_smoothing=0.1")),
     "an update that may be left out": (0, ("model=mlp", "on_nan=skip", "amp=bf16", "mixup=0.2")),
@@ -55,8 +70,12 @@ def saved(folder: Path) -> list[torch.Tensor]:
 def are_equal(one: Trained, other: Trained) -> bool:
     assert values(one) == values(other)
     ours, theirs = saved(one.folder), saved(other.folder)
-    states = [checkpoint.load(RunPaths(each.folder).last)["workers"][0]["rng"] for each in (one, other)]
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs)) and states[0] == states[1]
+    states = [
+        checkpoint.load(RunPaths(each.folder).last)["workers"][0]["rng"] for each in (one, other)
+    ]
+    return (
+        len(ours) == len(theirs) and all(map(torch.equal, ours, theirs)) and states[0] == states[1]
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,7 +93,9 @@ def test_every_number_is_that_of_eager_steps(
     assert steps.replayed == replayed
 
 
-def test_rates_that_need_no_rounding_give_the_numbers_of_a_run_without(train_alone: TrainAlone) -> None:
+def test_rates_that_need_no_rounding_give_the_numbers_of_a_run_without(
+    train_alone: TrainAlone,
+) -> None:
     words = (
         *SMALL,
         "epochs=2",
@@ -83,7 +104,9 @@ def test_rates_that_need_no_rounding_give_the_numbers_of_a_run_without(train_alo
         "scheduler.gamma=0.5",
         "scheduler.every_epochs=1",
     )
-    assert are_equal(train_alone(*words, name="graphed", before=by(StandIn)), train_alone(*words, name="plain"))
+    assert are_equal(
+        train_alone(*words, name="graphed", before=by(StandIn)), train_alone(*words, name="plain")
+    )
 
 
 class Killed(Observer):
@@ -98,12 +121,27 @@ class Killed(Observer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(train_alone: TrainAlone, configured: Configured, tmp_path: Path) -> None:
-    words = (*SMALL, "epochs=2", "model=convnet", "optimizer=adamw", "checkpoint.every_steps=4", "threads=1")
+def test_a_killed_run_goes_on_to_the_same_bits(
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path
+) -> None:
+    words = (
+        *SMALL,
+        "epochs=2",
+        "model=convnet",
+        "optimizer=adamw",
+        "checkpoint.every_steps=4",
+        "threads=1",
+    )
 
     def killed(worker: Worker) -> None:
         (tmp_path / "killed").mkdir()
-        run = Run(configured(*words), RunPaths(tmp_path / "killed"), worker, typed_at=0.0, beat=lambda: None)
+        run = Run(
+            configured(*words),
+            RunPaths(tmp_path / "killed"),
+            worker,
+            typed_at=0.0,
+            beat=lambda: None,
+        )
         by(StandIn)(run)
         run.train(None, lambda *_: Killed(11))
 

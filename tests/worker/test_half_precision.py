@@ -35,7 +35,11 @@ FEW = (
 )
 SMALL = ("model=convnet", "model.widths=[12,16]", "model.kernels=[3,3]", "model.strides=[1,2]")
 CONVNET = (*SMALL, "model.paddings=[same,same]", "model.hidden=32", "model.dropout=0.1")
-AUGMENTED = ("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2")
+AUGMENTED = (
+    "dataset.augment.crop_padding=1",
+    "dataset.augment.flip=true",
+    "dataset.augment.cutout=2",
+)
 OPTIMIZERS = {
     "sgd": ("optimizer.lr=0.2",),
     "adamw": ("optimizer=adamw", "optimizer.lr=0.02"),
@@ -47,18 +51,31 @@ def begin(run: Run) -> None:
     update_result(run.paths, status="running")
 
 
-@pytest.mark.parametrize("words", [(), ("amp=bf16", "channels_last=true"), ("amp=bf16", "mixup=0.2")], ids=str)
-def test_images_prepared_once_train_to_the_same_bits(words: tuple[str, ...], train_alone: TrainAlone) -> None:
+@pytest.mark.parametrize(
+    "words", [(), ("amp=bf16", "channels_last=true"), ("amp=bf16", "mixup=0.2")], ids=str
+)
+def test_images_prepared_once_train_to_the_same_bits(
+    words: tuple[str, ...], train_alone: TrainAlone
+) -> None:
     plain, prepared = (
-        train_alone(*FEW, *CONVNET, *AUGMENTED, *words, f"prepare_once={on}", name=on) for on in ("false", "true")
+        train_alone(*FEW, *CONVNET, *AUGMENTED, *words, f"prepare_once={on}", name=on)
+        for on in ("false", "true")
     )
     assert plain.points == prepared.points
     assert _same(plain.run.learner.module.state_dict(), prepared.run.learner.module.state_dict())
 
 
 @pytest.mark.parametrize(("amp", "apart"), [("false", 1e-6), ("bf16", 0.02)])
-def test_mixed_precision_stays_near_a_float32_loop_by_hand(amp: str, apart: float, configured: Configured) -> None:
-    words = ("model.hidden=[32]", "optimizer=plain_sgd", "optimizer.lr=0.3", "onednn=false", "dataset.train_limit=640")
+def test_mixed_precision_stays_near_a_float32_loop_by_hand(
+    amp: str, apart: float, configured: Configured
+) -> None:
+    words = (
+        "model.hidden=[32]",
+        "optimizer=plain_sgd",
+        "optimizer.lr=0.3",
+        "onednn=false",
+        "dataset.train_limit=640",
+    )
     config = configured(*words, "epochs=2", f"amp={amp}")
     found = trained_on(ALONE, config)
     torch.manual_seed(config.seed)
@@ -71,12 +88,17 @@ def test_mixed_precision_stays_near_a_float32_loop_by_hand(amp: str, apart: floa
             losses.append(loss.item())
     steps = [step["loss"] for step in found["steps"]]
     assert steps == pytest.approx(losses, abs=apart)
-    assert (steps == pytest.approx(losses, abs=1e-5)) is (amp == "false"), "what is rounded is another number"
+    assert (steps == pytest.approx(losses, abs=1e-5)) is (amp == "false"), (
+        "what is rounded is another number"
+    )
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_samples_that_are_not_held_as_images_are_refused(train_alone: TrainAlone) -> None:
-    with pytest.raises(ConfigError, match=r"prepare_once=true: .* of dataset=diabetes are read in each epoch, or are"):
+    with pytest.raises(
+        ConfigError,
+        match=r"prepare_once=true: .* of dataset=diabetes are read in each epoch, or are",
+    ):
         train_alone("experiment=diabetes", "prepare_once=true")
     blur = "dataset.transforms=[{_target_: torchvision.transforms.v2.GaussianBlur, kernel_size: 3}]"
     with pytest.raises(ConfigError, match=r"not changed by dataset\.transforms"):
@@ -99,7 +121,14 @@ def test_weights_are_halved_but_for_those_of_norms() -> None:
 def test_a_run_with_halved_weights_learns_goes_on_to_the_same_bits_and_is_loaded(
     name: str, train_alone: TrainAlone
 ) -> None:
-    words = (*FEW, *CONVNET, *OPTIMIZERS[name], "amp=bf16_params", "epochs=3", "lookahead={every_steps: 3, keep: 0.2}")
+    words = (
+        *FEW,
+        *CONVNET,
+        *OPTIMIZERS[name],
+        "amp=bf16_params",
+        "epochs=3",
+        "lookahead={every_steps: 3, keep: 0.2}",
+    )
     whole = train_alone(*words, name="whole", before=begin)
     curve = [loss for _, loss in whole.curve("loss/train")]
     assert curve[-1] < 0.9 * curve[0]
@@ -115,7 +144,9 @@ def test_a_run_with_halved_weights_learns_goes_on_to_the_same_bits_and_is_loaded
     stopped = train_alone(*words, name="stopped", before=stop)
     resumed = train_alone(*words, name="stopped", source=stopped.folder / "checkpoints" / "last.pt")
     assert resumed.points == whole.points
-    assert _same(resumed.run.snapshot.state_dict()["optimizer"], whole.run.snapshot.state_dict()["optimizer"])
+    assert _same(
+        resumed.run.snapshot.state_dict()["optimizer"], whole.run.snapshot.state_dict()["optimizer"]
+    )
     _assert_loads(whole)
 
 
@@ -140,7 +171,9 @@ def test_an_average_of_halved_weights_is_float32_and_moves(
     done = train_alone(*FEW, *CONVNET, *halved, "ema=0.999", "optimizer.lr=0.1", before=begin)
     assert "No graph saved" not in "".join(capfd.readouterr())
     average = checkpoint.load(done.folder / "checkpoints" / "last.pt")["ema"]
-    assert {value.dtype for name, value in average.items() if "num_batches" not in name} >= {torch.float32}
+    assert {value.dtype for name, value in average.items() if "num_batches" not in name} >= {
+        torch.float32
+    }
     assert not any(value.dtype == torch.bfloat16 for value in average.values())
     module = nn.Linear(2, 2).bfloat16()
     ours, weight = ema_of(module, 0.999, in_float32=True), module.weight.detach().float()
@@ -169,7 +202,9 @@ def test_two_workers_with_halved_weights_have_the_curve_of_one_to_their_rounding
 
 def test_a_step_is_that_of_plain_torch(configured: Configured) -> None:
     """Weights, gradients and momentum in bfloat16, computed under autocast."""
-    config = configured(*FEW, "model.hidden=[16]", "amp=bf16_params", "optimizer.lr=0.1", "world_size=1")
+    config = configured(
+        *FEW, "model.hidden=[16]", "amp=bf16_params", "optimizer.lr=0.1", "world_size=1"
+    )
     data = build.build_data(config, ALONE)
     torch.manual_seed(0)
     learner = build.build_learner(config, data, ALONE)
@@ -188,6 +223,8 @@ def test_a_step_is_that_of_plain_torch(configured: Configured) -> None:
         loss.backward()
         optimizer.step()
     train_epoch(learner, batches, Position(9, 9), Sums(learner.task, ALONE.device), log_every=99)
-    for one, other in zip(learner.module.parameters(), (p for layer in layers for p in layer), strict=True):
+    for one, other in zip(
+        learner.module.parameters(), (p for layer in layers for p in layer), strict=True
+    ):
         assert one.dtype == torch.bfloat16
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)

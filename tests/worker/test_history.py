@@ -50,7 +50,9 @@ def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) ->
     history = History("acc/val", "max")
     assert history.first_without_best(1) is None, "nothing was evaluated"
     history.last["acc/val"] = value
-    assert (history.first_without_best(1) or "").startswith(f"objective acc/val is {value:g} after epoch 1: no epoch")
+    assert (history.first_without_best(1) or "").startswith(
+        f"objective acc/val is {value:g} after epoch 1: no epoch"
+    )
     assert history.first_without_best(2) is None
     later = History("acc/val", "max")
     later.last["acc/val"] = 0.5
@@ -91,7 +93,12 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
 
 
 def test_a_best_whose_weights_are_gone_is_no_best() -> None:
-    state = {"best": {"metric": "loss/val", "value": 0.5, "epoch": 1}, "last": {}, "epoch_s": [1.0], "eval_s": 0.0}
+    state = {
+        "best": {"metric": "loss/val", "value": 0.5, "epoch": 1},
+        "last": {},
+        "epoch_s": [1.0],
+        "eval_s": 0.0,
+    }
     history = History("loss/val", "min")
     history.load_state_dict({**state, "elapsed_s": 0.0}, has_best=False)
     history.last = {"loss/val": 0.9}

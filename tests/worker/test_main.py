@@ -41,7 +41,9 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
     assert worker.device == torch.device("cuda", 0)
 
     def no_driver() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
+        )
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
     with pytest.raises(ConfigError) as refused:
@@ -64,13 +66,17 @@ def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("_alone")
 def test_dp_has_all_gpus_that_were_named() -> None:
     """With debug=true they are those of the whole machine."""
-    config = parse(composed("gpus=[1,3]", "strategy=dp", "debug=true"), Machine(gpus=tuple("0123"), cpus=2))
+    config = parse(
+        composed("gpus=[1,3]", "strategy=dp", "debug=true"), Machine(gpus=tuple("0123"), cpus=2)
+    )
     assert main.worker_of_environment(config).gpus == (1, 3)
 
 
 def test_a_forked_process_may_use_cuda_where_its_parent_has_not(tmp_path: Path) -> None:
     """As each worker is one of the forkserver's."""
-    done = python("import expt.worker.main, torch; print(torch.cuda._is_in_bad_fork())", cwd=tmp_path)
+    done = python(
+        "import expt.worker.main, torch; print(torch.cuda._is_in_bad_fork())", cwd=tmp_path
+    )
     assert done.stdout == "False\n", done.stderr
 
 
@@ -83,10 +89,15 @@ def _precision_kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_precision_kept")
-@pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True), ("medium", True)])
+@pytest.mark.parametrize(
+    ("precision", "tf32"), [("highest", False), ("high", True), ("medium", True)]
+)
 def test_convolutions_compute_as_products_do(precision: str, tf32: bool) -> None:
     main.set_precision(precision)
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, tf32)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (
+        precision,
+        tf32,
+    )
 
 
 def test_nccl_gives_up_after_the_watchdog_and_gloo_before(configured: Configured) -> None:
@@ -127,11 +138,25 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
     models: Any = importlib.import_module("torchvision.models")
-    file = tmp_path / "hub/checkpoints" / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    file = (
+        tmp_path
+        / "hub/checkpoints"
+        / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    )
     file.parent.mkdir(parents=True)
     torch.save(models.get_model("squeezenet1_1").state_dict(), file)
-    images = ("dataset=synthetic", "dataset.train_size=32", "dataset.test_size=8", "dataset.image_size=[32,32]")
-    model = ("model=torchvision", "model.arch=squeezenet1_1", "model.pretrained=true", "batch_size=8")
+    images = (
+        "dataset=synthetic",
+        "dataset.train_size=32",
+        "dataset.test_size=8",
+        "dataset.image_size=[32,32]",
+    )
+    model = (
+        "model=torchvision",
+        "model.arch=squeezenet1_1",
+        "model.pretrained=true",
+        "batch_size=8",
+    )
     threads = f"threads={torch.get_num_threads()}"
     words = (*images, *model, "tensorboard.graph=false", "patches.malloc=false", threads)
     config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
@@ -141,5 +166,8 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     longer = configured(*words, "max_steps=3")
     assert main.run_as(ONE, longer, paths, 0.0, paths.last) == "completed"
     assert RunFolder(paths.folder).result["steps"] == 3
-    with pytest.raises(ConfigError, match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \("):
+    with pytest.raises(
+        ConfigError,
+        match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \(",
+    ):
         main.run_as(ONE, longer, RunPaths(tmp_path / "other"), 0.0)

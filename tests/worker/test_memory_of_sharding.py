@@ -27,8 +27,18 @@ from tests.conftest import environment
 from tests.ranks import together
 
 WORKERS = (1, 2, 4)
-LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.context=16", "optimizer=adamw", "threads=1")
-LARGE, TINY = ("model.width=256", "model.layers=40", "model.heads=4"), ("model.width=48", "model.layers=2")
+LM = (
+    "model=transformer",
+    "task=language_model",
+    "dataset=text",
+    "dataset.context=16",
+    "optimizer=adamw",
+    "threads=1",
+)
+LARGE, TINY = (
+    ("model.width=256", "model.layers=40", "model.heads=4"),
+    ("model.width=48", "model.layers=2"),
+)
 BYTES = 16
 """Of a parameter with its gradient and AdamW's two states, in float32."""
 
@@ -84,7 +94,13 @@ def main(folder: Path) -> None:
     (folder / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
     found = {}
     for workers in WORKERS:
-        words = (*LM, f"dataset.root='{folder / 'book.txt'}'", "world_size=4", "strategy=fsdp", "batch_size=4")
+        words = (
+            *LM,
+            f"dataset.root='{folder / 'book.txt'}'",
+            "world_size=4",
+            "strategy=fsdp",
+            "batch_size=4",
+        )
         tiny, large = (_of(workers, *words, *size) for size in (TINY, LARGE))
         each = functools.partial(taken, tiny, large)
         (folder / str(workers)).mkdir()
@@ -97,9 +113,14 @@ def main(folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_worker_holds_its_share(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.worker.test_memory_of_sharding", str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    found = {int(workers): Taken(*numbers) for workers, numbers in json.loads(done.stdout.splitlines()[-1]).items()}
+    found = {
+        int(workers): Taken(*numbers)
+        for workers, numbers in json.loads(done.stdout.splitlines()[-1]).items()
+    }
     whole = BYTES * found[1].parameters / 1e6
     for more, fewer in ((1, 2), (2, 4)):
         fallen = found[more].at_most - found[fewer].at_most

@@ -39,10 +39,23 @@ class Table(nn.Sequential):
 def test_it_is_told_of_the_split_and_of_the_log_point(
     train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own: Any = f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}", f"+model={{_target_: {__name__}.Table}}"
-    words = ("~dataset", "~model", *own, "task=language_model", "batch_size=1", "epochs=1", "tensorboard.graph=false")
+    own: Any = (
+        f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}",
+        f"+model={{_target_: {__name__}.Table}}",
+    )
+    words = (
+        "~dataset",
+        "~model",
+        *own,
+        "task=language_model",
+        "batch_size=1",
+        "epochs=1",
+        "tensorboard.graph=false",
+    )
     train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
-    found = {line for line in capsys.readouterr().err.splitlines() if "nothing was measured" in line}
+    found = {
+        line for line in capsys.readouterr().err.splitlines() if "nothing was measured" in line
+    }
     names = ("loss", "perplexity", "bits_per_token", "accuracy")
     why = ": nothing was measured, for every target there is to be ignored or has no weight"
     assert found == {
@@ -61,9 +74,21 @@ class Weightless(expt.Task):
         return {"rare": (outputs.sum(), 0)}
 
 
-def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("~task", f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}", "model.hidden=[4]")
+def test_an_objective_of_nan_is_told_once(
+    train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "~task",
+        f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}",
+        "model.hidden=[4]",
+    )
     train_alone(*words, "epochs=2", "dataset.train_limit=160", "tensorboard.graph=false")
-    found = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: objective")]
+    found = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("warning: objective")
+    ]
     assert len(found) == 1, found
-    assert found[0].startswith("warning: objective rare/val is nan after epoch 1: no epoch can be the best")
+    assert found[0].startswith(
+        "warning: objective rare/val is nan after epoch 1: no epoch can be the best"
+    )

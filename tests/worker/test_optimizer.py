@@ -124,7 +124,8 @@ class Split(Optimizer):
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         every = [*params]
         several = [
-            {"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide} for wide in (False, True)
+            {"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide}
+            for wide in (False, True)
         ]
         super().__init__(several, {"lr": lr})
 
@@ -133,8 +134,12 @@ class Split(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(parameter)) + parameter.grad
-                parameter.mul_(1 - 0.1 * group["lr"] * group["decay"]).sub_(group["lr"] * state["momentum"])
+                state["momentum"] = (
+                    0.9 * state.get("momentum", torch.zeros_like(parameter)) + parameter.grad
+                )
+                parameter.mul_(1 - 0.1 * group["lr"] * group["decay"]).sub_(
+                    group["lr"] * state["momentum"]
+                )
 
 
 class Counting(OfEach):
@@ -170,7 +175,11 @@ class Largest(OfEach):
 
 
 HERE = "tests.worker.test_optimizer"
-OTHER, FAILS, UNTRIED = "comes to other weights where each worker", "fails where each worker has a part", "not be tried"
+OTHER, FAILS, UNTRIED = (
+    "comes to other weights where each worker",
+    "fails where each worker has a part",
+    "not be tried",
+)
 CASES = {
     f"{HERE}.OfEach": "",
     f"{HERE}.ByNorm": "",
@@ -191,17 +200,26 @@ CASES = {
     "torch.optim.RMSprop": "",
     "torch.optim.Adafactor": FAILS,
 }
-MORE = dict.fromkeys((f"torch.optim.{name}" for name in ("Adadelta", "Adagrad", "ASGD", "NAdam", "RAdam")), "")
+MORE = dict.fromkeys(
+    (f"torch.optim.{name}" for name in ("Adadelta", "Adagrad", "ASGD", "NAdam", "RAdam")), ""
+)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "size", "cases"), [("fsdp", 2, CASES), pytest.param("hsdp", 4, CASES | MORE, marks=pytest.mark.slow)]
+    ("strategy", "size", "cases"),
+    [("fsdp", 2, CASES), pytest.param("hsdp", 4, CASES | MORE, marks=pytest.mark.slow)],
 )
 def test_own_optimizers_are_tried(
     strategy: str, size: int, cases: dict[str, str], configs: Configs, tmp_path: Path
 ) -> None:
-    config = configs(strategy, size, "model=mlp", *(["sharding.shards=2"] if strategy == "hsdp" else []))
-    wanted = [(name, decays) for name in cases for decays in ((True, False) if "AdamW" in name else (True,))]
+    config = configs(
+        strategy, size, "model=mlp", *(["sharding.shards=2"] if strategy == "hsdp" else [])
+    )
+    wanted = [
+        (name, decays)
+        for name in cases
+        for decays in ((True, False) if "AdamW" in name else (True,))
+    ]
 
     def each(worker: Worker) -> dict[tuple[str, bool], str]:
         found, module = dict[tuple[str, bool], str](), build_module(config, worker)
@@ -216,7 +234,9 @@ def test_own_optimizers_are_tried(
                     found[name, decays] = str(error)
             assert random_state.state_dict(worker.device) == before
         for parameter in module.parameters():  # as a schedule or a task may read it
-            assert float(parameter.detach().norm()) == pytest.approx(float(whole(parameter.detach()).norm()))
+            assert float(parameter.detach().norm()) == pytest.approx(
+                float(whole(parameter.detach()).norm())
+            )
             expected = whole(parameter.detach()).clone()
             expected[0] *= 0.5
             expected[expected < 0] = 0.25
@@ -224,14 +244,18 @@ def test_own_optimizers_are_tried(
             parameter.data[parameter.data < 0] = 0.25
             expected[expected > 0.2, ...] = 0.5
             parameter.data[parameter.data > 0.2, ...] = 0.5
-            with pytest.raises(ConfigError, match=r"has no gradient .* torch\.where, or write under torch\.no_grad"):
+            with pytest.raises(
+                ConfigError, match=r"has no gradient .* torch\.where, or write under torch\.no_grad"
+            ):
                 (parameter * 1)[0] = 0.0
             assert torch.equal(whole(parameter.detach()), expected), "rows are written"
         own = TargetOptimizer(target=f"{HERE}.ByPart", kwargs={})
         refused = dataclasses.replace(config, optimizer=own)
         with pytest.raises(ConfigError, match=OTHER):
             build_learner(refused, build_data(refused, worker), worker)
-        reads = dataclasses.replace(config, optimizer=TargetOptimizer(target=f"{HERE}.ByNumber", kwargs={"lr": 0.5}))
+        reads = dataclasses.replace(
+            config, optimizer=TargetOptimizer(target=f"{HERE}.ByNumber", kwargs={"lr": 0.5})
+        )
         learner = build_learner(reads, build_data(reads, worker), worker)
         starts = [whole(parameter.detach()).clone() for parameter in learner.module.parameters()]
         for parameter in learner.module.parameters():
@@ -239,12 +263,17 @@ def test_own_optimizers_are_tried(
         learner.optimizer.step()
         for parameter, start in zip(learner.module.parameters(), starts, strict=True):
             moved = start - 0.5 * start.norm() / (start.numel() ** 0.5 + 1e-6)
-            torch.testing.assert_close(whole(parameter.detach()), moved, rtol=1e-5, atol=1e-6, msg="not by all parts")
+            torch.testing.assert_close(
+                whole(parameter.detach()), moved, rtol=1e-5, atol=1e-6, msg="not by all parts"
+            )
         module.scale = torch.nn.Parameter(torch.tensor(1.0))
         with pytest.raises(
-            ConfigError, match=r"parameter scale has no dimension to share out; give it the shape \[1\]"
+            ConfigError,
+            match=r"parameter scale has no dimension to share out; give it the shape \[1\]",
         ):
-            sharding.shard(config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor)
+            sharding.shard(
+                config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor
+            )
         return found
 
     for rank, found in enumerate(together(tmp_path, size, each)):
@@ -254,7 +283,9 @@ def test_own_optimizers_are_tried(
             assert bool(told) == bool(said), (rank, name, said)
 
 
-def test_one_that_fails_on_some_workers_alone_keeps_nobody_waiting(configs: Configs, tmp_path: Path) -> None:
+def test_one_that_fails_on_some_workers_alone_keeps_nobody_waiting(
+    configs: Configs, tmp_path: Path
+) -> None:
     own = TargetOptimizer(target=f"{HERE}.Largest", kwargs={})
     config = dataclasses.replace(configs("fsdp", 2, "model=mlp"), optimizer=own)
 
@@ -266,9 +297,14 @@ def test_one_that_fails_on_some_workers_alone_keeps_nobody_waiting(configs: Conf
         return "is taken"
 
     first, other = together(tmp_path, 2, each)
-    assert re.match(rf"ConfigError: .*{own.target}: fails where .* \(of one with few rows some have none\)", other)
+    assert re.match(
+        rf"ConfigError: .*{own.target}: fails where .* \(of one with few rows some have none\)",
+        other,
+    )
     assert "(RuntimeError: max(): " in other
-    assert first.startswith("RuntimeError: "), "the driver is to tell what the other raised, and not what followed"
+    assert first.startswith("RuntimeError: "), (
+        "the driver is to tell what the other raised, and not what followed"
+    )
 
 
 @pytest.mark.parametrize("shards", [2, 3, 4, 8])
@@ -287,5 +323,7 @@ def test_small_parameters_are_shared_out_as_the_large_are(shards: int) -> None:
 def build_module(config: RunConfig, worker: Worker) -> MLP:
     """With a parameter that has fewer rows than there are workers."""
     module = MLP(channels=1, image_size=(2, 2), num_classes=1, hidden=[8])
-    sharding.shard(config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor)
+    sharding.shard(
+        config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor
+    )
     return module

@@ -15,7 +15,13 @@ from tests.worker.conftest import ALONE
 
 OWN = "tests.worker.own_pictures"
 WORDS = (
-    *("~dataset", f"+dataset._target_={OWN}.Pictures", "+dataset.num_workers=0", "epochs=1", "batch_size=20"),
+    *(
+        "~dataset",
+        f"+dataset._target_={OWN}.Pictures",
+        "+dataset.num_workers=0",
+        "epochs=1",
+        "batch_size=20",
+    ),
     *("~task", f"+task._target_={OWN}.Embedded", "objective=loss/val"),
 )
 NET = ("~model", f"+model._target_={OWN}.Net")
@@ -50,12 +56,18 @@ def test_the_models_own_number_stands_where_there_is_no_other(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("model=mlp",), "model=mlp: needs num_classes, and the dataset has not; give dataset.num_classes=N, or"),
+        (
+            ("model=mlp",),
+            "model=mlp: needs num_classes, and the dataset has not; give dataset.num_classes=N, or",
+        ),
         (
             ("~model", f"+model._target_={OWN}.Named"),
             "missing a required argument: 'num_classes'; it was given",
         ),
-        ((*NET, "+model.num_classes=9", "+dataset.num_classes=10"), "model.num_classes: the dataset says what it is;"),
+        (
+            (*NET, "+model.num_classes=9", "+dataset.num_classes=10"),
+            "model.num_classes: the dataset says what it is;",
+        ),
     ],
 )
 def test_a_number_that_nobody_says_or_two_say_is_told(

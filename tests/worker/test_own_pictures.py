@@ -9,13 +9,21 @@ from tests.worker.conftest import TrainAlone
 
 OWN = "tests.worker.own_pictures"
 WORDS = (
-    *("~dataset", "~model", f"+dataset._target_={OWN}.Pictures", "+dataset.num_classes=10", "+dataset.num_workers=0"),
+    *(
+        "~dataset",
+        "~model",
+        f"+dataset._target_={OWN}.Pictures",
+        "+dataset.num_classes=10",
+        "+dataset.num_workers=0",
+    ),
     *(f"+model._target_={OWN}.Net", "epochs=1", "batch_size=20", "tensorboard.images=true"),
 )
 
 
 @pytest.mark.parametrize("task", ["TwoViews", "Embedded"])
-def test_what_is_no_score_of_a_class_makes_no_confusion_matrix(task: str, train_alone: TrainAlone) -> None:
+def test_what_is_no_score_of_a_class_makes_no_confusion_matrix(
+    task: str, train_alone: TrainAlone
+) -> None:
     done = train_alone(*WORDS, "~task", f"+task._target_={OWN}.{task}", "objective=loss/val")
     assert done.status == "completed"
     assert EventAccumulator(str(done.folder)).Reload().Tags()["images"] == []

@@ -38,7 +38,9 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def paused_after(epoch: int, train_alone: TrainAlone, *words: str, source: Path | None = None) -> Trained:
+def paused_after(
+    epoch: int, train_alone: TrainAlone, *words: str, source: Path | None = None
+) -> Trained:
     def until(run: Run) -> None:
         run.until_epoch = epoch
 
@@ -55,9 +57,15 @@ def found(configured: Configured, paths: RunPaths, *words: str) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_has_paused_goes_on_to_the_same_bits(
-    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    train_alone: TrainAlone,
+    configured: Configured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)  # a running TensorBoard alone needs it
+    monkeypatch.setattr(
+        events, "_let_the_second_pass", lambda folder: None
+    )  # a running TensorBoard alone needs it
     words, pauses = (*SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("paused", "at_once"):
         create_result(RunPaths(tmp_path / folder))
@@ -85,7 +93,9 @@ def test_a_run_that_ends_before_completes(train_alone: TrainAlone) -> None:
 
 def test_asked_for_an_epoch_that_is_behind_it_pauses_where_it_is(train_alone: TrainAlone) -> None:
     first = paused_after(2, train_alone, *SHORT, "epochs=3")
-    again = paused_after(1, train_alone, *SHORT, "epochs=3", source=first.folder / "checkpoints" / "last.pt")
+    again = paused_after(
+        1, train_alone, *SHORT, "epochs=3", source=first.folder / "checkpoints" / "last.pt"
+    )
     assert (again.status, len(again.result["epoch_s"])) == ("paused", 2)
     assert again.result["metrics"] == first.result["metrics"]
 
@@ -98,7 +108,9 @@ def test_what_is_stopped_within_the_epoch_is_interrupted(train_alone: TrainAlone
     assert train_alone(*SHORT, "epochs=3", before=stop).status == "interrupted"
 
 
-def test_two_workers_pause_together_and_go_on_to_the_same_bits(configured: Configured, tmp_path: Path) -> None:
+def test_two_workers_pause_together_and_go_on_to_the_same_bits(
+    configured: Configured, tmp_path: Path
+) -> None:
     words = ("epochs=3", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
     config = dataclasses.replace(configured(*SHORT, *words), world_size=2)
 
@@ -118,5 +130,7 @@ def test_two_workers_pause_together_and_go_on_to_the_same_bits(configured: Confi
     assert whole.points == parts.points
     states = [checkpoint.load(RunPaths(run.folder).last) for run in (whole, parts)]
     for part in ("model", "ema"):
-        assert all(torch.equal(weights, states[1][part][key]) for key, weights in states[0][part].items())
+        assert all(
+            torch.equal(weights, states[1][part][key]) for key, weights in states[0][part].items()
+        )
     assert str(states[0]["optimizer"]) == str(states[1]["optimizer"])

@@ -22,9 +22,26 @@ from tests.worker.test_run import values
 CONTRASTIVE = {"dataset": "TwoViews", "model": "Encoder", "task": "SimCLR"}
 OWN = "tests.worker.adversarial"
 WORDS = (
-    *("~dataset", "~model", "~task", f"+dataset._target_={OWN}.Points", f"+model._target_={OWN}.GAN"),
-    *(f"+task._target_={OWN}.Adversarial", "+task.metrics={generator: min}", "+dataset.num_workers=0"),
-    *("epochs=2", "batch_size=16", "drop_last=false", "log_every=1", "optimizer=adam", "optimizer.lr=0.02"),
+    *(
+        "~dataset",
+        "~model",
+        "~task",
+        f"+dataset._target_={OWN}.Points",
+        f"+model._target_={OWN}.GAN",
+    ),
+    *(
+        f"+task._target_={OWN}.Adversarial",
+        "+task.metrics={generator: min}",
+        "+dataset.num_workers=0",
+    ),
+    *(
+        "epochs=2",
+        "batch_size=16",
+        "drop_last=false",
+        "log_every=1",
+        "optimizer=adam",
+        "optimizer.lr=0.02",
+    ),
     "optimizer.groups=[{match: '^generator', lr_scale: 0.5}]",
 )
 
@@ -35,20 +52,31 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
     done = train_alone(*WORDS, before=lambda run: weights.append(copy.deepcopy(run.learner.module)))
     config, model = configured(*WORDS), weights[0]
     assert isinstance(model, GAN)
-    optimizers = optim.Adam(model.discriminator.parameters(), 0.02), optim.Adam(model.generator.parameters(), 0.01)
+    optimizers = (
+        optim.Adam(model.discriminator.parameters(), 0.02),
+        optim.Adam(model.generator.parameters(), 0.01),
+    )
     losses: list[list[float]] = [[], []]
     for epoch in (1, 2):
         for batch in build.build_data(config, ALONE).train.epoch(epoch):
             for optimizer, seen, name in zip(optimizers, losses, Adversarial.phases, strict=True):
                 real, fake = model(name, **batch.inputs)
-                loss = softplus(-fake).mean() if real is None else (softplus(-real) + softplus(fake)).mean()
+                loss = (
+                    softplus(-fake).mean()
+                    if real is None
+                    else (softplus(-real) + softplus(fake)).mean()
+                )
                 model.zero_grad()
                 loss.backward()
                 optimizer.step()
                 seen.append(loss.item())
     for name, seen in zip(("loss", "generator"), losses, strict=True):
-        assert [value for _, value in done.curve(f"running/{name}")] == pytest.approx(seen, abs=1e-5)
-    trained = checkpoint.load(done.folder / "checkpoints" / "last.pt")["model"]  # the run ends with the best
+        assert [value for _, value in done.curve(f"running/{name}")] == pytest.approx(
+            seen, abs=1e-5
+        )
+    trained = checkpoint.load(done.folder / "checkpoints" / "last.pt")[
+        "model"
+    ]  # the run ends with the best
     for ours, theirs in zip(trained.values(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert all(parameter.requires_grad for parameter in done.run.learner.module.parameters())
@@ -60,7 +88,9 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
     assert values(train_alone(*WORDS, name="stopped", source=last)) == values(done)
 
 
-def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
+def test_the_same_on_any_number_of_workers(
+    train_alone: TrainAlone, train_together: TrainTogether
+) -> None:
     """In the last batch of an epoch, of one sample, some have none."""
     one = train_alone(*WORDS, name="one")
     assert len(one.curve("running/loss")) == 14
@@ -71,7 +101,10 @@ def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_togeth
     for run in runs:
         tags = ["running/loss", "running/generator", "loss/train"]
         for tag in tags if run.folder.name == "four" else [*tags, "loss/val", "generator/val"]:
-            assert dict(run.curve(tag)) == pytest.approx(dict(one.curve(tag)), abs=1e-4), (run.folder, tag)
+            assert dict(run.curve(tag)) == pytest.approx(dict(one.curve(tag)), abs=1e-4), (
+                run.folder,
+                tag,
+            )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +129,9 @@ def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_togeth
         ),
     ],
 )
-def test_phases_that_cannot_be_meant(train_alone: TrainAlone, name: str, more: list[str], told: str) -> None:
+def test_phases_that_cannot_be_meant(
+    train_alone: TrainAlone, name: str, more: list[str], told: str
+) -> None:
     task = f"+task._target_={OWN}.{name}"
     with pytest.raises(ConfigError, match=told):
         train_alone(*[word for word in WORDS if not word.startswith("+task._target_")], task, *more)
@@ -105,7 +140,9 @@ def test_phases_that_cannot_be_meant(train_alone: TrainAlone, name: str, more: l
 def test_what_is_frozen_need_be_in_no_phase() -> None:
     model = GAN()
     model.generator.requires_grad_(False)
-    assert {*parameters_of(Partial.phases, model)["discriminator"]} == {*model.discriminator.parameters()}
+    assert {*parameters_of(Partial.phases, model)["discriminator"]} == {
+        *model.discriminator.parameters()
+    }
 
 
 @pytest.mark.filterwarnings(
@@ -115,7 +152,16 @@ def test_a_loss_that_looks_at_the_whole_batch_is_the_same_on_any_number_of_worke
     train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
     own = [f"+{key}._target_=tests.worker.contrastive.{name}" for key, name in CONTRASTIVE.items()]
-    words = ("~dataset", "~model", "~task", *own, "epochs=2", "batch_size=16", "log_every=1", "+dataset.num_workers=0")
+    words = (
+        "~dataset",
+        "~model",
+        "~task",
+        *own,
+        "epochs=2",
+        "batch_size=16",
+        "log_every=1",
+        "+dataset.num_workers=0",
+    )
     one, four = train_alone(*words, name="one"), train_together(4, *words, name="four")
     losses = dict(one.curve("running/loss"))
     assert len(losses) == 10

@@ -11,7 +11,9 @@ from torch.autograd.profiler_util import FunctionEventAvg
 from expt.worker.profiling import table_of
 
 
-def event(key: str, kind: DeviceType, *, cpu_us: int = 0, device_us: int = 0, annotation: bool = False) -> Any:
+def event(
+    key: str, kind: DeviceType, *, cpu_us: int = 0, device_us: int = 0, annotation: bool = False
+) -> Any:
     found: Any = FunctionEventAvg()
     found.key, found.device_type, found.is_user_annotation, found.count = key, kind, annotation, 5
     found.self_cpu_time_total, found.self_device_time_total = cpu_us, device_us
@@ -21,7 +23,9 @@ def event(key: str, kind: DeviceType, *, cpu_us: int = 0, device_us: int = 0, an
 EVENTS = [
     event("ProfilerStep*", DeviceType.CPU, cpu_us=9000),
     event("ProfilerStep*", DeviceType.CUDA, device_us=9000, annotation=True),
-    event("aten::mm", DeviceType.CPU, cpu_us=3000, device_us=4000),  # its kernels have events of their own
+    event(
+        "aten::mm", DeviceType.CPU, cpu_us=3000, device_us=4000
+    ),  # its kernels have events of their own
     event("gemm_kernel", DeviceType.CUDA, device_us=4000),
     event("relu_kernel", DeviceType.CUDA, device_us=1000),
     event("Optimizer.step#SGD.step", DeviceType.CUDA, device_us=5000, annotation=True),
@@ -32,7 +36,10 @@ EVENTS = [
 @pytest.mark.parametrize(
     ("device", "rows"),
     [
-        ("cuda", [["0.800", "80.0%", "1.0", "gemm_kernel"], ["0.200", "20.0%", "1.0", "relu_kernel"]]),
+        (
+            "cuda",
+            [["0.800", "80.0%", "1.0", "gemm_kernel"], ["0.200", "20.0%", "1.0", "relu_kernel"]],
+        ),
         ("cpu", [["0.600", "75.0%", "1.0", "aten::mm"], ["0.200", "25.0%", "1.0", "aten::relu"]]),
     ],
 )

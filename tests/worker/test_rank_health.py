@@ -31,7 +31,9 @@ def table(*changes: dict[str, float]) -> list[rank_health.Reading]:
     mine = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=0.5, device=CPU, wish=False)
     rows = [
         rank_health.row(
-            dataclasses.replace(mine, **{key: value for key, value in change.items() if key != "weights"}),
+            dataclasses.replace(
+                mine, **{key: value for key, value in change.items() if key != "weights"}
+            ),
             torch.tensor(change.get("weights", 2.0**47 + 1), dtype=torch.float64),
             rank=rank,
             world_size=len(changes),
@@ -44,13 +46,19 @@ def table(*changes: dict[str, float]) -> list[rank_health.Reading]:
 
 def test_a_straggler_shows() -> None:
     found = rank_health.scalars(table({}, {"step_ms": 400.0}, {}, {"memory_mib": 1e6}))
-    assert (found["ranks/step_ms_min"], found["ranks/step_ms_median"], found["ranks/step_ms_max"]) == (150, 150, 400)
+    assert (
+        found["ranks/step_ms_min"],
+        found["ranks/step_ms_median"],
+        found["ranks/step_ms_max"],
+    ) == (150, 150, 400)
     assert found["ranks/all_reduce_share"] == 0.25
     assert found["memory/worker_mib"] == 1e6
     assert found["ranks/unequal_weights"] == 0
     assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
     assert not any(math.isnan(value) for value in found.values())
-    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "a single worker is alike itself"
+    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, (
+        "a single worker is alike itself"
+    )
 
 
 def test_what_nobody_has_measured_is_no_number() -> None:
@@ -81,7 +89,9 @@ def test_torch_tells_of_no_time_before_it_has_measured_one(tmp_path: Path) -> No
 def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
     found = table({}, {"weights": 2.0**47}, {}, {"weights": 5.0})
     assert rank_health.scalars(found)["ranks/unequal_weights"] == 2
-    with pytest.raises(RunFailed, match="after epoch 3 the weights of ranks 1, 3 differ from those of rank 0"):
+    with pytest.raises(
+        RunFailed, match="after epoch 3 the weights of ranks 1, 3 differ from those of rank 0"
+    ):
         rank_health.refuse_unequal(found, 3)
     rank_health.refuse_unequal(table({}, {}), 3)
 
@@ -120,7 +130,9 @@ def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
         health.begin_epoch()
         sums = Sums(Classification(), CPU)
         train_epoch(subject, batches(4), position, sums, log_every=100)
-        assert torch.equal(health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values)
+        assert torch.equal(
+            health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values
+        )
         (reading,) = health.readings
         assert reading.wish == (position.step == 8)
         assert reading.all_reduce_share > 0

@@ -22,7 +22,9 @@ from expt.worker.record import Record
 def record(tmp_path: Path) -> Iterator[Record]:
     create_result(RunPaths(tmp_path))
     position = Position(steps_per_epoch=2, total_steps=2)
-    record = Record(RunPaths(tmp_path), position, History("loss/val", "min"), Observer(), writes=True)
+    record = Record(
+        RunPaths(tmp_path), position, History("loss/val", "min"), Observer(), writes=True
+    )
     yield record
     with contextlib.suppress(OSError):
         record.interrupt()

@@ -26,7 +26,13 @@ from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 
 TURNING = (
-    *("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2"),
+    *(
+        "objective=loss/val",
+        "dataset.train_limit=320",
+        "epochs=5",
+        "batch_size=32",
+        "optimizer.lr=0.2",
+    ),
     "tensorboard.images=auto",
 )
 """A run whose best epoch is neither its first nor its last."""
@@ -62,8 +68,16 @@ def turning(train_alone: TrainAlone) -> Trained:
     return train_alone(*TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0")
 
 
-def test_what_a_compiled_model_gives_is_counted_at_once(configured: Configured, tmp_path: Path) -> None:
-    run = Run(configured("compile=reduce-overhead"), RunPaths(tmp_path), ALONE, typed_at=0.0, beat=lambda: None)
+def test_what_a_compiled_model_gives_is_counted_at_once(
+    configured: Configured, tmp_path: Path
+) -> None:
+    run = Run(
+        configured("compile=reduce-overhead"),
+        RunPaths(tmp_path),
+        ALONE,
+        typed_at=0.0,
+        beat=lambda: None,
+    )
     logits = torch.eye(2)
     run.sums.add((torch.tensor(1.0), 2), logits, Batch(logits, torch.tensor([0, 1]), 2))
     logits.zero_()
@@ -74,7 +88,11 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
     losses = dict(turning.curve("loss/val"))
     result, best = turning.result, min(losses, key=lambda step: losses[step])
     assert best not in (min(losses), max(losses)), "the run turns"
-    assert result["best"] == {"metric": "loss/val", "value": losses[best], "epoch": list(losses).index(best) + 1}
+    assert result["best"] == {
+        "metric": "loss/val",
+        "value": losses[best],
+        "epoch": list(losses).index(best) + 1,
+    }
     assert result["objective"] == {"name": "loss/val", "value": losses[best]}
     improved = [min(list(losses.values())[: number + 1]) for number in range(len(losses))]
     assert [value for _, value in turning.curve("best/loss/val")] == improved
@@ -83,29 +101,43 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
     assert state["position"]["step"] == best, "though no epoch's checkpoint was asked for"
     assert measured(module, turning.run, "val")[0] == pytest.approx(losses[best], abs=1e-6)
     loss, accuracy = measured(module, turning.run, "test")
-    assert [list(points.values()) for points in tested] == [[pytest.approx(loss, abs=1e-6)], [pytest.approx(accuracy)]]
+    assert [list(points.values()) for points in tested] == [
+        [pytest.approx(loss, abs=1e-6)],
+        [pytest.approx(accuracy)],
+    ]
     last, state = loaded(turning.run, turning, "last.pt")
     assert state["position"]["step"] == max(losses)
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
 
 
-@pytest.mark.parametrize("more", [(), ("model=convnet", "ema=0.5"), ("lookahead={every_steps: 3, keep: 0.5}",)])
+@pytest.mark.parametrize(
+    "more", [(), ("model=convnet", "ema=0.5"), ("lookahead={every_steps: 3, keep: 0.5}",)]
+)
 def test_where_the_last_epoch_is_the_best_its_weights_are_tested(
     train_alone: TrainAlone, more: tuple[str, ...]
 ) -> None:
     """They are in memory, and not read again."""
-    done = train_alone("objective=loss/val", "dataset.train_limit=640", "epochs=3", "optimizer.lr=1e-3", *more)
+    done = train_alone(
+        "objective=loss/val", "dataset.train_limit=640", "epochs=3", "optimizer.lr=1e-3", *more
+    )
     assert done.result["best"]["epoch"] == 3
     assert checkpoint.load(done.folder / "checkpoints" / "best.pt")["position"]["epoch"] == 3
     done.run.snapshot.load_best(done.folder / "checkpoints" / "best.pt")
     loss, accuracy = measured(done.run.learner.evaluated, done.run, "test")
     metrics = done.result["metrics"]
-    assert (metrics["loss/test"], metrics["accuracy/test"]) == (pytest.approx(loss, abs=1e-6), pytest.approx(accuracy))
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == (
+        pytest.approx(loss, abs=1e-6),
+        pytest.approx(accuracy),
+    )
 
 
 def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlone) -> None:
     alone = train_alone(
-        *TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0", name="alone", observe=lambda *_: Observer()
+        *TURNING,
+        "checkpoint.every_epochs=null",
+        "checkpoint.keep=0",
+        name="alone",
+        observe=lambda *_: Observer(),
     )
     assert alone.status == "completed"
     assert values(alone) == values(turning)
@@ -113,7 +145,11 @@ def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlo
     assert len(list(turning.folder.glob("events*"))) == 1
     ours, theirs = alone.result, turning.result
     assert ours.keys() == theirs.keys()
-    assert (ours["best"], ours["objective"], ours["steps"]) == (theirs["best"], theirs["objective"], theirs["steps"])
+    assert (ours["best"], ours["objective"], ours["steps"]) == (
+        theirs["best"],
+        theirs["objective"],
+        theirs["steps"],
+    )
 
 
 class Watching(Observer):
@@ -163,7 +199,9 @@ class Listening(Observer):
             yield batch
 
 
-def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(train_alone: TrainAlone) -> None:
+def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(
+    train_alone: TrainAlone,
+) -> None:
     heard, logits = Listening(), list[torch.Tensor]()
 
     def hear(run: Run) -> None:
@@ -173,7 +211,13 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(train_a
 
         run.learner.module.register_forward_hook(keep)
 
-    words = ("dataset.train_limit=300", "drop_last=false", "batch_size=64", "log_every=2", "epochs=3")
+    words = (
+        "dataset.train_limit=300",
+        "drop_last=false",
+        "batch_size=64",
+        "log_every=2",
+        "epochs=3",
+    )
     done = train_alone(*words, observe=lambda *_: heard, before=hear)
     found = iter(logits)
     expected = []
@@ -183,12 +227,18 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(train_a
         right = (outputs.argmax(1) == whole).double().mean().item()
         expected.append((functional.cross_entropy(outputs, whole).item(), right))
     assert next(found, None) is None
-    assert [value for _, value in done.curve("loss/train")] == pytest.approx([loss for loss, _ in expected], rel=1e-5)
-    assert [value for _, value in done.curve("accuracy/train")] == pytest.approx([right for _, right in expected])
+    assert [value for _, value in done.curve("loss/train")] == pytest.approx(
+        [loss for loss, _ in expected], rel=1e-5
+    )
+    assert [value for _, value in done.curve("accuracy/train")] == pytest.approx(
+        [right for _, right in expected]
+    )
 
 
 def test_the_speed_is_that_of_all_epochs(train_alone: TrainAlone) -> None:
-    result = train_alone("dataset.train_limit=330", "drop_last=false", "epochs=2", "batch_size=64").result
+    result = train_alone(
+        "dataset.train_limit=330", "drop_last=false", "epochs=2", "batch_size=64"
+    ).result
     assert result["samples_per_s"] == pytest.approx(2 * 330 / sum(result["epoch_s"]))
 
 
@@ -219,7 +269,11 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
         run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 
     done = train_alone(
-        "epochs=3", "checkpoint.every_steps=9", "dataset.train_limit=320", "objective=loss/val", before=watch
+        "epochs=3",
+        "checkpoint.every_steps=9",
+        "dataset.train_limit=320",
+        "objective=loss/val",
+        before=watch,
     )
     assert [value for _, value in done.curve("loss/val")] == sorted(
         (value for _, value in done.curve("loss/val")), reverse=True
@@ -227,8 +281,16 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     assert saved == [(5, True), (9, False), (10, True), (15, True)]
 
 
-def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(train_alone: TrainAlone) -> None:
-    words = ("epochs=4", "model.dropout=0.3", "log_every=2", "dataset.train_limit=320", "on_nan=skip")
+def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
+    train_alone: TrainAlone,
+) -> None:
+    words = (
+        "epochs=4",
+        "model.dropout=0.3",
+        "log_every=2",
+        "dataset.train_limit=320",
+        "on_nan=skip",
+    )
 
     def stop(run: Run) -> None:
         run.agreement._asked_to_stop = lambda: run.position.step == 8
@@ -270,29 +332,48 @@ def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:
 
     def spoil(run: Run) -> None:
         def forward(module: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
-            return logits * float("nan") if module.training and run.position.step_in_epoch == 3 else logits
+            return (
+                logits * float("nan")
+                if module.training and run.position.step_in_epoch == 3
+                else logits
+            )
 
         run.learner.module.register_forward_hook(forward)
 
     first = train_alone(*words, "epochs=1", before=spoil)
     assert first.result["metrics"]["skipped_steps"] == 1
-    again = train_alone(*words, "epochs=2", before=spoil, source=first.folder / "checkpoints" / "last.pt")
+    again = train_alone(
+        *words, "epochs=2", before=spoil, source=first.folder / "checkpoints" / "last.pt"
+    )
     assert again.result["metrics"]["skipped_steps"] == 2
 
 
-def test_a_folder_without_test_is_validated_and_not_tested(train_alone: TrainAlone, tmp_path: Path) -> None:
+def test_a_folder_without_test_is_validated_and_not_tested(
+    train_alone: TrainAlone, tmp_path: Path
+) -> None:
     root = write_folder(tmp_path / "images", test="val")
-    folder = ("dataset=image_folder", f"dataset.root='{root}'", "dataset.image_size=[8,8]", "dataset.cache=false")
+    folder = (
+        "dataset=image_folder",
+        f"dataset.root='{root}'",
+        "dataset.image_size=[8,8]",
+        "dataset.cache=false",
+    )
     words = (*folder, "dataset.num_workers=0", "batch_size=4", "epochs=1")
     done = train_alone(*words, "dataset.val_fraction=0")
     assert done.status == "completed"
-    assert dict(done.curve("loss/val")) == {3: pytest.approx(measured(done.run.learner.module, done.run, "val")[0])}
+    assert dict(done.curve("loss/val")) == {
+        3: pytest.approx(measured(done.run.learner.module, done.run, "val")[0])
+    }
     assert done.curve("loss/test") == []
     for wrong in ("objective=accuracy/test", "eval_split=test"):
-        with pytest.raises(ConfigError, match=f"^{wrong}: there is no test set, for there is no {root}/test"):
+        with pytest.raises(
+            ConfigError, match=f"^{wrong}: there is no test set, for there is no {root}/test"
+        ):
             train_alone(*words, wrong, "objective=accuracy/test", name="wrong")
     (root / "val").rename(root / "test")
-    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"):
+    with pytest.raises(
+        ConfigError, match=r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"
+    ):
         train_alone(*words, "dataset.val_fraction=0", name="wrong")
 
 
@@ -314,7 +395,9 @@ def test_an_own_schedule_counts_epochs(train_alone: TrainAlone) -> None:
         (25, pytest.approx(0.0005)),
     ]
     first = train_alone(*words, "epochs=2", name="first")
-    resumed = train_alone(*words, "epochs=5", name="first", source=first.folder / "checkpoints" / "last.pt")
+    resumed = train_alone(
+        *words, "epochs=5", name="first", source=first.folder / "checkpoints" / "last.pt"
+    )
     assert resumed.curve("lr") == done.curve("lr")
     assert resumed.curve("loss/val") == done.curve("loss/val")
 
@@ -338,17 +421,26 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
-NEVER_GOOD_ENOUGH = ("scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=100", "scheduler.cooldown=1")
+NEVER_GOOD_ENOUGH = (
+    "scheduler=plateau",
+    "scheduler.patience=1",
+    "scheduler.min_delta=100",
+    "scheduler.cooldown=1",
+)
 
 
-def test_a_plateau_resumes_and_is_the_same_on_two_workers(train_alone: TrainAlone, trained: TrainInWorkers) -> None:
+def test_a_plateau_resumes_and_is_the_same_on_two_workers(
+    train_alone: TrainAlone, trained: TrainInWorkers
+) -> None:
     """One that no accuracy is good enough for, so that only the count of epochs says when the rate drops."""
     words = (*NEVER_GOOD_ENOUGH, "dataset.train_limit=320", "scheduler.metric=accuracy/train")
     done = train_alone(*words, "epochs=7")
     drops = [0.05, 0.05, 0.05, 0.005, 0.005, 0.005, 0.0005]
     assert [lr for _, lr in done.curve("lr")] == pytest.approx(drops)
     first = train_alone(*words, "epochs=2", name="first")
-    resumed = train_alone(*words, "epochs=7", name="first", source=first.folder / "checkpoints" / "last.pt")
+    resumed = train_alone(
+        *words, "epochs=7", name="first", source=first.folder / "checkpoints" / "last.pt"
+    )
     assert resumed.curve("lr") == done.curve("lr")
     assert resumed.curve("loss/val") == done.curve("loss/val")
     two = trained(*words, "epochs=7", "world_size=2", name="two")
@@ -356,7 +448,9 @@ def test_a_plateau_resumes_and_is_the_same_on_two_workers(train_alone: TrainAlon
     assert dict(two.curve("loss/val")) == pytest.approx(dict(done.curve("loss/val")), abs=1e-5)
 
 
-def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(configured: Configured) -> None:
+def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
+    configured: Configured,
+) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
     assert configured("scheduler=plateau", "eval_split=test").scheduler.metric == "loss/test"
     told = r"^scheduler\.metric=acuracy/val: is not measured after each epoch; .* Did you mean 'accuracy/val'\?$"
@@ -364,13 +458,17 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(configure
         configured("scheduler=plateau", "scheduler.metric=acuracy/val")
 
 
-def test_two_workers_drop_other_units_and_evaluate_one_model(trained: TrainInWorkers, configured: Configured) -> None:
+def test_two_workers_drop_other_units_and_evaluate_one_model(
+    trained: TrainInWorkers, configured: Configured
+) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to all."""
     done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])
     assert best != max(losses), "what is tested is not what was there last"
-    run = Run(configured("model=convnet"), RunPaths(done.folder), ALONE, typed_at=0.0, beat=lambda: None)
+    run = Run(
+        configured("model=convnet"), RunPaths(done.folder), ALONE, typed_at=0.0, beat=lambda: None
+    )
     module, state = loaded(run, done, "last.pt")
     states = [worker["rng"]["torch"] for worker in state["workers"]]
     assert states[0] != states[1]
@@ -378,4 +476,7 @@ def test_two_workers_drop_other_units_and_evaluate_one_model(trained: TrainInWor
     module, _ = loaded(run, done, "best.pt")
     loss, accuracy = measured(module, run, "test")
     metrics = done.result["metrics"]
-    assert (metrics["loss/test"], metrics["accuracy/test"]) == (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy))
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == (
+        pytest.approx(loss, rel=1e-5),
+        pytest.approx(accuracy),
+    )

@@ -17,12 +17,16 @@ def test_the_average_is_evaluated_saved_tested_and_resumed(train_alone: TrainAlo
     done = train_alone(*EMA)
     learner, losses = done.run.learner, dict(done.curve("loss/val"))
     assert learner.ema
-    best, last = (checkpoint.load(done.folder / "checkpoints" / name) for name in ("best.pt", "last.pt"))
+    best, last = (
+        checkpoint.load(done.folder / "checkpoints" / name) for name in ("best.pt", "last.pt")
+    )
     tested = measured(learner.ema.module, done.run, "test")[0]
     for state in (best, last):
         done.run.snapshot.load_weights(state)
         step = state["position"]["step"]
-        assert measured(learner.ema.module, done.run, "val")[0] == pytest.approx(losses[step], abs=1e-6)
+        assert measured(learner.ema.module, done.run, "val")[0] == pytest.approx(
+            losses[step], abs=1e-6
+        )
         assert measured(learner.module, done.run, "val")[0] != pytest.approx(losses[step], abs=1e-3)
         assert int(state["ema"]["n_averaged"]) == step
     done.run.snapshot.load_weights(best)
@@ -39,7 +43,12 @@ def test_the_average_is_evaluated_saved_tested_and_resumed(train_alone: TrainAlo
 
 
 def test_two_workers_have_one_average(trained: TrainInWorkers) -> None:
-    same = ("model=convnet", "model.dropout=0", "batch_norm=groups", "batch_norm_group=16")  # whatever the workers
+    same = (
+        "model=convnet",
+        "model.dropout=0",
+        "batch_norm=groups",
+        "batch_norm_group=16",
+    )  # whatever the workers
 
     def losses(*words: str, name: str) -> list[float]:
         done = trained(*same, "dataset.train_limit=320", "epochs=2", *words, name=name)

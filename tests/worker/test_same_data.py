@@ -52,11 +52,18 @@ def test_a_fork_may_have_fewer_to_train_on_alone(configured: Configured, tmp_pat
     info = DataInfo({}, (), train_size=40, val_size=4, test_size=44)
     refuse_other(config, info, saved, steps_per_epoch=5)
     other = dataclasses.replace(info, train_size=20)
-    with pytest.raises(DataError, match=r"it has 20 samples to train on, and had 40 .*weights, by weights=RUN@last$"):
+    with pytest.raises(
+        DataError,
+        match=r"it has 20 samples to train on, and had 40 .*weights, by weights=RUN@last$",
+    ):
         refuse_other(config, other, saved, steps_per_epoch=5)
-    limited = dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, train_limit=20))
+    limited = dataclasses.replace(
+        config, dataset=dataclasses.replace(config.dataset, train_limit=20)
+    )
     refuse_other(limited, other, saved, steps_per_epoch=5)
-    with pytest.raises(DataError, match=re.escape("it has 43 samples to test on, and had 44 samples to test on")):
+    with pytest.raises(
+        DataError, match=re.escape("it has 43 samples to test on, and had 44 samples to test on")
+    ):
         refuse_other(limited, dataclasses.replace(other, test_size=43), saved, steps_per_epoch=5)
     saved["config"]["fork"] = str(tmp_path)  # that is its own checkpoint
     with pytest.raises(DataError, match=re.escape("start a new run")):

@@ -14,7 +14,11 @@ def at(epoch: int, step: int) -> Position:
 def test_never_but_at_the_end() -> None:
     times = SaveTimes(every_steps=None, every_epochs=None, every_minutes=None)
     assert not any(times.is_due_by_steps(at(1, step)) for step in range(1, 10))
-    assert [times.is_due_after_epoch(at(epoch, epoch * 10)) for epoch in (1, 2, 3)] == [False, False, True]
+    assert [times.is_due_after_epoch(at(epoch, epoch * 10)) for epoch in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_by_epochs_and_by_steps() -> None:

@@ -37,7 +37,9 @@ def with_parameter(parameter: nn.Parameter) -> nn.Module:
 
 
 def of_two_types() -> nn.Module:
-    return nn.Sequential(nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()) for _ in range(2)))
+    return nn.Sequential(
+        nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()) for _ in range(2))
+    )
 
 
 def hooked(register: Callable[[Tensor], object]) -> nn.Module:
@@ -51,7 +53,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Linear(4, 4)).requires_grad_(False),
         "has no parameter to train; use",
     ),
-    "a number": (lambda: with_parameter(nn.Parameter(torch.tensor(1.0))), "own has no dimension to share out; give it"),
+    "a number": (
+        lambda: with_parameter(nn.Parameter(torch.tensor(1.0))),
+        "own has no dimension to share out; give it",
+    ),
     "none": (
         lambda: with_parameter(nn.Parameter(torch.zeros(0, 3))),
         "own has the shape [0, 3], and no number to train; leave it out, name it in freeze, or use strategy=ddp",
@@ -76,7 +81,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: hooked(lambda weight: weight.register_post_accumulate_grad_hook(lambda _: None)),
         "0.weight has a hook for its gradient",
     ),
-    "two types": (of_two_types, "the unit 0.0 has parameters of several types, bfloat16 and float32; name what has"),
+    "two types": (
+        of_two_types,
+        "the unit 0.0 has parameters of several types, bfloat16 and float32; name what has",
+    ),
 }
 
 
@@ -84,7 +92,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_torch_cannot_share_out_is_refused(name: str, configs: Configs) -> None:
     make, told = REFUSED[name]
     with pytest.raises(ConfigError) as refused:
-        sharding.shard(configs("fsdp", 2), make(), ALONE, Precision(False, ALONE.device), lambda tensor: tensor)
+        sharding.shard(
+            configs("fsdp", 2), make(), ALONE, Precision(False, ALONE.device), lambda tensor: tensor
+        )
     assert str(refused.value).startswith("strategy=fsdp: the ")
     assert told in str(refused.value)
 
@@ -129,7 +139,9 @@ class Marked(nn.Module):
         self.blocks = nn.ModuleList([nn.Linear(64, width), nn.Linear(width, 10)])
         self.bias = nn.Parameter(torch.ones(10))
         for parameter, scale in zip(self.parameters(), (2.0, 3.0, 1.0, 0.5, 1.0), strict=True):
-            vars(parameter).update(scale=scale, mask=torch.arange(parameter.numel()).view_as(parameter) % 3 > 0)
+            vars(parameter).update(
+                scale=scale, mask=torch.arange(parameter.numel()).view_as(parameter) % 3 > 0
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, 10]."""
@@ -153,7 +165,9 @@ class BySize(torch.optim.SGD):
 OWN_OPTIMIZER = f"optimizer={{_target_: {__name__}.BySize, lr: 0.1}}"
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)]
+)
 def test_what_a_parameter_says_of_itself_its_part_says_too(
     strategy: str, size: int, configs: Configs, tmp_path: Path
 ) -> None:
@@ -162,7 +176,9 @@ def test_what_a_parameter_says_of_itself_its_part_says_too(
     plain = ended(tmp_path / "ddp", configs("ddp", size, *words))
     assert apart(plain, ended(tmp_path / "parts", configs(strategy, size, *words, *shards))) < 1e-5
     plain_sgd = (*of(Marked), *SHORT[:-2], "optimizer=sgd", "optimizer.lr=0.1", "batch_size=16")
-    assert apart(plain, ended(tmp_path / "sgd", configs("ddp", size, *plain_sgd))) > 1e-3, "its steps are others"
+    assert apart(plain, ended(tmp_path / "sgd", configs("ddp", size, *plain_sgd))) > 1e-3, (
+        "its steps are others"
+    )
 
 
 HOOKED = {"hooked": "blocks.0.weight", "hooked where it is whole": "first.weight"}
@@ -179,7 +195,13 @@ class Odd(nn.Module):
         if kind == "normed":
             with pytest.warns(FutureWarning):
                 nn.utils.weight_norm(layer)
-        self.kept: Any = [weight] if kind in ("listed", "unused") else weight.detach()[1:] if kind == "viewed" else None
+        self.kept: Any = (
+            [weight]
+            if kind in ("listed", "unused")
+            else weight.detach()[1:]
+            if kind == "viewed"
+            else None
+        )
         self.kept = weight.detach().numpy() if kind == "numpy" else self.kept
 
     def forward(self, images: Tensor) -> Tensor:
@@ -228,19 +250,25 @@ LOST = {
 
 
 @pytest.mark.parametrize("kind", LOST)
-def test_what_a_first_pass_would_lose_is_refused(kind: str, configs: Configs, tmp_path: Path) -> None:
+def test_what_a_first_pass_would_lose_is_refused(
+    kind: str, configs: Configs, tmp_path: Path
+) -> None:
     for told in odd(kind, "fsdp", configs, tmp_path / "run"):
         assert told.startswith(LOST[kind])
 
 
 @pytest.mark.parametrize("kind", ["unused", "normed", "hooked where it is whole"])
-def test_what_is_kept_and_not_used_trains_as_with_ddp(kind: str, configs: Configs, tmp_path: Path) -> None:
+def test_what_is_kept_and_not_used_trains_as_with_ddp(
+    kind: str, configs: Configs, tmp_path: Path
+) -> None:
     for strategy in ("ddp", "fsdp"):
         assert set(odd(kind, strategy, configs, tmp_path / strategy)) == {"completed"}
     assert apart(tmp_path / "ddp", tmp_path / "fsdp") < 1e-5
 
 
-def test_an_optimizer_that_takes_a_whole_tensor_is_told_so(configs: Configs, tmp_path: Path) -> None:
+def test_an_optimizer_that_takes_a_whole_tensor_is_told_so(
+    configs: Configs, tmp_path: Path
+) -> None:
     def each(worker: Worker) -> str:
         config = configs("fsdp", 2, *of(Halved), *SHORT[:-2], OWN_OPTIMIZER, "batch_size=16")
         try:
@@ -249,7 +277,9 @@ def test_an_optimizer_that_takes_a_whole_tensor_is_told_so(configs: Configs, tmp
             return str(in_words(error, config))
 
     for told in together(tmp_path, 2, each):
-        assert told.startswith("strategy=fsdp: the optimizer takes a tensor that each worker has whole beside a param")
+        assert told.startswith(
+            "strategy=fsdp: the optimizer takes a tensor that each worker has whole beside a param"
+        )
 
 
 class Halved(Marked):

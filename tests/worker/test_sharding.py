@@ -27,16 +27,54 @@ SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1"
 """Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share being smaller."""
 UNEQUAL = ("dataset.train_limit=133", "gradient_accumulation=4")
 """The last step has five samples, of which workers have two and one, or three and two."""
-TEXT = ("dataset=text", "task=language_model", "dataset.root=text.txt", "dataset.context=8", "batch_size=64")
-RESNET = ("model=resnet18", "optimizer.lr=0.001", "batch_size=128", "max_steps=2", "epochs=1", "log_every=1")
+TEXT = (
+    "dataset=text",
+    "task=language_model",
+    "dataset.root=text.txt",
+    "dataset.context=8",
+    "batch_size=64",
+)
+RESNET = (
+    "model=resnet18",
+    "optimizer.lr=0.001",
+    "batch_size=128",
+    "max_steps=2",
+    "epochs=1",
+    "log_every=1",
+)
 CASES: dict[str, tuple[str, ...]] = {
-    "mlp": ("model=mlp", "optimizer=adamw", "ema=0.9", "gradient_clip=0.5", "tensorboard.histograms=true", *UNEQUAL),
+    "mlp": (
+        "model=mlp",
+        "optimizer=adamw",
+        "ema=0.9",
+        "gradient_clip=0.5",
+        "tensorboard.histograms=true",
+        *UNEQUAL,
+    ),
     "parts": ("model=mlp", "gradient_accumulation=2", "gradient_clip_value=0.01", "on_nan=skip"),
-    "each part": ("model=mlp", "gradient_accumulation=2", "sharding.reduce_each_part=true", "sharding.wrap=300"),
+    "each part": (
+        "model=mlp",
+        "gradient_accumulation=2",
+        "sharding.reduce_each_part=true",
+        "sharding.wrap=300",
+    ),
     "convnet": ("model=convnet", "model.dropout=0", "batch_norm=sync", "optimizer.lr=0.01"),
     "transformer": (
-        *("model=transformer", "model.width=16", "model.heads=2", "model.layers=2", "max_steps=3", "epochs=1"),
-        *("optimizer=adamw", "log_every=1", "batch_size=64", *TEXT, "sharding.wrap=['blocks\\..','norm']"),
+        *(
+            "model=transformer",
+            "model.width=16",
+            "model.heads=2",
+            "model.layers=2",
+            "max_steps=3",
+            "epochs=1",
+        ),
+        *(
+            "optimizer=adamw",
+            "log_every=1",
+            "batch_size=64",
+            *TEXT,
+            "sharding.wrap=['blocks\\..','norm']",
+        ),
     ),
 }
 
@@ -46,9 +84,13 @@ CASES["transformer of 4"], SIZES["transformer of 4"] = CASES["transformer"], 4
 RARE = ["parts", "each part", "convnet", "transformer of 4"]
 
 
-@pytest.mark.parametrize("names", [["mlp", "transformer"], pytest.param(RARE, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "names", [["mlp", "transformer"], pytest.param(RARE, marks=pytest.mark.slow)], ids=str
+)
 def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: Path) -> None:
-    kinds: dict[str, tuple[tuple[str, int], ...]] = {name: (("ddp", 1), ("fsdp", SIZES[name])) for name in names}
+    kinds: dict[str, tuple[tuple[str, int], ...]] = {
+        name: (("ddp", 1), ("fsdp", SIZES[name])) for name in names
+    }
     if "mlp" in kinds:
         kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
 
@@ -72,7 +114,9 @@ def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: P
             together(tmp_path, size, each)
     for name in names:
         for strategy, size in kinds[name][1:]:
-            assert apart(tmp_path / f"{name}, {strategy} {size}", tmp_path / f"{name}, ddp 1") < 1e-4, (name, strategy)
+            assert (
+                apart(tmp_path / f"{name}, {strategy} {size}", tmp_path / f"{name}, ddp 1") < 1e-4
+            ), (name, strategy)
     if "mlp" in kinds:
         whole, in_parts = (norms(tmp_path / f"mlp, {kind}") for kind in ("ddp 1", "hsdp 4"))
         assert len(whole) == 4
@@ -92,7 +136,13 @@ def norms(folder: Path) -> dict[str, float]:
 @pytest.mark.slow
 def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
     wanted = {strategy: configs(strategy, 2, *RESNET) for strategy in ("ddp", "fsdp")}
-    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, config, worker) for name, config in wanted.items()])
+    together(
+        tmp_path,
+        2,
+        lambda worker: [
+            trained(tmp_path / name, config, worker) for name, config in wanted.items()
+        ],
+    )
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
 
 
@@ -103,7 +153,9 @@ class OddMemory(nn.Module):
         super().__init__()
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
-        self.weight = nn.Parameter(torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64])
+        self.weight = nn.Parameter(
+            torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64]
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
@@ -132,7 +184,14 @@ def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: P
     assert load(tmp_path / "ddp")(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
-LONG = ("model=mlp", "model.dropout=0.3", "optimizer=adamw", "ema=0.9", "log_every=1", "dataset.train_limit=320")
+LONG = (
+    "model=mlp",
+    "model.dropout=0.3",
+    "optimizer=adamw",
+    "ema=0.9",
+    "log_every=1",
+    "dataset.train_limit=320",
+)
 OFTEN = ("epochs=3", "checkpoint.every_steps=2")
 
 
@@ -151,13 +210,18 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_
     checkpoint_file.check(last)
 
     def whole_and_resumed(worker: Worker) -> list[str]:
-        return [trained(tmp_path / "whole", config, worker), trained(tmp_path / "killed", config, worker, last)]
+        return [
+            trained(tmp_path / "whole", config, worker),
+            trained(tmp_path / "killed", config, worker, last),
+        ]
 
     together(tmp_path, 2, whole_and_resumed)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     states = [checkpoint.load(RunPaths(tmp_path / name).last) for name in ("killed", "whole")]
     for key in ("model", "ema"):
-        assert all(torch.equal(states[0][key][name], values) for name, values in states[1][key].items())
+        assert all(
+            torch.equal(states[0][key][name], values) for name, values in states[1][key].items()
+        )
     assert all(
         torch.equal(states[0]["optimizer"]["state"][index]["exp_avg_sq"], slots["exp_avg_sq"])
         for index, slots in states[1]["optimizer"]["state"].items()
@@ -168,7 +232,9 @@ STRETCHES = (("ddp", 2, "false"), ("fsdp", 4, "true"), ("ddp", 2, "false"))
 MORE = (*STRETCHES[:2], ("hsdp", 4, "false"), ("fsdp", 2, "true"), STRETCHES[2])
 
 
-@pytest.mark.parametrize("stretches", [STRETCHES, pytest.param(MORE, marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize(
+    "stretches", [STRETCHES, pytest.param(MORE, marks=pytest.mark.slow)], ids=len
+)
 def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     stretches: tuple[tuple[str, int, str], ...], configs: Configs, tmp_path: Path
 ) -> None:
@@ -176,12 +242,16 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     source = None
     for number, (strategy, size, sharded) in enumerate(stretches, 1):
         groups = ("sharding.shards=2",) if strategy == "hsdp" else ()
-        config = configs(strategy, size, *settings, f"epochs={number}", f"checkpoint.sharded={sharded}", *groups)
+        config = configs(
+            strategy, size, *settings, f"epochs={number}", f"checkpoint.sharded={sharded}", *groups
+        )
         folder, begun = tmp_path / str(number), source
         folder.mkdir()
         if begun is not None:
             resume.cut_back(begun, RunPaths(folder))
-        together(tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b))  # type: ignore[misc]
+        together(
+            tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b)
+        )  # type: ignore[misc]
         source = RunPaths(folder).last
     config = configs("ddp", 1, *settings, f"epochs={len(stretches)}")
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
@@ -189,8 +259,12 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     for number, (strategy, _, sharded) in enumerate(stretches, 1):
         state = checkpoint.load(RunPaths(tmp_path / str(number)).last, lazily=True)
         assert bool(state.get("parts")) == (sharded == "true"), number
-        measured = [step for step, _ in RunFolder(tmp_path / str(number)).curve("ranks/all_reduce_share")]
-        assert measured == [5 * epoch for epoch, (name, *_) in enumerate(stretches[:number], 1) if name == "ddp"]
+        measured = [
+            step for step, _ in RunFolder(tmp_path / str(number)).curve("ranks/all_reduce_share")
+        ]
+        assert measured == [
+            5 * epoch for epoch, (name, *_) in enumerate(stretches[:number], 1) if name == "ddp"
+        ]
         assert ("ranks/all_reduce_share" in state["last"]) == (strategy == "ddp"), "of this stretch"
 
 
@@ -219,7 +293,9 @@ def test_what_looks_at_the_whole_model_gets_it(
 
     together(tmp_path, 2, each)
     for tag in ("mine/outputs_val", "mine/outputs_test", "loss/val"):
-        (_, found), (_, expected) = (RunFolder(tmp_path / name).curve(tag)[-1] for name in ("further", "alone"))
+        (_, found), (_, expected) = (
+            RunFolder(tmp_path / name).curve(tag)[-1] for name in ("further", "alone")
+        )
         assert found == pytest.approx(expected, abs=1e-5), tag
     paths = RunPaths(tmp_path / "first")
     (_, outputs), model = RunFolder(paths.folder).curve("mine/outputs_test")[-1], load(paths.folder)
@@ -228,14 +304,19 @@ def test_what_looks_at_the_whole_model_gets_it(
     assert all(isinstance(values, torch.Tensor) for values in state["model"].values())
     monkeypatch.setattr(parts, "available_memory", lambda: 1000)
     with pytest.raises(
-        CheckpointError, match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this"
+        CheckpointError,
+        match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this",
     ):
         load(paths.folder)
-    with pytest.raises(ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"):
+    with pytest.raises(
+        ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"
+    ):
         first_weights.load(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
     monkeypatch.undo()
     (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"):
+    with pytest.raises(
+        CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"
+    ):
         checkpoint_file.check(paths.best)
     with pytest.raises(CheckpointError, match=r"step-\d+.parts can't be read \("):
         checkpoint.load(paths.best)

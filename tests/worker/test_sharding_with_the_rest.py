@@ -28,9 +28,20 @@ from tests.integration.test_resume import _same
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
-SHORT = ("dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64", "optimizer=adamw")
+SHORT = (
+    "dataset.train_limit=136",
+    "drop_last=false",
+    "log_every=1",
+    "batch_size=64",
+    "optimizer=adamw",
+)
 """Three steps in an epoch."""
-DRAWING = ("model.dropout=0.3", "ema=0.9", "mixup=0.2", "early_stop={metric: loss/val, patience: 9}")
+DRAWING = (
+    "model.dropout=0.3",
+    "ema=0.9",
+    "mixup=0.2",
+    "early_stop={metric: loss/val, patience: 9}",
+)
 
 
 def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
@@ -54,12 +65,17 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["true", pytest.param("false", marks=pytest.mark.slow)], ids=["parts", "one file"])
+@pytest.mark.parametrize(
+    "kind", ["true", pytest.param("false", marks=pytest.mark.slow)], ids=["parts", "one file"]
+)
 def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
     kind: str, configs: Configs, tmp_path: Path
 ) -> None:
     words = (*SHORT, *DRAWING, f"checkpoint.sharded={kind}")
-    whole, within = configs("fsdp", 2, *words, "epochs=3"), configs("fsdp", 2, *words, "max_steps=4")
+    whole, within = (
+        configs("fsdp", 2, *words, "epochs=3"),
+        configs("fsdp", 2, *words, "max_steps=4"),
+    )
 
     def begin(worker: Worker) -> list[str]:
         return [
@@ -98,11 +114,19 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 RARE = [*FORKS][1:]
 
 
-@pytest.mark.parametrize("name", [*FORKS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in RARE])
+@pytest.mark.parametrize(
+    "name", [*FORKS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in RARE]
+)
 def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     name: str, configs: Configs, tmp_path: Path
 ) -> None:
-    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=3", "checkpoint.keep=9", "checkpoint.every_steps=2")
+    words = (
+        *SHORT[:-1],
+        "model.hidden=[16,16]",
+        "epochs=3",
+        "checkpoint.keep=9",
+        "checkpoint.every_steps=2",
+    )
     before, now = FORKS[name]
     strategy = "ddp" if "optimizer=muon" in before else "fsdp"
     parent = configs(strategy, 2, *words, *before, "checkpoint.sharded=true")
@@ -111,18 +135,26 @@ def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
 
     def fork(strategy: str, name: str, *more: str) -> tuple[str, RunConfig, Path | None]:
         step = 4 if "optimizer=sgd" in before else 3
-        config = configs(strategy, 2, *words, *more, "checkpoint.sharded=true", f"fork=parent@{step}")
+        config = configs(
+            strategy, 2, *words, *more, "checkpoint.sharded=true", f"fork=parent@{step}"
+        )
         return name, config, begun(config, tmp_path / name)
 
     forks = [fork(strategy, "same", *before), fork("ddp", "ddp", *now), fork("fsdp", "fsdp", *now)]
-    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker, at) for name, each, at in forks])
+    together(
+        tmp_path,
+        2,
+        lambda worker: [trained(tmp_path / name, each, worker, at) for name, each, at in forks],
+    )
     assert losses(tmp_path / "same") == losses(tmp_path / "parent")
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
     left = {path.name for path in RunPaths(tmp_path / "fsdp").checkpoints.iterdir()}
     assert not [file for file in left if file.startswith((".", "fork"))], left
 
 
-def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(configs: Configs, tmp_path: Path) -> None:
+def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(
+    configs: Configs, tmp_path: Path
+) -> None:
     words = (*SHORT[:-1], "optimizer=sgd", "model.hidden=[8]")
     source: Path | None = None
     for name, strategy, *more in (
@@ -163,11 +195,26 @@ class Penalised(Task):
 def test_a_penalty_on_the_weights_is_that_of_ddp_where_workers_have_unequal_numbers_of_samples(
     configs: Configs, tmp_path: Path
 ) -> None:
-    words = ("model=mlp", "model.hidden=[8]", f"task={{_target_: {__name__}.Penalised}}", "epochs=2", "log_every=1")
+    words = (
+        "model=mlp",
+        "model.hidden=[8]",
+        f"task={{_target_: {__name__}.Penalised}}",
+        "epochs=2",
+        "log_every=1",
+    )
     # One worker has none of the last batch, nor of the one that is held out.
-    lone = ("dataset.train_limit=33", "batch_size=16", "drop_last=false", "dataset.val_fraction=0.0007")
+    lone = (
+        "dataset.train_limit=33",
+        "batch_size=16",
+        "drop_last=false",
+        "dataset.val_fraction=0.0007",
+    )
     runs = {strategy: configs(strategy, 2, *words, *lone) for strategy in ("ddp", "fsdp")}
-    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker) for name, each in runs.items()])
+    together(
+        tmp_path,
+        2,
+        lambda worker: [trained(tmp_path / name, each, worker) for name, each in runs.items()],
+    )
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
 
 
@@ -196,21 +243,41 @@ def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
 
 
 @pytest.mark.slow
-def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(configs: Configs, tmp_path: Path) -> None:
-    words = ("model=convnet", "model.dropout=0", "batch_norm=sync", "dataset.train_limit=192", "batch_size=64")
+def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(
+    configs: Configs, tmp_path: Path
+) -> None:
+    words = (
+        "model=convnet",
+        "model.dropout=0",
+        "batch_norm=sync",
+        "dataset.train_limit=192",
+        "batch_size=64",
+    )
     kinds = {"adam": ("optimizer=adam",), "sgd": ("optimizer=sgd", "optimizer.momentum=0")}
     runs = {
-        (optimizer, strategy): configs(strategy, 2, *words, *more, f"optimizer.lr={RATE}", "epochs=2", "log_every=1")
+        (optimizer, strategy): configs(
+            strategy, 2, *words, *more, f"optimizer.lr={RATE}", "epochs=2", "log_every=1"
+        )
         for optimizer, more in kinds.items()
         for strategy in ("ddp", "fsdp")
     }
-    together(tmp_path, 2, lambda worker: [trained(tmp_path / "-".join(at), one, worker) for at, one in runs.items()])
+    together(
+        tmp_path,
+        2,
+        lambda worker: [trained(tmp_path / "-".join(at), one, worker) for at, one in runs.items()],
+    )
     for optimizer, more in kinds.items():
-        expected, largest = plain_loop(configs("ddp", 1, *words, *more, f"optimizer.lr={RATE}", "epochs=2"))
+        expected, largest = plain_loop(
+            configs("ddp", 1, *words, *more, f"optimizer.lr={RATE}", "epochs=2")
+        )
         assert largest < 1e-6, "rounding alone"
         for strategy in ("ddp", "fsdp"):
-            found: dict[str, Any] = checkpoint.load(RunPaths(tmp_path / f"{optimizer}-{strategy}").last)["model"]
-            off = {name: (values - expected[name]).abs().max().item() for name, values in found.items()}
+            found: dict[str, Any] = checkpoint.load(
+                RunPaths(tmp_path / f"{optimizer}-{strategy}").last
+            )["model"]
+            off = {
+                name: (values - expected[name]).abs().max().item() for name, values in found.items()
+            }
             moved = max(off.pop(BIAS), off.pop(MEAN))
             assert max(off.values()) < 1e-5, (optimizer, strategy, off)
             # Adam divides a gradient by its own size, so that rounding errors become steps of the learning rate's.

@@ -36,14 +36,25 @@ class Holes(Dataset[tuple[Tensor, Tensor]]):
 
 def words(bad: str, *more: str) -> tuple[str, ...]:
     own = f"+dataset={{_target_: {__name__}.Holes, bad: {bad}, num_workers: 0}}"
-    model = ("task=regression", "model=mlp", "model.hidden=[]", "batch_size=8", "optimizer.lr=0.01", "on_nan=skip")
+    model = (
+        "task=regression",
+        "model=mlp",
+        "model.hidden=[]",
+        "batch_size=8",
+        "optimizer.lr=0.01",
+        "on_nan=skip",
+    )
     return ("~dataset", own, *model, *more)
 
 
 def numbers(points: Sequence[str]) -> dict[tuple[str, int], float]:
     """Those of training, by tag and step."""
     found = [json.loads(line) for line in points]
-    return {(each["tag"], each["step"]): each["value"] for each in found if each["tag"].split("/")[0] in NUMBERS}
+    return {
+        (each["tag"], each["step"]): each["value"]
+        for each in found
+        if each["tag"].split("/")[0] in NUMBERS
+    }
 
 
 NUMBERS = ("loss", "mae", "running", "skipped_steps")
@@ -53,7 +64,9 @@ def test_it_is_the_same_on_any_number_of_workers_and_parts(train_together: Train
     chosen = words("[3]", "epochs=2", "log_every=2")
     found = {
         (size, parts): numbers(
-            train_together(size, *chosen, f"gradient_accumulation={parts}", name=f"{size} {parts}").points
+            train_together(
+                size, *chosen, f"gradient_accumulation={parts}", name=f"{size} {parts}"
+            ).points
         )
         for size in (1, 2)
         for parts in (1, 2)
@@ -71,7 +84,10 @@ def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone)
     steps = [step for step, _ in done.curve("running/loss")]
     assert len(steps) == 8
     assert dict(done.curve("skipped_steps")) == {5: 1, 10: 2}
-    with pytest.raises(Diverged, match=r"^no sample was counted: in every step the loss, or a gradient, was nan or "):
+    with pytest.raises(
+        Diverged,
+        match=r"^no sample was counted: in every step the loss, or a gradient, was nan or ",
+    ):
         train_alone(*words(str([*range(44)]), "epochs=1"), name="none", before=runs.append)
     runs[0].record.interrupt()  # closes its files, as the worker's end would
 
@@ -86,8 +102,13 @@ def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlo
 
     last = train_alone(*chosen, before=stop).folder / "checkpoints" / "last.pt"
     saved: dict[str, Any] = checkpoint.load(last)
-    assert saved["skipped_steps"] > whole["skipped_steps", 5], "there is one in what was done of the epoch"
+    assert saved["skipped_steps"] > whole["skipped_steps", 5], (
+        "there is one in what was done of the epoch"
+    )
     assert numbers(train_alone(*chosen, source=last).points) == whole
     del saved["skipped_steps"]  # of a version that did not keep it
     checkpoint.save(last, saved)
-    assert numbers(train_alone(*chosen, source=last).points)["skipped_steps", 5] == whole["skipped_steps", 5]
+    assert (
+        numbers(train_alone(*chosen, source=last).points)["skipped_steps", 5]
+        == whole["skipped_steps", 5]
+    )

@@ -22,11 +22,17 @@ from tests.training.test_loop import CPU, batches
 from tests.worker.conftest import ALONE
 
 
-def snapshot(*, total: int = 20, amp: Any = False, cycle: bool = False, rank: int = 0, workers: int = 1) -> Snapshot:
+def snapshot(
+    *, total: int = 20, amp: Any = False, cycle: bool = False, rank: int = 0, workers: int = 1
+) -> Snapshot:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    schedule = OneCycleLR(optimizer, 0.1, total_steps=total) if cycle else LambdaLR(optimizer, lambda s: 0.9**s)
+    schedule = (
+        OneCycleLR(optimizer, 0.1, total_steps=total)
+        if cycle
+        else LambdaLR(optimizer, lambda s: 0.9**s)
+    )
     learner = Learner(
         module=module,
         parallel=module,
@@ -63,7 +69,9 @@ def test_training_continues_to_the_same_bits() -> None:
 
 def test_float16s_scale_is_kept() -> None:
     first = snapshot(amp="fp16")
-    first.learner.precision.scaler.load_state_dict({**_scaler(), "scale": 512.0, "_growth_tracker": 7})
+    first.learner.precision.scaler.load_state_dict(
+        {**_scaler(), "scale": 512.0, "_growth_tracker": 7}
+    )
     second = snapshot(amp="fp16")
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.state_dict()["scaler"] == first.state_dict()["scaler"]
@@ -96,8 +104,16 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     for number, one in enumerate(rng):
         one["torch"] = torch.Generator().manual_seed(100 + number).get_state().numpy().tobytes()
     state["workers"] = [
-        {"rng": rng[0], "sums": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0], "logged": [0.5, 1.0, 1.5, 2.0, 2.5]},
-        {"rng": rng[1], "sums": [10.0, 20.0, 30.0, 40.0, 50.0], "logged": [5.0, 10.0, 15.0, 20.0, 25.0]},
+        {
+            "rng": rng[0],
+            "sums": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0],
+            "logged": [0.5, 1.0, 1.5, 2.0, 2.5],
+        },
+        {
+            "rng": rng[1],
+            "sums": [10.0, 20.0, 30.0, 40.0, 50.0],
+            "logged": [5.0, 10.0, 15.0, 20.0, 25.0],
+        },
     ]
     subject.load_state_dict(state)
     total = [11.0 + 2**24, 22.0, 33.0, 44.0, 55.0]
@@ -114,9 +130,15 @@ def test_as_many_workers_take_each_its_own_sums() -> None:
     subject = snapshot(rank=1, workers=2)
     state = copy.deepcopy(snapshot().state_dict())
     rng = state["workers"][0]["rng"]
-    state["workers"] = [{"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)]
+    state["workers"] = [
+        {"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)
+    ]
     subject.load_state_dict(state)
-    assert subject.sums.state_dict() == {"sums": [10.0] * 5, "finite": [10.0] * 5, "logged": [5.0] * 5}
+    assert subject.sums.state_dict() == {
+        "sums": [10.0] * 5,
+        "finite": [10.0] * 5,
+        "logged": [5.0] * 5,
+    }
 
 
 def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
@@ -132,5 +154,8 @@ def test_weights_of_another_shape_are_told_in_a_line() -> None:
     one = snapshot()
     state = one.state_dict()
     state["model"]["2.bias"] = torch.zeros(7)
-    with pytest.raises(ConfigError, match=r"^model: .*\(1 of another shape: 2\.bias \[7\], the model's \[4\]\); put"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^model: .*\(1 of another shape: 2\.bias \[7\], the model's \[4\]\); put",
+    ):
         one.load_weights(state)

@@ -31,13 +31,17 @@ class Downloaded(Dataset):
 def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
     (tmp_path / "own_data.py").write_text(DOWNLOADS)
     (tmp_path / "conf/dataset").mkdir(parents=True)
-    (tmp_path / "conf/dataset/mine.yaml").write_text("_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n")
+    (tmp_path / "conf/dataset/mine.yaml").write_text(
+        "_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n"
+    )
     few = ("world_size=3", "batch_size=12", "max_steps=1", "tensorboard.images=false", "-q")
     done = run("dataset=mine", *few, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_first_worker_of_another_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_worker_of_another_run_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
     entered = threading.Event()
 
@@ -54,7 +58,9 @@ def test_the_first_worker_of_another_run_waits(tmp_path: Path, monkeypatch: pyte
     assert entered.is_set()
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
     with one_first(ALONE, "mine.Data"):

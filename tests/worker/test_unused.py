@@ -18,7 +18,14 @@ from expt.training.collectives import Worker
 from tests.worker.sharded import Configs, apart, together, trained
 
 FIND = "ddp.find_unused_parameters=true"
-SHORT = ("epochs=1", "max_steps=6", "log_every=1", "dataset.train_limit=128", "optimizer=adamw", "optimizer.lr=0.02")
+SHORT = (
+    "epochs=1",
+    "max_steps=6",
+    "log_every=1",
+    "dataset.train_limit=128",
+    "optimizer=adamw",
+    "optimizer.lr=0.02",
+)
 
 
 class Experts(nn.Module):
@@ -35,7 +42,9 @@ class Experts(nn.Module):
         chosen = shares.argmax(-1)
         for number, expert in enumerate(self.experts):
             if len(rows := (chosen == number).nonzero()[:, 0]):
-                inside = inside.index_add(0, rows, expert(inside[rows]) * shares[rows, number, None])
+                inside = inside.index_add(
+                    0, rows, expert(inside[rows]) * shares[rows, number, None]
+                )
         return inside
 
 
@@ -79,9 +88,9 @@ def of(model: type[nn.Module]) -> tuple[str, ...]:
 
 def ended(folder: Path, config: RunConfig) -> Path:
     """The folder of its run."""
-    assert set(together(folder.parent, config.world_size, lambda worker: trained(folder, config, worker))) == {
-        "completed"
-    }
+    assert set(
+        together(folder.parent, config.world_size, lambda worker: trained(folder, config, worker))
+    ) == {"completed"}
     return folder
 
 
@@ -118,7 +127,9 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     class Older(unused.Unused):
         def drop(self) -> None:
             self._gives_zeros = False
-            self._used = {name for name in self._parameters if "last" in name or int(os.environ["RANK"])}
+            self._used = {
+                name for name in self._parameters if "last" in name or int(os.environ["RANK"])
+            }
             super().drop()
 
     def each(worker: Worker) -> str:
@@ -134,7 +145,9 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     assert told.startswith("the parameter body.weight was used by some workers alone in a step")
 
 
-def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(configs: Configs, tmp_path: Path) -> None:
+def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(
+    configs: Configs, tmp_path: Path
+) -> None:
     words = (*of(Centred), *SHORT, "batch_size=16", "checkpoint.every_steps=2")
     plain = ended(tmp_path / "ddp", configs("ddp", 2, *words))
     found = ended(tmp_path / "fsdp", configs("fsdp", 2, *words))

@@ -64,13 +64,17 @@ def forks_told(record: Record) -> list[str]:
 
 
 def _since(forked: Forked) -> str:
-    changed = ", ".join(f"{key} {setting(then)} -> {setting(now)}" for key, (then, now) in forked["changed"].items())
+    changed = ", ".join(
+        f"{key} {setting(then)} -> {setting(now)}" for key, (then, now) in forked["changed"].items()
+    )
     return f"at step {forked['step']}" + (f": {changed}" if changed else "")
 
 
 def _trees(runs: Sequence[tuple[Path, Record]]) -> list[Tree]:
     records = {folder.resolve(): record for folder, record in runs}
-    named = {record["identity"]: folder for folder, record in records.items() if "identity" in record}
+    named = {
+        record["identity"]: folder for folder, record in records.items() if "identity" in record
+    }
     below: dict[Path, list[Path]] = {}
     todo = list(records)
     while todo:
@@ -87,7 +91,9 @@ def _trees(runs: Sequence[tuple[Path, Record]]) -> list[Tree]:
     return [_grown(root, below, records) for root in sorted(roots)]
 
 
-def _grown(folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[Path, Record]) -> Tree:
+def _grown(
+    folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[Path, Record]
+) -> Tree:
     """The run of `folder` with its forks, by the step at which they part from it."""
     record = records[folder]
     gone = "" if record else " (no longer there)"
@@ -99,6 +105,8 @@ def _grown(folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[
     if objective and objective["value"] is not None:
         label += f"  {objective['name']} {objective['value']:.4f}"
     tree = Tree(Text(printable(label)))
-    for child in sorted(below.get(folder, ()), key=lambda each: (records[each]["forked_from"]["step"], each)):
+    for child in sorted(
+        below.get(folder, ()), key=lambda each: (records[each]["forked_from"]["step"], each)
+    ):
         tree.children.append(_grown(child, below, records))
     return tree

@@ -23,7 +23,9 @@ from expt.runs.view.stale import WORD
 from expt.runs.view.units import elapsed
 
 
-def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()) -> None:
+def print_listing(
+    console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
+) -> None:
     """A line for each run; where folders do not fit into it, those around several runs have lines of their own.
 
     Where that does not do either, each run's has, to be copied whole.
@@ -31,12 +33,21 @@ def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection
     paths = [printable(str(run.values["run"])) for run in runs]
     whole, narrow = [("", path) for path in paths], min(console.width, WIDE - 1)
     for width, named in ((console.width, whole), (narrow, whole), (narrow, _below_headings(paths))):
-        table, longest = _listing(runs, width, stale), max(len(name) for _, name in (*named, ("", "run")))
+        table, longest = (
+            _listing(runs, width, stale),
+            max(len(name) for _, name in (*named, ("", "run"))),
+        )
         if longest + 2 + console.measure(table).maximum <= console.width:
-            for line, (heading, name) in zip(_lines(console, table), [("", "run"), *named], strict=True):
+            for line, (heading, name) in zip(
+                _lines(console, table), [("", "run"), *named], strict=True
+            ):
                 if heading:
                     say(console, heading)
-                console.print(Text.assemble((name.ljust(longest), "bold" if name == "run" else ""), "  ", line))
+                console.print(
+                    Text.assemble(
+                        (name.ljust(longest), "bold" if name == "run" else ""), "  ", line
+                    )
+                )
             return
     for line, path in zip(_lines(console, table), ["", *paths], strict=True):
         if path:
@@ -53,13 +64,18 @@ def _below_headings(paths: Sequence[str]) -> list[tuple[str, str]]:
             named += [("", name) for name in names]
         else:
             headings = [f"{folder}/", *[""] * (len(names) - 1)]
-            named += [(heading, f"  {name.rpartition('/')[2]}") for heading, name in zip(headings, names, strict=True)]
+            named += [
+                (heading, f"  {name.rpartition('/')[2]}")
+                for heading, name in zip(headings, names, strict=True)
+            ]
     return named
 
 
 def _lines(console: Console, table: Table) -> list[Text]:
     with console.capture() as captured:
-        console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
+        console.print(
+            table, width=max(console.width, console.measure(table).maximum), soft_wrap=True
+        )
     return [Text.from_ansi(line) for line in captured.get().splitlines()]
 
 
@@ -83,7 +99,9 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         values = run.values
-        reached = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
+        reached = _shown(values["best"]) + (
+            "" if shared or values["best"] is None else f" {run.objective}"
+        )
         status = f"{values['status']}, {WORD}" if run.folder in stale else values["status"]
         described = [str(values.get(key) or "") for key in about]
         took = elapsed(values["time"]) if values["time"] else ""
@@ -101,7 +119,9 @@ def as_csv(runs: Sequence[ListedRun]) -> str:
     for run in runs:
         values = dict(run.values)
         if values["started"] is not None:
-            values["started"] = datetime.fromtimestamp(values["started"]).isoformat(timespec="seconds")
+            values["started"] = datetime.fromtimestamp(values["started"]).isoformat(
+                timespec="seconds"
+            )
         writer.writerow([in_csv(values.get(key)) for key in keys])
     return text.getvalue()
 
@@ -116,7 +136,9 @@ def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]
-    settings = dict.fromkeys(key for values, _ in pairs for key in values if key not in {*results, "run", "started"})
+    settings = dict.fromkeys(
+        key for values, _ in pairs for key in values if key not in {*results, "run", "started"}
+    )
     for key in settings:
         a, b = (values.get(key, "") for values, _ in pairs)
         if a != b:
@@ -139,7 +161,9 @@ def _commit(result: Record) -> str:
 
 
 def _versions(result: Record) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())
+    return ", ".join(
+        f"{name} {version}" for name, version in (result.get("versions") or {}).items()
+    )
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,9 @@ class History(list[dict[str, float]]):
         """That of the run of these files; empty where it has not measured anything yet."""
         epochs: dict[int, dict[str, float]] = {}
         for point in MetricsReader(paths).read():
-            epochs.setdefault(point.epoch, {"epoch": point.epoch}).update({"step": point.step, point.tag: point.value})
+            epochs.setdefault(point.epoch, {"epoch": point.epoch}).update(
+                {"step": point.step, point.tag: point.value}
+            )
         return cls(epochs[number] for number in sorted(epochs))
 
     @overload  # type: ignore[override]
@@ -62,7 +64,9 @@ class History(list[dict[str, float]]):
         return DataFrame(list(self), columns=self.tags)
 
 
-def figure(record: Record, history: History, *, height: float = 3.2, panels: int = PANELS) -> Figure:
+def figure(
+    record: Record, history: History, *, height: float = 3.2, panels: int = PANELS
+) -> Figure:
     """The loss and the task's metrics by epoch: train dashed, val a line, test a dot at the epoch that it is of.
 
     Raises ConfigError without matplotlib.
@@ -70,11 +74,19 @@ def figure(record: Record, history: History, *, height: float = 3.2, panels: int
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("to draw curves needs matplotlib; install it with pip install 'expt[plot]'") from None
+        raise ConfigError(
+            "to draw curves needs matplotlib; install it with pip install 'expt[plot]'"
+        ) from None
     metrics = list(metrics_of((record.get("config") or {}).get("task")))
-    drawn = [metric for metric in metrics if any(f"{metric}/{split}" in history.tags for split in ("train", "val"))]
+    drawn = [
+        metric
+        for metric in metrics
+        if any(f"{metric}/{split}" in history.tags for split in ("train", "val"))
+    ]
     drawn = drawn[:panels] or metrics[:1]
-    drawing: Figure = _shown_by_notebooks(Figure)(figsize=(1.3 * height * len(drawn), height), layout="constrained")
+    drawing: Figure = _shown_by_notebooks(Figure)(
+        figsize=(1.3 * height * len(drawn), height), layout="constrained"
+    )
     for axes, metric in zip(drawing.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
         _draw(axes, metric, record, history)
     return drawing
@@ -83,11 +95,22 @@ def figure(record: Record, history: History, *, height: float = 3.2, panels: int
 def _draw(axes: Any, metric: str, record: Record, history: Sequence[dict[str, float]]) -> None:
     best = record.get("best")
     for split, style in (("train", "--"), ("val", "-"), ("test", "o")):
-        points = [(epoch["epoch"], epoch[f"{metric}/{split}"]) for epoch in history if f"{metric}/{split}" in epoch]
-        if len(points) == 1 and split == "test" and best:  # measured at the end, of the best epoch's weights
+        points = [
+            (epoch["epoch"], epoch[f"{metric}/{split}"])
+            for epoch in history
+            if f"{metric}/{split}" in epoch
+        ]
+        if (
+            len(points) == 1 and split == "test" and best
+        ):  # measured at the end, of the best epoch's weights
             points = [(best["epoch"], points[0][1])]
         if points:
-            axes.plot(*zip(*points, strict=True), "o-" if len(points) == 1 else style, label=split, linewidth=1.3)
+            axes.plot(
+                *zip(*points, strict=True),
+                "o-" if len(points) == 1 else style,
+                label=split,
+                linewidth=1.3,
+            )
     axes.set(title=metric, xlabel="epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)

@@ -23,12 +23,16 @@ from expt.runs.view.summary import logdir
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     """A row for each; one alone has a few lines more."""
     records = [(paths, read_result(paths)) for paths in evaluated]
-    metrics = dict.fromkeys(name for _, record in records for name in metrics_of(record["config"]["task"]))
+    metrics = dict.fromkeys(
+        name for _, record in records for name in metrics_of(record["config"]["task"])
+    )
     several = len(records) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (*(["run"] if several else []), "", *metrics, "samples", "of epoch"):
         table.add_column(
-            column, justify="left" if column in ("run", "") else "right", no_wrap=column not in ("run", "")
+            column,
+            justify="left" if column in ("run", "") else "right",
+            no_wrap=column not in ("run", ""),
         )
     for paths, record in records:
         about = record["evaluation_of"]
@@ -36,7 +40,13 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         what = about["split"] if about["own_data"] else f"{_dataset(record)} {about['split']}"
         name = [paths.folder.parents[1].name] if several else []
         table.add_row(
-            *cells(*name, what, *numbers, f"{about['samples']:,}", f"{about['epoch']}, the {about['checkpoint']}")
+            *cells(
+                *name,
+                what,
+                *numbers,
+                f"{about['samples']:,}",
+                f"{about['epoch']}, the {about['checkpoint']}",
+            )
         )
     console.print(table)
     for paths, record in records[: 1 if not several else 0]:
@@ -55,7 +65,9 @@ def _facts(record: Record) -> list[str]:
         f"measured     {seconds:.1f} s by {where}, {about['samples'] / max(seconds, 1e-9):,.0f} {noun_of(record)}s/s"
     ]
     if record["config"]["dataset"].get("standardise_targets"):
-        found.append("unit         targets are standardised, as in training: an error of 1 is one deviation of theirs")
+        found.append(
+            "unit         targets are standardised, as in training: an error of 1 is one deviation of theirs"
+        )
     if then := _then(record, about):
         shown = ", ".join(f"{tag.partition('/')[0]} {value:.4f}" for tag, value in then.items())
         found.append(f"then         the run itself recorded {shown}")

@@ -20,11 +20,16 @@ def of_run(folder: Path, record: Record, history: curves.History) -> str:
     """A table of the run's metrics by split, its folder and its curves."""
     task, metrics = (record.get("config") or {}).get("task"), record.get("metrics") or {}
     names = list(metrics_of(task))
-    found = [[split, *(_number(metrics.get(f"{name}/{split}")) for name in names)] for split in _SPLITS]
+    found = [
+        [split, *(_number(metrics.get(f"{name}/{split}")) for name in names)] for split in _SPLITS
+    ]
     parts = [f"<b>{escape(str(record.get('status', 'no record')))}</b>"]
     if best := record.get("best"):
         parts.append(f"best {escape(best['metric'])} {best['value']:.4f} in epoch {best['epoch']}")
-    parts += [f"trained {elapsed(sum(record.get('epoch_s') or [0.0]))}", f"<code>{escape(str(folder))}</code>"]
+    parts += [
+        f"trained {elapsed(sum(record.get('epoch_s') or [0.0]))}",
+        f"<code>{escape(str(folder))}</code>",
+    ]
     error = [_failure("error", record["error"])] if record.get("error") else []
     table = _table(["", *names], [line for line in found if any(line[1:])])
     return "".join([f"<p>{' &middot; '.join(parts)}</p>", *error, table, _picture(record, history)])
@@ -40,9 +45,15 @@ def of_sweep(runs: Sequence[FoundRecord]) -> str:
     found = rows(runs)
     head, *below = lines(found[:SHOWN], objective_of(runs))
     failed = [run for run in runs if run["status"] == FAILED]
-    told = [f"<p><b style='color:#c00'>{len(failed)} of {len(runs)} runs failed</b></p>"] if failed else []
+    told = (
+        [f"<p><b style='color:#c00'>{len(failed)} of {len(runs)} runs failed</b></p>"]
+        if failed
+        else []
+    )
     told += [_failure(run["folder"].name, run.get("error") or "") for run in failed]
-    return "".join([*told, _table(head, below), f"<p><code>{escape(str(runs[0]['folder'].parent))}</code></p>"])
+    return "".join(
+        [*told, _table(head, below), f"<p><code>{escape(str(runs[0]['folder'].parent))}</code></p>"]
+    )
 
 
 def _failure(name: str, error: object) -> str:

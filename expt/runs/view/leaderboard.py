@@ -83,26 +83,39 @@ class Row:
     @property
     def seconds(self) -> float:
         """Mean training time of a run; of those that count, if there are some."""
-        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in self.counted or self.runs)
+        return statistics.fmean(
+            sum(run.get("epoch_s") or [0.0]) for run in self.counted or self.runs
+        )
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:
     """What result.json says of every run below `folder`, with its path under `folder`; of a search in its order."""
-    return sorted(({**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)), key=place)
+    return sorted(
+        ({**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)),
+        key=place,
+    )
 
 
-def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:
+def rows(
+    runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
+) -> list[Row]:
     """The leaderboard, what has no result last: best first, or by the column, setting or metric `sort`."""
     groups = experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [_typed(group[0]) for group in groups])
     objective = objective_of(runs)
     found = [
-        Row({key: _parents(group) if key == "fork" else known.get(key) for key in keys}, tuple(group), objective)
+        Row(
+            {key: _parents(group) if key == "fork" else known.get(key) for key in keys},
+            tuple(group),
+            objective,
+        )
         for known, group in zip(settings, groups, strict=True)
     ]
     by = {
-        id(row): (row.mean if row.values else None) if sort in (None, "best", objective) else _mean(row, str(sort))
+        id(row): (row.mean if row.values else None)
+        if sort in (None, "best", objective)
+        else _mean(row, str(sort))
         for row in found
     }
     down = falls(objective if sort in (None, "best") else str(sort), runs)
@@ -115,37 +128,58 @@ def wide_console() -> Console:
 
 
 def leaderboard(
-    runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False, stale: Collection[Path] = ()
+    runs: Sequence[FoundRecord],
+    sort: str | None = None,
+    *,
+    reverse: bool = False,
+    stale: Collection[Path] = (),
 ) -> Table:
     """The first of `rows` in a table; `stale` are the folders of runs of other code than today's."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     found = rows(runs, sort, reverse=reverse)
     if len(found) > SHOWN:
-        table.caption, table.caption_justify = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}", "left"
+        table.caption, table.caption_justify = (
+            f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}",
+            "left",
+        )
     head, *below = lines(found[:SHOWN], objective_of(runs), stale)
     num_settings = len(_keys(found[:SHOWN]))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
         # In a narrow terminal settings are folded, and words of a status; a number stays whole.
-        table.add_column(cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right)
+        table.add_column(
+            cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right
+        )
     for line in below:
         table.add_row(*cells(*line))
     return table
 
 
-def lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -> Iterator[list[str]]:
+def lines(
+    found: Sequence[Row], objective: str, stale: Collection[Path] = ()
+) -> Iterator[list[str]]:
     """The leaderboard's columns, then its rows."""
     keys = _keys(found)
     tests = (f"{metric}/test" for metric in best_first(run for row in found for run in row.runs))
-    test = next((tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found)), None)
+    test = next(
+        (tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found)),
+        None,
+    )
     shown_test = [test] if test else []
     after = [objective, *shown_test, "status", "train time"]
     yield [*_headings(keys, after), *after]
     for row in found:
         old = sum(run["folder"] in stale for run in row.runs)
-        status = row.status + (f", {WORD if old == len(row.runs) else f'{old} {WORD}'}" if old else "")
+        status = row.status + (
+            f", {WORD if old == len(row.runs) else f'{old} {WORD}'}" if old else ""
+        )
         numbers = [_spread(row.values), *(_spread(row.values_of(tag)) for tag in shown_test)]
-        yield [*(setting(row.settings.get(key, "")) for key in keys), *numbers, status, elapsed(row.seconds)]
+        yield [
+            *(setting(row.settings.get(key, "")) for key in keys),
+            *numbers,
+            status,
+            elapsed(row.seconds),
+        ]
 
 
 def _headings(keys: Sequence[str], others: Collection[str]) -> list[str]:
@@ -167,7 +201,10 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
-    before, after = ["run", "status", "identity"], ["objective", *tags, "train_s", "device_s", *energy, "error"]
+    before, after = (
+        ["run", "status", "identity"],
+        ["objective", *tags, "train_s", "device_s", *energy, "error"],
+    )
     writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
@@ -180,7 +217,14 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
             *(_cell(run.get("energy_j")) for _ in energy),
         ]
         settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
-        line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
+        line = [
+            run["folder"].name,
+            run["status"],
+            run.get("identity", ""),
+            *settings,
+            *numbers,
+            error,
+        ]
         writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
@@ -192,7 +236,11 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
     yield "|" + "---|" * len(head)
     for row, line in zip(found, below, strict=True):
         cells = [*line[:-1], f"{row.seconds:.1f}"]
-        yield "| " + " | ".join(printable(cell).replace("\n", " ").replace("|", "\\|") for cell in cells) + " |"
+        yield (
+            "| "
+            + " | ".join(printable(cell).replace("\n", " ").replace("|", "\\|") for cell in cells)
+            + " |"
+        )
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -226,7 +274,10 @@ class _Settings:
         self._run = run
         content: Any = run.get("content") or {}
         typed = {key: value for key, value in run.get("overrides", {}).items() if _is_told(value)}
-        self._typed = {**typed, **{part: content[part] for part in ("data", "code") if content.get(part)}}
+        self._typed = {
+            **typed,
+            **{part: content[part] for part in ("data", "code") if content.get(part)},
+        }
 
     @functools.cached_property
     def all(self) -> dict[str, Any]:
@@ -250,7 +301,11 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
     def told_apart(*keys: str) -> int:
         return len({tuple(str(known.get(key)) for key in keys) for known in settings})
 
-    given = [key for key in dict.fromkeys(key for words in typed for key in words) if key not in (*REPEATED, "sweep")]
+    given = [
+        key
+        for key in dict.fromkeys(key for words in typed for key in words)
+        if key not in (*REPEATED, "sweep")
+    ]
     keys = [key for key in given if told_apart(key) > 1] or given
     if (apart := told_apart(*keys)) == len(settings):
         return keys
@@ -267,7 +322,9 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
 def _mean(row: Row, key: str) -> Any:
     """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is no number."""
     found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
-    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        value for value in found if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
 
 

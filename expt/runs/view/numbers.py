@@ -20,11 +20,18 @@ def speed_label(noun: str) -> str:
 def _shown(values: Mapping[str, float], noun: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Of each number its tags, the first that there is counts, its label and its format."""
     trained = (tag.removesuffix("/train") for tag in values if tag.endswith("/train"))
-    names = [*trained, *(tag.removeprefix(tags.running("")) for tag in values if tag.startswith(tags.running("")))]
+    names = [
+        *trained,
+        *(tag.removeprefix(tags.running("")) for tag in values if tag.startswith(tags.running(""))),
+    ]
     metric = next((name for name in names if name != "loss"), "loss")
     yield (tags.metric("loss", "train"), tags.RUNNING_LOSS), "loss", ".4f"
     if metric != "loss":
-        yield (tags.metric(metric, "train"), tags.running(metric)), _ABBREVIATED.get(metric, metric), ".4f"
+        yield (
+            (tags.metric(metric, "train"), tags.running(metric)),
+            _ABBREVIATED.get(metric, metric),
+            ".4f",
+        )
     yield (tags.metric(metric, "val"),), "val", ".4f"
     yield (tags.metric(metric, "test"),), "test", ".4f"
     yield (tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), speed_label(noun), ",.0f"
@@ -39,5 +46,12 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
     A sample is called `noun`.
     """
     shown = list(_shown(values, noun))
-    found = {label: next((values[tag] for tag in either if tag in values), None) for either, label, _ in shown}
-    return {label: f"{label} {found[label]:{form}}" for _, label, form in shown if found[label] is not None}
+    found = {
+        label: next((values[tag] for tag in either if tag in values), None)
+        for either, label, _ in shown
+    }
+    return {
+        label: f"{label} {found[label]:{form}}"
+        for _, label, form in shown
+        if found[label] is not None
+    }

@@ -24,7 +24,9 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError(f"{file}: needs matplotlib; install it with pip install 'expt[plot]'") from None
+        raise ConfigError(
+            f"{file}: needs matplotlib; install it with pip install 'expt[plot]'"
+        ) from None
     figure = Figure(figsize=(12, 4.5), dpi=120, layout="constrained")
     metric = best_first(read_result(RunPaths(folder)) for folder in folders)[0]
     panels = dict(zip(("loss", metric), figure.subplots(1, 2), strict=False))
@@ -32,10 +34,20 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
         points = MetricsReader(RunPaths(folder)).read()
         for metric, axes in panels.items():
             for split, style in (("train", "--"), ("val", "-"), ("test", "o")):
-                curve = [(point.step, point.value) for point in points if point.tag == f"{metric}/{split}"]
+                curve = [
+                    (point.step, point.value)
+                    for point in points
+                    if point.tag == f"{metric}/{split}"
+                ]
                 name = shown_path(folder) if split == "train" else None
                 if curve:
-                    axes.plot(*zip(*curve, strict=True), style, color=f"C{number % 10}", label=name, linewidth=1.2)
+                    axes.plot(
+                        *zip(*curve, strict=True),
+                        style,
+                        color=f"C{number % 10}",
+                        label=name,
+                        linewidth=1.2,
+                    )
     for metric, axes in panels.items():
         axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
         axes.grid(alpha=0.3)

@@ -19,7 +19,9 @@ def pairs_needed(effect: float, level: float) -> int:
     most = 2
     while _power(most, effect, level) < POWER:
         most *= 2
-    return bisect.bisect_left(range(most), POWER, lo=2, key=lambda pairs: _power(pairs, effect, level))
+    return bisect.bisect_left(
+        range(most), POWER, lo=2, key=lambda pairs: _power(pairs, effect, level)
+    )
 
 
 def _power(pairs: int, effect: float, level: float) -> float:
@@ -36,5 +38,7 @@ def _power(pairs: int, effect: float, level: float) -> float:
         return float(ndtr(shift - critical * spread) + ndtr(-shift - critical * spread))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of two pairs at a level near 0: it is near 0 too
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of two pairs at a level near 0: it is near 0 too
         return float(of.chi.expect(given, args=(freedom,), lb=low, ub=high, epsabs=1e-6))

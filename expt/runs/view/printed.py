@@ -26,7 +26,9 @@ class Printed:
 
     def _logs(self) -> list[Path]:
         names = (self._paths.stdout(0, 0).name, self._paths.stderr(0, 0).name)
-        return sorted(log for name in names for log in self._paths.stdout(0, 0).parents[2].glob(f"*/*/{name}"))
+        return sorted(
+            log for name in names for log in self._paths.stdout(0, 0).parents[2].glob(f"*/*/{name}")
+        )
 
     def new(self, *, last: bool = False) -> Iterator[tuple[int, str]]:
         """Rank and line of each; one that is still being written is left for later, unless this is the `last` look.
@@ -60,11 +62,15 @@ class Printed:
         return True
 
 
-def show_printed(console: Console, lines: Iterable[tuple[str, str]], errors: TextIO | None = None) -> None:
+def show_printed(
+    console: Console, lines: Iterable[tuple[str, str]], errors: TextIO | None = None
+) -> None:
     """Show lines, each with who has printed it; warnings go where a command's own go, or to `errors`."""
     told = list(lines)
     if plain := [f"[{who}] {line}" for who, line in told if not line.startswith(WARNING)]:
-        say(console, "\n".join(plain))  # at once: after each, a terminal's live lines are drawn anew
+        say(
+            console, "\n".join(plain)
+        )  # at once: after each, a terminal's live lines are drawn anew
     for who, line in told:
         if line.startswith(WARNING):
             warn(f"[{who}] {line.removeprefix(WARNING)}", errors)

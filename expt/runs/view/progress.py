@@ -74,7 +74,10 @@ class RunState:
             if point.tag.startswith(BEST):
                 self._end_epoch()
         if self._began is None and self.step > self._resumed_at:
-            self._began = time.monotonic(), self.step  # the time left is that of the steps, not of the start
+            self._began = (
+                time.monotonic(),
+                self.step,
+            )  # the time left is that of the steps, not of the start
         return [point for point in points if point.step > self._resumed_at]
 
     def _read_result(self) -> None:
@@ -96,8 +99,13 @@ class RunState:
         if tags.EPOCH_S not in self.of_epoch or self._told >= self.epoch:
             return
         self._told = self.epoch
-        tag, best = next(((tag, value) for tag, value in self.of_epoch.items() if tag.startswith(BEST)), ("", math.nan))
-        is_best = best not in (self._best, math.nan) and self.of_epoch.get(tag.removeprefix(BEST)) == best
+        tag, best = next(
+            ((tag, value) for tag, value in self.of_epoch.items() if tag.startswith(BEST)),
+            ("", math.nan),
+        )
+        is_best = (
+            best not in (self._best, math.nan) and self.of_epoch.get(tag.removeprefix(BEST)) == best
+        )
         self._best = best
         if self.step > self._resumed_at:
             self._ended.append(EpochEnd(self.epoch, self.step, dict(self.of_epoch), is_best))
@@ -135,7 +143,11 @@ class RunDisplay:
         live: bool = True,
         errors: TextIO | None = None,
     ) -> None:
-        self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
+        self._state, self._console, self._print_every = (
+            RunState(paths, epochs=epochs),
+            console,
+            print_every,
+        )
         self._printed, self._began, self._errors = Printed(paths), False, errors
         self._next = self._line_at = time.monotonic()
         self._line_step = 0  # of the newest line: it has its step once
@@ -184,20 +196,46 @@ class RunDisplay:
             return
         if self._bar and self._task is not None:
             label = f"epoch {state.epoch}/{state.epochs}"
-            taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
-            text = self._fitted({**in_words(state.of_epoch, state.noun), **self._left()}, self._console.width - taken)
-            self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
-        elif not state.ends_epoch(state.step) and state.step > self._line_step and now - self._line_at > PLAIN_LINE_S:
+            taken = (
+                len(label)
+                + 2 * len(str(state.total_steps))
+                + 3
+                + (BAR + 1) * (self._console.width >= WIDE)
+            )
+            text = self._fitted(
+                {**in_words(state.of_epoch, state.noun), **self._left()},
+                self._console.width - taken,
+            )
+            self._bar.update(
+                self._task,
+                description=label,
+                total=state.total_steps,
+                completed=state.step,
+                text=text,
+            )
+        elif (
+            not state.ends_epoch(state.step)
+            and state.step > self._line_step
+            and now - self._line_at > PLAIN_LINE_S
+        ):
             self._print(
-                state.epoch, state.step, "  ".join({**in_words(state.of_epoch, state.noun), **self._left()}.values())
+                state.epoch,
+                state.step,
+                "  ".join({**in_words(state.of_epoch, state.noun), **self._left()}.values()),
             )
 
     def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
         """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
         due = list[tuple[int, int, str]]()
-        for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
+        for (epoch, step), group in itertools.groupby(
+            points, key=lambda point: (point.epoch, point.step)
+        ):
             values = {point.tag: point.value for point in group}
-            if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
+            if (
+                step % every == 0
+                and tags.RUNNING_LOSS in values
+                and not self._state.ends_epoch(step)
+            ):
                 running = {tag: value for tag, value in values.items() if is_running(tag)}
                 due.append((epoch, step, "  ".join(in_words(running, self._state.noun).values())))
         return due
@@ -207,14 +245,23 @@ class RunDisplay:
         values = {tag: value for tag, value in end.values.items() if not is_running(tag)}
         words = {**in_words(values, self._state.noun), **({"best": "best"} if end.is_best else {})}
         if not self._console.is_terminal:
-            self._print(end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values()))
+            self._print(
+                end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values())
+            )
             return
         label = f"epoch {end.epoch:>{len(str(self._state.epochs))}}/{self._state.epochs}  "
-        say(self._console, label + self._fitted(words, self._console.width - len(label)), "bold" if end.is_best else "")
+        say(
+            self._console,
+            label + self._fitted(words, self._console.width - len(label)),
+            "bold" if end.is_best else "",
+        )
 
     def _print(self, epoch: int, step: int, text: str) -> None:
         self._line_at, self._line_step = time.monotonic(), step
-        say(self._console, f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}")
+        say(
+            self._console,
+            f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}",
+        )
 
     def _left(self) -> dict[str, str]:
         left_s = self._state.left_s
@@ -269,10 +316,17 @@ def shown_path(folder: Path) -> str:
 
 def resume_command(paths: RunPaths) -> str:
     """What to type to resume the run of that folder."""
-    return f"{provenance.program()} {setting('hydra.run.dir', shown_path(paths.folder))} resume=auto"
+    return (
+        f"{provenance.program()} {setting('hydra.run.dir', shown_path(paths.folder))} resume=auto"
+    )
 
 
 def _progress_bar(console: Console) -> Progress:
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
-    columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        *bar,
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
     return Progress(*columns, console=console, refresh_per_second=10)

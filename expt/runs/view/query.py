@@ -52,7 +52,9 @@ class ListedRun:
             "started": result.get("started"),
             "status": result.get("status"),
             "workers": result.get("world_size"),
-            "best": best["value"] if best else metrics.get(f"best/{self.objective}", metrics.get(self.objective)),
+            "best": best["value"]
+            if best
+            else metrics.get(f"best/{self.objective}", metrics.get(self.objective)),
             "time": sum(result.get("epoch_s") or [0.0]),
             **settings_of(result),
             **metrics,
@@ -75,12 +77,19 @@ def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]
     as_they_are = type(None) if lists_as_text else (type(None), list)
     kept = {key: value for key, value in config.items() if isinstance(value, as_they_are)}
     found: dict[str, Any] = {**hyperparameters(config), **kept}
-    for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
+    for group in [
+        key for key, value in found.items() if value == "_target_" and f"{key}.target" in found
+    ]:
         own = f"{group}.kwargs."
         typed = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}
-        found = {(key if typed.get(key) in found else typed.get(key, key)): value for key, value in found.items()}
+        found = {
+            (key if typed.get(key) in found else typed.get(key, key)): value
+            for key, value in found.items()
+        }
         chosen_as = record.get("overrides", {}).get(group)
-        found[group] = chosen_as if isinstance(chosen_as, str) else found[f"{group}.target"].rpartition(".")[2]
+        found[group] = (
+            chosen_as if isinstance(chosen_as, str) else found[f"{group}.target"].rpartition(".")[2]
+        )
     return {**_own_choices(record), **found}
 
 
@@ -88,7 +97,11 @@ def _own_choices(record: Record) -> dict[str, str]:
     """What was chosen of groups that are no settings themselves, a person's own and `experiment`, as it was typed."""
     typed: Mapping[str, Any] = record.get("overrides") or {}
     texts = {key: value for key, value in typed.items() if isinstance(value, str)}
-    return {key: text for key, text in texts.items() if "@" in key or not ("." in key or key in _OWN_SETTINGS)}
+    return {
+        key: text
+        for key, text in texts.items()
+        if "@" in key or not ("." in key or key in _OWN_SETTINGS)
+    }
 
 
 _OWN_SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
@@ -107,16 +120,22 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
-def in_order(runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False) -> list[ListedRun]:
+def in_order(
+    runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False
+) -> list[ListedRun]:
     """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
     records = [run.result for run in runs]
-    down = any(falls(tag, records) for tag in ({run.objective for run in runs} if key == "best" else [key]))
+    down = any(
+        falls(tag, records) for tag in ({run.objective for run in runs} if key == "best" else [key])
+    )
     return ordered(runs, lambda run: run.values.get(key), falling=down != reverse)
 
 
 def falls(key: str, records: Iterable[Record]) -> bool:
     """Whether the highest value of `key` comes first, as of when a run began, and of what is better so."""
-    return key == "started" or any(tags.is_higher_better(key, metrics_of(task)) for task in map(_task, records))
+    return key == "started" or any(
+        tags.is_higher_better(key, metrics_of(task)) for task in map(_task, records)
+    )
 
 
 def _task(record: Record) -> Any:
@@ -152,10 +171,14 @@ def _check(key: str, known: Collection[str], *, is_order: bool = False) -> None:
     if key not in known:
         what = "setting" if is_order else "column, setting or metric"
         all_of_them = "" if is_order else " `report --csv -` has all of them in its first line."
-        raise ConfigError(f"{key}: no run has such a {what}.{did_you_mean(key, known) or all_of_them}")
+        raise ConfigError(
+            f"{key}: no run has such a {what}.{did_you_mean(key, known) or all_of_them}"
+        )
 
 
-def filter_of(text: str, runs: Sequence[Values], *, is_order: bool = False) -> Callable[[Values], bool]:
+def filter_of(
+    text: str, runs: Sequence[Values], *, is_order: bool = False
+) -> Callable[[Values], bool]:
     """What `text`, as in `model=mlp`, asks of a run; `runs` are the values of those that it is about.
 
     `is_order` refuses what would be about all of them by a mistake, as `model!=mpl`.
@@ -164,7 +187,9 @@ def filter_of(text: str, runs: Sequence[Values], *, is_order: bool = False) -> C
     typed, how, wanted = _parts(text)
     key = _full_key(typed, runs, is_order=is_order)
     if how in ("=", "==", "!="):
-        is_value = not re.search(r"[*?]", wanted) or any(_equal(run.get(key), wanted) for run in runs)
+        is_value = not re.search(r"[*?]", wanted) or any(
+            _equal(run.get(key), wanted) for run in runs
+        )
         is_like = _equal if is_value else _has_pattern
         if is_order and how == "!=" and not any(is_like(run.get(key), wanted) for run in runs):
             raise ConfigError(f"{text}: no run has {key}={wanted}, and so all would be meant")
@@ -198,12 +223,16 @@ def _full_key(key: str, runs: Sequence[Values], *, is_order: bool) -> str:
     several = sorted(each for each in known if each.endswith(f".{key}"))
     differing = [each for each in several if _differ(each, runs)]
     if key in known and is_order and differing and not _differ(key, runs):
-        raise ConfigError(f"{key}: is the same in all runs; they differ in {' and '.join(differing)}")
+        raise ConfigError(
+            f"{key}: is the same in all runs; they differ in {' and '.join(differing)}"
+        )
     if key in known or not several:
         _check(key, known, is_order=is_order)
         return key
     if len(found := differing or several) > 1:
-        raise ConfigError(f"{key}: may be {', '.join(found[:-1])} or {found[-1]}; write the whole key")
+        raise ConfigError(
+            f"{key}: may be {', '.join(found[:-1])} or {found[-1]}; write the whole key"
+        )
     return found[0]
 
 

@@ -35,9 +35,14 @@ def without_seed(run: FoundRecord) -> str:
     known: Any = run.get("config")
     if known:  # of an older version
         flat = hyperparameters(known)
-        known = [{key: flat[key] for key in flat if key not in {*REPEATED, *NOT_IN_RESULT}}, run.get("content")]
+        known = [
+            {key: flat[key] for key in flat if key not in {*REPEATED, *NOT_IN_RESULT}},
+            run.get("content"),
+        ]
     else:  # refused, before it had a configuration
-        known = {key: value for key, value in run.get("overrides", {}).items() if key not in REPEATED}
+        known = {
+            key: value for key, value in run.get("overrides", {}).items() if key not in REPEATED
+        }
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -53,7 +58,9 @@ def _by_parent(group: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
     return parents if len(set(seeds)) < len(seeds) else [list(group)]
 
 
-def _grouped(runs: Iterable[FoundRecord], by: Callable[[FoundRecord], Hashable]) -> list[list[FoundRecord]]:
+def _grouped(
+    runs: Iterable[FoundRecord], by: Callable[[FoundRecord], Hashable]
+) -> list[list[FoundRecord]]:
     groups: dict[Hashable, list[FoundRecord]] = {}
     for run in runs:
         groups.setdefault(by(run), []).append(run)

@@ -39,10 +39,16 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
 
 def print_stale(console: Console, folders: Iterable[Path]) -> None:
     """Say what is stale, with the command that runs it anew."""
-    commands = [f"{provenance.program()} rerun {shlex.quote(shown_path(folder))}" for folder in folders]
+    commands = [
+        f"{provenance.program()} rerun {shlex.quote(shown_path(folder))}" for folder in folders
+    ]
     if not commands:
         return
-    say(console, f"\n{len(commands)} {WORD}: their own classes have other source now; to run them anew", "bold yellow")
+    say(
+        console,
+        f"\n{len(commands)} {WORD}: their own classes have other source now; to run them anew",
+        "bold yellow",
+    )
     for command in commands[:SHOWN]:
         say(console, f"      {command}")
     if left := len(commands) - min(SHOWN, len(commands)):

@@ -25,9 +25,20 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     """The final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
     is_paused = result.get("status") == PAUSED
-    if not is_paused and (step := result.get("resumed_from", {}).get("step")) and step == result.get("steps"):
-        more = "a larger early_stop.patience goes on" if result.get("stopped_early") else "more epochs=... go on"
-        say(console, f"nothing was left to train: the run was at its end, step {step}, already; {more}")
+    if (
+        not is_paused
+        and (step := result.get("resumed_from", {}).get("step"))
+        and step == result.get("steps")
+    ):
+        more = (
+            "a larger early_stop.patience goes on"
+            if result.get("stopped_early")
+            else "more epochs=... go on"
+        )
+        say(
+            console,
+            f"nothing was left to train: the run was at its end, step {step}, already; {more}",
+        )
     values: Mapping[str, float | None] = result.get("metrics") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
     metrics = metrics_of((result.get("config") or {}).get("task"))
@@ -47,7 +58,10 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
         say(console, f"\n{operators}")
         say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
-    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(logdir(paths.folder)))}")
+    say(
+        console,
+        f"look at it   tensorboard --logdir {shlex.quote(shown_path(logdir(paths.folder)))}",
+    )
     if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
 

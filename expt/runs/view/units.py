@@ -22,7 +22,11 @@ def about(seconds: float) -> str:
 
 def brief(seconds: float) -> str:
     """Milliseconds with three digits; from a second on as `elapsed`."""
-    return f"{seconds * 1000:{'.0f' if seconds >= 0.1 else '.3g'}} ms" if seconds < 1 else elapsed(seconds)
+    return (
+        f"{seconds * 1000:{'.0f' if seconds >= 0.1 else '.3g'}} ms"
+        if seconds < 1
+        else elapsed(seconds)
+    )
 
 
 def mebibytes(mib: float) -> str:
@@ -37,7 +41,9 @@ def in_bytes(number: float) -> str:
 
 def amount(seconds: float) -> str:
     """Of what is counted in hours of several devices: seconds, minutes or hours, with a tenth."""
-    unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1))
+    unit, size = next(
+        ((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1)
+    )
     return f"{seconds / size:,.1f} {unit}"
 
 

@@ -53,10 +53,16 @@ class Verdict:
         if self.pairs < 2:
             return "too few seeds in common"
         if math.isnan(self.p):
-            return "the same lead in each, no spread to judge it by" if self.lead else "equal in each seed"
+            return (
+                "the same lead in each, no spread to judge it by"
+                if self.lead
+                else "equal in each seed"
+            )
         if self.p < LEVEL:
             return "a difference" + (", and not in favour of the best" if self.lead < 0 else "")
-        return "none shown" + (f"; {more}{self.seeds:,} seeds would" if self.seeds and self.seeds > self.pairs else "")
+        return "none shown" + (
+            f"; {more}{self.seeds:,} seeds would" if self.seeds and self.seeds > self.pairs else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,9 @@ class _Measured:
         return math.nan if self.not_finite else statistics.fmean(self.values.values())
 
 
-def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
+def verdicts(
+    runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None
+) -> Verdicts:
     """Judge the lead of the best row: the first of several seeds that no other with several in common leads on those.
 
     A paired t-test, with Holm's correction for the comparisons of all rows with one another: which of them is the best
@@ -122,7 +130,13 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
     best = _index_of_best(found, sign)
     seeds_for = functools.partial(_seeds_for, size=difference, comparisons=max(1, len(known)))
     others = tuple(
-        _verdict(found[best], one, sign, p_of.get((min(best, index), max(best, index)), math.nan), seeds_for)
+        _verdict(
+            found[best],
+            one,
+            sign,
+            p_of.get((min(best, index), max(best, index)), math.nan),
+            seeds_for,
+        )
         for index, one in enumerate(found)
         if index != best
     )
@@ -130,15 +144,24 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
     not_finite = sum(one.not_finite for one in found)
     row, seeds = found[best].row, len(found[best].values)
     again = tuple(name for one in found for name in one.again)
-    return Verdicts(row, seeds, others, len(known), has_unequal_seeds, found[0].row, not_finite, again)
+    return Verdicts(
+        row, seeds, others, len(known), has_unequal_seeds, found[0].row, not_finite, again
+    )
 
 
 def check_metric(metric: str, runs: Iterable[FoundRecord]) -> None:
     """Raise ConfigError where no run has measured `metric`."""
     known = {tag: None for run in runs for tag in run.get("metrics") or {}}
     if metric not in known:
-        told = [tag for tag in known if tag in tags.COMPARABLE or tag.partition("/")[0] not in tags.OF_EXPT]
-        hint = did_you_mean(metric, known) or f" They have {', '.join(told)}; without --metric it is the objective."
+        told = [
+            tag
+            for tag in known
+            if tag in tags.COMPARABLE or tag.partition("/")[0] not in tags.OF_EXPT
+        ]
+        hint = (
+            did_you_mean(metric, known)
+            or f" They have {', '.join(told)}; without --metric it is the objective."
+        )
         raise ConfigError(f"--metric {metric}: no run has such a metric.{hint}")
 
 
@@ -149,13 +172,28 @@ def table(found: Verdicts, difference: float | None = None) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     columns = [*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict"]
     for column in columns:
-        shown.add_column(cells(column)[0], justify="left" if column in {*keys, "verdict"} else "right", overflow="fold")
-    shown.add_row(*cells(*(setting(best.settings[key]) for key in keys), str(found.best_seeds), "", "", "", "the best"))
+        shown.add_column(
+            cells(column)[0],
+            justify="left" if column in {*keys, "verdict"} else "right",
+            overflow="fold",
+        )
+    shown.add_row(
+        *cells(
+            *(setting(best.settings[key]) for key in keys),
+            str(found.best_seeds),
+            "",
+            "",
+            "",
+            "the best",
+        )
+    )
     for one in found.others:
         interval = "" if math.isnan(one.low) else f"{_signed(one.low)} to {_signed(one.high)}"
         p = "" if math.isnan(one.p) else "<0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
         lead = "" if math.isnan(one.lead) else _signed(one.lead)
-        words = one.in_words + (f" show one of {difference:g}" if difference and "would" in one.in_words else "")
+        words = one.in_words + (
+            f" show one of {difference:g}" if difference and "would" in one.in_words else ""
+        )
         settings = (setting(one.other.settings.get(key, "")) for key in keys)
         shown.add_row(*cells(*settings, str(one.pairs), lead, interval, p, words))
     return shown
@@ -174,9 +212,17 @@ def notes(found: Verdicts) -> Iterator[str]:
         f"{known} comparison{'' if known == 1 else 's'}{of_all}"
     )
     if found.has_unequal_seeds:
-        first = ", ".join(f"{key}={setting(value)}" for key, value in found.first_by_mean.settings.items())
-        by_mean = "" if found.first_by_mean is found.best else f"; by the mean of all its own it would be {first}"
-        who = "another" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other"
+        first = ", ".join(
+            f"{key}={setting(value)}" for key, value in found.first_by_mean.settings.items()
+        )
+        by_mean = (
+            ""
+            if found.first_by_mean is found.best
+            else f"; by the mean of all its own it would be {first}"
+        )
+        who = (
+            "another" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other"
+        )
         yield f"the rows have unequal seeds: {who} with two or more in common leads the best on those{by_mean}"
     if found.not_finite:
         yield f"completed runs without a finite number, which count nowhere: {found.not_finite}"
@@ -226,7 +272,9 @@ def _check_seeds(found: Sequence[_Measured]) -> None:
 def _index_of_best(found: Sequence[_Measured], sign: int) -> int:
     """The mean of a row that has other seeds than another says which seeds it has, too."""
     rivals = [one for one in found if not one.not_finite]
-    several = [index for index, one in enumerate(found) if len(one.values) > 1]  # one seed can't be judged by
+    several = [
+        index for index, one in enumerate(found) if len(one.values) > 1
+    ]  # one seed can't be judged by
     for index in several:
         if not any(_leads(rival.values, found[index].values, sign) for rival in rivals):
             return index
@@ -246,7 +294,9 @@ def _differences(first: _OfSeeds, second: _OfSeeds) -> list[float]:
     # Where one number lies within the rounding of each of them, all may be that one.
     low = max((value - bound for value, bound in zip(found, rounding, strict=True)), default=0.0)
     high = min((value + bound for value, bound in zip(found, rounding, strict=True)), default=0.0)
-    return [min(zip(rounding, found, strict=True))[1]] * len(found) if found and low <= high else found
+    return (
+        [min(zip(rounding, found, strict=True))[1]] * len(found) if found and low <= high else found
+    )
 
 
 def _mean(differences: Sequence[float], first: _OfSeeds, second: _OfSeeds) -> float:
@@ -260,7 +310,9 @@ def _pairs(first: _OfSeeds, second: _OfSeeds) -> list[tuple[float, float]]:
 
 def _rounding(pairs: Sequence[tuple[float, float]]) -> list[float]:
     """How far each difference may be off by the last digits of its two values alone: of quotients, half of this."""
-    is_single = all(ctypes.c_float(value).value == value for pair in pairs for value in pair)  # torchmetrics' are
+    is_single = all(
+        ctypes.c_float(value).value == value for pair in pairs for value in pair
+    )  # torchmetrics' are
     return [4 * (2**-23 if is_single else 2**-52) * max(map(abs, pair)) for pair in pairs]
 
 
@@ -278,7 +330,11 @@ def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _verdict(
-    best: _Measured, other: _Measured, sign: int, p: float, seeds_for: Callable[[Sequence[float], float], _Seeds]
+    best: _Measured,
+    other: _Measured,
+    sign: int,
+    p: float,
+    seeds_for: Callable[[Sequence[float], float], _Seeds],
 ) -> Verdict:
     differences = _differences(best.values, other.values)
     leads = [sign * value for value in differences]
@@ -287,7 +343,9 @@ def _verdict(
     return Verdict(other.row, len(leads), lead, low, high, p, *seeds_for(leads, lead))
 
 
-def _seeds_for(leads: Sequence[float], lead: float, *, size: float | None, comparisons: int) -> _Seeds:
+def _seeds_for(
+    leads: Sequence[float], lead: float, *, size: float | None, comparisons: int
+) -> _Seeds:
     """How many seeds would show a lead of `size`, or the one seen; None where that cannot be known."""
     spread = statistics.stdev(leads) if len(leads) > 1 else 0.0
     size = abs(lead) if size is None else size

@@ -20,7 +20,9 @@ from expt.training.patches.changed import warn_changed
 def backward(loss: Tensor, weight: float) -> None:
     """Add the gradients of `loss` [] times `weight`: those of `(loss * weight).backward()` to the bit."""
     run = _engine()
-    if run is None or type(loss) is not Tensor:  # other kinds of tensors may have a `backward` of their own
+    if (
+        run is None or type(loss) is not Tensor
+    ):  # other kinds of tensors may have a `backward` of their own
         (loss * weight).backward()
         return
     _run(run, loss, _gradient(weight, loss.dtype, loss.device))
@@ -39,11 +41,21 @@ def _engine() -> Callable[..., Any] | None:
         run: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
         _run(run, leaf * 3, torch.full((), 2.0))
     except (AttributeError, TypeError) as error:
-        warn_changed("the shorter backward pass", first_line(error), "say so with patches.backward=false")
+        warn_changed(
+            "the shorter backward pass", first_line(error), "say so with patches.backward=false"
+        )
         return None
     return run
 
 
 def _run(run: Callable[..., Any], loss: Tensor, gradient: Tensor) -> None:
     keep_graph = create_graph = False
-    run((loss,), (gradient,), keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True)
+    run(
+        (loss,),
+        (gradient,),
+        keep_graph,
+        create_graph,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )

@@ -19,5 +19,7 @@ def all_reduce_s(parallel: DistributedDataParallel, steps: int) -> float | None:
         return None
     if "avg_backward_comm_time" not in found:
         return None
-    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)  # behind the rest of the backward pass
+    hidden_ns = found.get(
+        "avg_backward_compute_comm_overlap_time", 0
+    )  # behind the rest of the backward pass
     return max(0, found["avg_backward_comm_time"] - hidden_ns) / 1e9 * steps

@@ -13,7 +13,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
-NUMBERS_WANTED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+NUMBERS_WANTED = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
 """What is raised for a model that decides by the numbers it computes."""
 
 __all__ = ["NUMBERS_WANTED", "FakeTensorMode", "without_log"]

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # as torch's docs on extending it have it
 from torch.utils._pytree import tree_leaves
 
 Told = Callable[[str], Exception]
@@ -65,7 +67,11 @@ def _watch_writes(prefix: str, unit: nn.Module, told: Told) -> None:
 
     def note() -> None:
         found = unit.named_parameters(prefix)
-        whole.extend((name, one, one._version, one.data_ptr()) for name, one in found if type(one) is nn.Parameter)
+        whole.extend(
+            (name, one, one._version, one.data_ptr())
+            for name, one in found
+            if type(one) is nn.Parameter
+        )
 
     def compare() -> None:
         for name, one, version, place in whole:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # as torch's docs on extending it have it
 from torch.utils._pytree import tree_leaves
 
 Values = Callable[[Tensor], Tensor]
@@ -60,7 +62,11 @@ class _Recording(TorchDispatchMode):
         if func.is_view:
             return func(*args, **known)
         tensors = [each for each in tree_leaves((args, known)) if isinstance(each, Tensor)]
-        late = [each for each in tensors if each.layout == torch.strided and each.untyped_storage() in self._steps]
+        late = [
+            each
+            for each in tensors
+            if each.layout == torch.strided and each.untyped_storage() in self._steps
+        ]
         numbers_alone = len(tensors) == 1 and not any(value is not None for value in known.values())
         if late and numbers_alone and func.overloadpacket in _CHANGES:
             self._note(func, late[0], args[1:])
@@ -73,7 +79,9 @@ class _Recording(TorchDispatchMode):
         own, generator = target.untyped_storage(), None
         if torch.Tag.nondeterministic_seeded in operation.tags:
             generator = torch.get_rng_state()
-            operation(torch.empty_strided(target.size(), target.stride(), dtype=target.dtype), *arguments)
+            operation(
+                torch.empty_strided(target.size(), target.stride(), dtype=target.dtype), *arguments
+            )
         if operation.overloadpacket in _FILLS and target.nbytes == own.nbytes():
             self._steps[own].clear()
         self._steps[own].append(_Step(operation, target.detach(), arguments, generator))

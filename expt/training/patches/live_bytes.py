@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # as torch's docs on extending it have it
 from torch.utils._pytree import tree_leaves
 
 _CASTS = (torch.ops.aten._to_copy.default,)
@@ -24,7 +26,11 @@ def _flop() -> dict[str, Any]:
     attention = "aten::_scaled_dot_product_flash_attention"
     for end in ("", "_backward"):  # that of a CPU, which torch counts from 2.15 on
         known.setdefault(f"{attention}_for_cpu{end}", known[f"{attention}{end}"])
-    return {**known, "aten::mkldnn_rnn_layer": _of_lstm, "aten::mkldnn_rnn_layer_backward": _twice_of_lstm}
+    return {
+        **known,
+        "aten::mkldnn_rnn_layer": _of_lstm,
+        "aten::mkldnn_rnn_layer_backward": _twice_of_lstm,
+    }
 
 
 def _of_lstm(inputs: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
@@ -54,7 +60,9 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters = weakref.WeakSet(parameter.untyped_storage() for parameter in parameters)
-        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
+            weakref.WeakKeyDictionary()
+        )
         self._changes: list[tuple[int, Held]] = []
         """By a storage that came, or that went."""
         self.flop, self._work = 0, _flop()
@@ -91,7 +99,11 @@ class LiveBytes(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if count := self._work.get(func.name().partition(".")[0]):
             self.flop += count(*args, **(kwargs or {}), out_val=found)
-        is_cast = func in _CASTS and isinstance(args[0], Tensor) and args[0].untyped_storage() in self._parameters
+        is_cast = (
+            func in _CASTS
+            and isinstance(args[0], Tensor)
+            and args[0].untyped_storage() in self._parameters
+        )
         for tensor in tree_leaves(found):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage(), is_cast=is_cast)

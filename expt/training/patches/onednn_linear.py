@@ -22,7 +22,11 @@ def use_for_linear(module: nn.Module) -> None:
         return
     try:
         _product(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
-    except (AttributeError, RuntimeError, TypeError) as error:  # no such operator, or one with other arguments
+    except (
+        AttributeError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # no such operator, or one with other arguments
         warn_changed("oneDNN for linear layers", first_line(error), "say so with onednn=false")
         return
     for layer in module.modules():
@@ -38,7 +42,9 @@ class Linear(nn.Linear):
         # Of a wrong size torch says which it is, oneDNN does not.
         fits = input.dim() == 2 and input.shape[1] == self.in_features
         plain = fits and input.dtype == self.weight.dtype == torch.float32
-        if not plain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():  # TensorBoard's graph
+        if (
+            not plain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing()
+        ):  # TensorBoard's graph
             return functional.linear(input, self.weight, self.bias)
         output: torch.Tensor = _Affine.apply(input, self.weight, self.bias)
         return output
@@ -46,7 +52,9 @@ class Linear(nn.Linear):
 
 class _Affine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
         return _product(input, weight, bias)
 
@@ -62,7 +70,9 @@ class _Affine(torch.autograd.Function):
         )
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _product(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """left @ right.T + bias; torch.compile uses the same operator, aten has none for float32."""
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return product

@@ -23,7 +23,11 @@ def read_whole_numbers() -> None:
     try:
         handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     except AttributeError as error:
-        warn_changed("reading whole numbers", str(error), "float() and item() of a sharded tensor are of a part of it")
+        warn_changed(
+            "reading whole numbers",
+            str(error),
+            "float() and item() of a sharded tensor are of a part of it",
+        )
         return
     handlers[torch.ops.aten._local_scalar_dense.default] = _whole_number
 

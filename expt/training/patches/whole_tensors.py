@@ -34,7 +34,9 @@ def _averaging(real: Any, whole: bool) -> Any:
         tensor: Tensor = real(self, grad_placements=grad_placements)
         if tensor.requires_grad and grad_placements is None:
             alike = [whole or placement.is_replicate() for placement in self.placements]
-            groups = [self.device_mesh.get_group(dim) for dim, is_alike in enumerate(alike) if is_alike]
+            groups = [
+                self.device_mesh.get_group(dim) for dim, is_alike in enumerate(alike) if is_alike
+            ]
             tensor.register_hook(functools.partial(_mean, groups))
         return tensor
 
