@@ -1,4 +1,6 @@
-"""Sphinx's settings: README.md is the front page, docs/README.md the table of contents; see scripts/docs."""
+"""Sphinx's settings: README.md is the front page, docs/README.md the table of contents; see
+scripts/docs.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The command line: `python -m expt KEY=VALUE ...`, `python -m expt report ...`, and the console script `expt`."""
+"""The command line: `python -m expt KEY=VALUE ...`, `python -m expt report ...`, and the console
+script `expt`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ TYPED_AT = time.monotonic()
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit; see expt.command.command_line. After `expt warm` a fork may run it."""
+    """Run the command in sys.argv, and exit; see expt.command.command_line.
+
+    After `expt warm` a fork may run it.
+    """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(

@@ -61,15 +61,16 @@ def run(
 ) -> Result:
     """Train one run, and wait for it: what `python -m expt` does.
 
-    Settings are keywords: `epochs=3`, a dict for keys below one (`optimizer={"lr": 0.1}`), and with the choice of a
-    group as its `name` (`dataset={"name": "mnist", "root": "~/data"}`). A class of your own stands for what is built
-    of it: `model=Net`, with arguments `model={"_target_": Net, "width": 16}` or `functools.partial(Net, width=16)`.
-    Texts are taken as they stand. `arguments` are words of the command (`"optimizer.lr=0.1"`) or dicts of dotted keys;
-    what is named later counts.
+    Settings are keywords: `epochs=3`, a dict for keys below one (`optimizer={"lr": 0.1}`), and with
+    the choice of a group as its `name` (`dataset={"name": "mnist", "root": "~/data"}`). A class of
+    your own stands for what is built of it: `model=Net`, with arguments `model={"_target_": Net,
+    "width": 16}` or `functools.partial(Net, width=16)`. Texts are taken as they stand. `arguments`
+    are words of the command (`"optimizer.lr=0.1"`) or dicts of dotted keys; what is named later
+    counts.
 
-    The run is in `folder`, or a new one of `outputs`; `quiet` keeps all but warnings from being printed. The processes
-    that workers are forked from stay warm: the next call starts in a fraction of a second. Raises ConfigError,
-    RunFailed or Interrupted (see expt.errors).
+    The run is in `folder`, or a new one of `outputs`; `quiet` keeps all but warnings from being
+    printed. The processes that workers are forked from stay warm: the next call starts in a
+    fraction of a second. Raises ConfigError, RunFailed or Interrupted (see expt.errors).
 
     >>> result = expt.run(model="mlp", optimizer={"lr": 0.1}, epochs=1, quiet=True)
     >>> result.metrics["accuracy/test"] > 0.8
@@ -104,12 +105,14 @@ def sweep(
 ) -> SweepResult:
     """Train every combination of values, and wait for all: what `python -m expt -m` does.
 
-    Arguments are those of `run`, and a list, a range or an array is an axis. A tuple is one value, as is a list inside
-    an axis: `model={"hidden": [(), (64,), (64, 64)]}` has three models. `folder="latest"` resumes the newest sweep,
-    and a folder the one that is there: completed runs are not made again.
+    Arguments are those of `run`, and a list, a range or an array is an axis. A tuple is one value,
+    as is a list inside an axis: `model={"hidden": [(), (64,), (64, 64)]}` has three models.
+    `folder="latest"` resumes the newest sweep, and a folder the one that is there: completed runs
+    are not made again.
 
-    Returns the runs in the order of the grid, those of an earlier command too. Where some have failed, a warning says
-    so, `failed` has them, and their `metrics` raise. Raises SweepFailed where all have, ConfigError or Interrupted.
+    Returns the runs in the order of the grid, those of an earlier command too. Where some have
+    failed, a warning says so, `failed` has them, and their `metrics` raise. Raises SweepFailed
+    where all have, ConfigError or Interrupted.
 
     >>> runs = expt.sweep(model=["mlp", "convnet"], optimizer={"lr": [0.1, 0.01]}, epochs=1, quiet=True)
     >>> len(runs.completed)
@@ -129,16 +132,18 @@ def sweep(
         if not error.completed:
             raise
         warn(
-            f"{error}: {', '.join(folder.name for folder in error.failed)}; `failed` of the result has their errors"
+            f"{error}: {', '.join(folder.name for folder in error.failed)}; `failed` of the result"
+            " has their errors"
         )
         return SweepResult.of_failed(error)
 
 
 def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
-    """Repeat the run of `folder`, one of a sweep too, with all its recorded settings, in a new folder.
+    """Repeat the run of `folder`, one of a sweep too, with all its recorded settings, in a new
+    folder.
 
-    The numbers are the same to the last bit on the same machine with the same code. Warns of what is other now, and
-    where the numbers are. Raises as `run` does.
+    The numbers are the same to the last bit on the same machine with the same code. Warns of what
+    is other now, and where the numbers are. Raises as `run` does.
 
     >>> again = expt.rerun(result.folder)
     epoch 1/1  step ...
@@ -154,11 +159,11 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
 def evaluate(
     folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any
 ) -> dict[str, float]:
-    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN, split="val")["accuracy/val"]`.
+    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN,
+    split="val")["accuracy/val"]`.
 
-    With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate --help`. They are
-    kept in RUN/evaluations too. Raises as `run` does.
-    """
+    With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate
+    --help`. They are kept in RUN/evaluations too. Raises as `run` does."""
     forkserver.warm()
     with terminal.quietly(words_of(arguments, settings)) as words:
         (paths,) = evaluate_as(Path(folder), words)
@@ -176,10 +181,11 @@ def predict(
     amp: bool | Literal["recorded", "bf16", "fp16", "bf16_params"] = "recorded",
     top: int | None = None,
 ) -> Predictions:
-    """Do what `python -m expt predict RUN PATHS` does, and return it: `predict("RUN", "photos")[0]["class"]`.
+    """Do what `python -m expt predict RUN PATHS` does, and return it: `predict("RUN",
+    "photos")[0]["class"]`.
 
-    Warns of each file that can't be read. Raises ConfigError for what the run's model can't be asked about.
-    """
+    Warns of each file that can't be read. Raises ConfigError for what the run's model can't be
+    asked about."""
     from expt.inference.plan import Asked, plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths

@@ -11,8 +11,8 @@ ExptError                1
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
-+-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says how to go on
-"""
++-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says
+how to go on"""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class RunFailed(ExptError):
 
 
 class SweepFailed(RunFailed):
-    """Runs of a sweep have failed; `completed` are the folders of those that have not, `failed` has why of the others.
+    """Runs of a sweep have failed; `completed` are the folders of those that have not, `failed` has
+    why of the others.
 
     Both are in the order of the grid, as `runs` is for all of them.
     """
@@ -72,7 +73,9 @@ class SweepFailed(RunFailed):
 
 
 class TimedOut(RunFailed):
-    """A worker waited in vain for another; or finished no step for too long, and was `beats` steps far then."""
+    """A worker waited in vain for another; or finished no step for too long, and was `beats` steps
+    far then.
+    """
 
     def __init__(self, text: str, *, beats: int | None = None) -> None:
         super().__init__(text)
@@ -88,7 +91,9 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice; `fits` images at a time would, where that was tried."""
+    """The memory of a GPU, or of the machine, did not suffice; `fits` images at a time would, where
+    that was tried.
+    """
 
     def __init__(self, text: str, *, fits: int | None = None) -> None:
         super().__init__(text)
@@ -110,7 +115,9 @@ INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
 def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
-    """` Did you mean 'x'?`, or of up to `most` that are near `'x', 'y' or 'z'`; an empty string when nothing is."""
+    """` Did you mean 'x'?`, or of up to `most` that are near `'x', 'y' or 'z'`; an empty string
+    when nothing is.
+    """
     known = sorted(set(choices))
     near = [each for each in known if each.lower() == name.lower()][:1]
     near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
@@ -136,17 +143,22 @@ MISTAKES = {
     ),
     *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
 }
-"""What the same code raises again, unlike what the network, the disk or the memory has a part in."""
+"""What the same code raises again, unlike what the network, the disk or the memory has a part in.
+"""
 
 
 WARNING = "warning: "
 
 
 def warn(text: str, file: TextIO | None = None) -> None:
-    """Tell the person at the terminal, in a line, what is no reason to stop; `file` is where, if not stderr."""
+    """Tell the person at the terminal, in a line, what is no reason to stop; `file` is where, if
+    not stderr.
+    """
     print(f"{WARNING}{printable(text)}", file=file or sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    r"""`text` without what would steer a terminal: a control character, as in an escape sequence, as `\x1b`."""
+    r"""`text` without what would steer a terminal: a control character, as in an escape sequence,
+    as `\x1b`.
+    """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -1,4 +1,7 @@
-"""What this machine offers: GPUs, CPU cores, half precision. Free of torch, and initialises no CUDA."""
+"""What this machine offers: GPUs, CPU cores, half precision.
+
+Free of torch, and initialises no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,15 @@ class Machine:
     """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
     own_cpus: bool = False
-    """Whether Slurm has given this worker cores of its own, which are no more to be shared with the others."""
+    """Whether Slurm has given this worker cores of its own, which are no more to be shared with the
+    others.
+    """
     own_gpus: bool = False
     """Whether Slurm has given this worker GPUs of its own: each sees others."""
     workers: int | None = None
-    """How many torchrun or Slurm has started in all, and on this machine; None where expt is to start them."""
+    """How many torchrun or Slurm has started in all, and on this machine; None where expt is to
+    start them.
+    """
     local_workers: int | None = None
 
 
@@ -81,7 +88,9 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def is_external_worker() -> bool:
-    """Whether something else (torchrun, a scheduler with torch's variables) has started this process as a worker."""
+    """Whether something else (torchrun, a scheduler with torch's variables) has started this
+    process as a worker.
+    """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -110,7 +119,8 @@ def is_slice(gpu: str) -> bool:
 
 
 def gpu_uuid(gpu: str) -> str:
-    """The UUID of what CUDA_VISIBLE_DEVICES calls `gpu`, in full; `gpu` itself where NVML knows none.
+    """The UUID of what CUDA_VISIBLE_DEVICES calls `gpu`, in full; `gpu` itself where NVML knows
+    none.
 
     A number is of those that this process may use: in a job of Slurm's each GPU may be number 0.
     """
@@ -132,10 +142,11 @@ def gpu_uuid(gpu: str) -> str:
 
 
 def mps_runs() -> bool:
-    """Whether a daemon of NVIDIA's Multi-Process Service runs to which programs of this environment would connect.
+    """Whether a daemon of NVIDIA's Multi-Process Service runs to which programs of this environment
+    would connect.
 
-    Its socket stays when it ends, the file with its number goes; one of another container can't be seen.
-    """
+    Its socket stays when it ends, the file with its number goes; one of another container can't be
+    seen."""
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER)
     try:
         number = int((folder / f"{MPS_DAEMON}.pid").read_text())
@@ -151,7 +162,9 @@ def free_descriptors() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, within the machine, its cgroup and its own limits (`ulimit -d`, `-v`)."""
+    """Bytes that this process may still take, within the machine, its cgroup and its own limits
+    (`ulimit -d`, `-v`).
+    """
     available = 0
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -186,16 +199,20 @@ def gpu_names() -> list[str]:
 
 
 def energy_j(gpus: Sequence[str]) -> float | None:
-    """What the meters of these GPUs show together, since the driver was loaded; None where NVML has no such meter."""
+    """What the meters of these GPUs show together, since the driver was loaded; None where NVML has
+    no such meter.
+    """
     if not gpus:
         return None
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError, ValueError), _nvml():
         handles = [
-            pynvml.nvmlDeviceGetHandleByUUID(gpu)
-            if gpu.startswith("GPU-")
-            else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            (
+                pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                if gpu.startswith("GPU-")
+                else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            )
             for gpu in gpus
         ]
         return (
@@ -266,7 +283,8 @@ def not_world_writable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Let Python look for garbage every 100,000 new objects, not 700: what a large sweep keeps is no garbage.
+    """Let Python look for garbage every 100,000 new objects, not 700: what a large sweep keeps is
+    no garbage.
 
     It takes a quarter off the time of a command on 10,000 runs, for 5 MiB of memory.
     """

@@ -1,4 +1,7 @@
-"""`python -m expt.rerun ...`: the same as `python -m expt rerun ...`. From Python it is `expt.rerun`, see expt.api."""
+"""`python -m expt.rerun ...`: the same as `python -m expt rerun ...`.
+
+From Python it is `expt.rerun`, see expt.api.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""Signals that ask a run to stop, kept for the next moment at which it can; and processes that end with the driver."""
+"""Signals that ask a run to stop, kept for the next moment at which it can; and processes that end
+with the driver.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a node. SIGHUP comes when
+"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a
+node. SIGHUP comes when
 the terminal is closed, or the line to it is lost."""
 OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to every process that was started from it."""
@@ -25,7 +28,9 @@ ASK_WORKER = signal.SIGUSR1
 DUMP_STACKS = signal.SIGUSR2
 """What has a worker write the Python stack of every thread to its log, wherever it is stuck."""
 GRACE_S, IMPATIENT_S = 30.0, 8.0
-"""How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
+"""How long workers that were asked get to finish their step and to save: by a scheduler, and by a
+person's Ctrl-C.
+"""
 
 # Of the whole process, as signals are: the kernel asks a process, not one of its runs.
 _received: list[signal.Signals] = []
@@ -35,11 +40,11 @@ _interrupted = False
 
 @contextlib.contextmanager
 def interrupts_noted() -> Iterator[None]:
-    """While entered, and until `raise_dropped`, Ctrl-C is remembered, beside that it raises KeyboardInterrupt.
+    """While entered, and until `raise_dropped`, Ctrl-C is remembered, beside that it raises
+    KeyboardInterrupt.
 
-    Python drops one that is raised in a callback, or in C that takes no exception, of which each import has some. It
-    prints those with a traceback, but for these, which are heard later.
-    """
+    Python drops one that is raised in a callback, or in C that takes no exception, of which each
+    import has some. It prints those with a traceback, but for these, which are heard later."""
     global _interrupted
     _interrupted, before, hook = False, signal.getsignal(signal.SIGINT), sys.unraisablehook
 
@@ -115,7 +120,10 @@ def heed_in_worker() -> None:
 
 
 class Heeded:
-    """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt. Main thread only."""
+    """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt.
+
+    Main thread only.
+    """
 
     def __init__(self) -> None:
         self._before: dict[
@@ -151,7 +159,9 @@ def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
 
 
 def _leave_the_terminal() -> None:
-    """Print to nowhere where the terminal is gone: to write to it would be an error now, and there is much to save."""
+    """Print to nowhere where the terminal is gone: to write to it would be an error now, and there
+    is much to save.
+    """
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -172,10 +182,11 @@ def heeded_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """While entered, what multiprocessing starts knows nothing of how this process began; nothing there is needed.
+    """While entered, what multiprocessing starts knows nothing of how this process began; nothing
+    there is needed.
 
-    Else it would run a person's script again, and look for the way of starting processes that joblib has chosen here.
-    """
+    Else it would run a person's script again, and look for the way of starting processes that
+    joblib has chosen here."""
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     multiprocessing.set_start_method("forkserver", force=True)
@@ -187,7 +198,9 @@ def without_main() -> Iterator[None]:
 
 
 def die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL, or the forkserver: nobody would watch it."""
+    """End this process at once when the driver is gone, even by SIGKILL, or the forkserver: nobody
+    would watch it.
+    """
     driver = multiprocessing.parent_process()
     assert driver is not None
 

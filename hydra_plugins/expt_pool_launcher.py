@@ -1,4 +1,6 @@
-"""Hydra's launcher `pool`: a sweep's runs, packed on GPUs or cores. expt.command.sweep does the work."""
+"""Hydra's launcher `pool`: a sweep's runs, packed on GPUs or cores. expt.command.sweep does the
+work.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-# Without `from __future__ import annotations`: Hydra loads plugins in a way that dataclasses could not resolve.
+# Without `from __future__ import annotations`: Hydra loads plugins in a way that dataclasses could
+# not resolve.
 @dataclass
 class PoolLauncherConf:
     """The keys of `hydra.launcher`."""

@@ -1,4 +1,6 @@
-"""Hydra's sweeper `search`: points that depend on what came of others. expt.command.search does the work."""
+"""Hydra's sweeper `search`: points that depend on what came of others. expt.command.search does the
+work.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-# Without `from __future__ import annotations`: Hydra loads plugins in a way that dataclasses could not resolve.
+# Without `from __future__ import annotations`: Hydra loads plugins in a way that dataclasses could
+# not resolve.
 @dataclass
 class SearchSweeperConf:
     """The keys of `hydra.sweeper`; those of the search itself are below `search`."""

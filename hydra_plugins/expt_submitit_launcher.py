@@ -1,4 +1,5 @@
-"""Hydra's launchers `submitit_slurm` and `submitit_local`: a job array. expt.command.sweep_cluster does it.
+"""Hydra's launchers `submitit_slurm` and `submitit_local`: a job array. expt.command.sweep_cluster
+does it.
 
 conf/hydra/launcher holds their keys.
 """

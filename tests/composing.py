@@ -1,4 +1,6 @@
-"""What Hydra composes, in a tenth of its time: the choices once for all tests, then the values, as for a sweep."""
+"""What Hydra composes, in a tenth of its time: the choices once for all tests, then the values, as
+for a sweep.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ _KEPT = Kept(())
 
 
 def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
-    """The settings of `python -m expt OVERRIDES`, where a person has a folder `conf`. Raises what Hydra raises."""
+    """The settings of `python -m expt OVERRIDES`, where a person has a folder `conf`.
+
+    Raises what Hydra raises.
+    """
     found = _pieced(overrides, conf)
     if found is None:
         composer, master = _composer(conf)
@@ -42,7 +47,8 @@ def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
 
 
 def _pieced(overrides: Sequence[str], conf: Path | None) -> Mapping[str, Any] | None:
-    """The same without Hydra: the usual choice with the files of others in its place, and values in theirs.
+    """The same without Hydra: the usual choice with the files of others in its place, and values in
+    theirs.
 
     None where a word is of any other kind, or a value is still to be given.
     """

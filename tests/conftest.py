@@ -78,7 +78,8 @@ def _end_at_once() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """All tests, or a folder of them, are shared out to processes; files named by hand, and those of a GPU, are not.
+    """All tests, or a folder of them, are shared out to processes; files named by hand, and those
+    of a GPU, are not.
 
     One more than there are cores: a test waits for its runs a fifth of the time.
     """
@@ -89,7 +90,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the table of faults names, wherever it stands; skip what is slow, unless it is asked for."""
+    """Mark what the table of faults names, wherever it stands; skip what is slow, unless it is
+    asked for.
+    """
     for item in items:
         test = item.nodeid.partition("[")[0]
         if test in TESTS or test.startswith("tests/faults/"):
@@ -113,7 +116,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no launcher's variables, no terminal width of this machine.
+    """The environment of a command under test: no launcher's variables, no terminal width of this
+    machine.
 
     It is the same in all tests, and no warm server of who runs them is used.
     """
@@ -129,7 +133,9 @@ Process = warm.Command | subprocess.Popen[str]
 
 
 def start(*arguments: str, cwd: Path, **extra: str) -> Process:
-    """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its imports already."""
+    """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its
+    imports already.
+    """
     return warm.Command(arguments, cwd, environment(**extra))
 
 
@@ -193,8 +199,8 @@ class RunFolder:
 def usual(words: Sequence[str]) -> tuple[str, ...]:
     """`words`, of a run on the digits without pictures, which take half as long as a short run.
 
-    A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as is always drawn.
-    """
+    A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as
+    is always drawn."""
     others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
     return (
         tuple(words)

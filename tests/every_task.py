@@ -1,4 +1,6 @@
-"""A case of each task: data of which some counts for nothing, what torch says of its loss, torchmetrics of the rest."""
+"""A case of each task: data of which some counts for nothing, what torch says of its loss,
+torchmetrics of the rest.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ Samples = tuple[Any, Any]
 
 
 class Rows(Dataset[Samples]):
-    """What the datasets share: their samples are made at once. The test set is no multiple of the workers."""
+    """What the datasets share: their samples are made at once.
+
+    The test set is no multiple of the workers.
+    """
 
     def __init__(self, train: bool) -> None:
         generator = torch.Generator().manual_seed(int(train))
@@ -185,9 +190,9 @@ def of_masks(logits: Tensor, masks: Tensor) -> Mapping[str, Tensor]:
         "accuracy": measured.classification.multiclass_accuracy(
             predicted, classes, 3, average="micro"
         ),
-        "dice": dice[
-            [number for number in range(3) if number in predicted or number in classes]
-        ].mean(),
+        "dice": (
+            dice[[number for number in range(3) if number in predicted or number in classes]].mean()
+        ),
     }
 
 

@@ -1,4 +1,7 @@
-"""What stands in for a CUDA graph on a CPU: it calls again what it has recorded. And those that get something wrong."""
+"""What stands in for a CUDA graph on a CPU: it calls again what it has recorded.
+
+And those that get something wrong.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ class Idle(StandIn):
 
 
 class OldInputs(StandIn):
-    """Computes on the batch, or by the gradients and the rates, that were there when it was recorded."""
+    """Computes on the batch, or by the gradients and the rates, that were there when it was
+    recorded.
+    """
 
     def record(self, run: functools.partial[T]) -> T:
         old = [
@@ -72,7 +77,9 @@ class OldRates(OldInputs):
 
 
 class OldWeights(StandIn):
-    """Computes with the weights of the recording, as a copy in half precision that was made before would be."""
+    """Computes with the weights of the recording, as a copy in half precision that was made before
+    would be.
+    """
 
     def record(self, run: functools.partial[T]) -> T:
         self.weights = list(run.args[0].module.parameters())

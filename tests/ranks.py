@@ -1,4 +1,6 @@
-"""Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over loopback."""
+"""Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
 
 
 def ends_of(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[int | None]:
-    """The exit codes of ranks that need not live to the end of `each`; those that do are ended with the first."""
+    """The exit codes of ranks that need not live to the end of `each`; those that do are ended with
+    the first.
+    """
     _, ranks = _started(folder, size, each)
     ranks[0].join(TIMEOUT_S)
     for rank in ranks:

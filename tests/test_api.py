@@ -1,4 +1,6 @@
-"""expt from Python: its functions as their docstrings have them, and what a notebook shows of their results."""
+"""expt from Python: its functions as their docstrings have them, and what a notebook shows of their
+results.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rules that keep the package readable: who imports whom, how long things are, where names of files live."""
+"""The rules that keep the package readable: who imports whom, how long things are, where names of
+files live.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a module that run when it is imported: no body of a function, nothing for type checkers alone."""
+    """The parts of a module that run when it is imported: no body of a function, nothing for type
+    checkers alone.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -224,7 +228,8 @@ def is_torch(name: str) -> bool:
     ],
 )
 def test_the_driver_imports_no_torch(door: str) -> None:
-    """What it imports before a run's workers are started: the forkserver's import of torch runs beside it.
+    """What it imports before a run's workers are started: the forkserver's import of torch runs
+    beside it.
 
     Nor numpy, which takes as long as Hydra, and of which many a run has no need in its driver.
     """
@@ -322,7 +327,9 @@ def _unexplained(
 
 @each_module
 def test_private_parts_of_torch_stay_in_the_patches(module: Module) -> None:
-    """Where torch's compiler, optimisers or DistributedDataParallel change, one folder is to be looked at."""
+    """Where torch's compiler, optimisers or DistributedDataParallel change, one folder is to be
+    looked at.
+    """
     if any(is_torch(name) for name in imported(module.tree)) and not module.name.startswith(
         "training.patches."
     ):
@@ -330,7 +337,8 @@ def test_private_parts_of_torch_stay_in_the_patches(module: Module) -> None:
 
 
 def _foreign_private_names(tree: ast.Module) -> set[str]:
-    """Private names that are imported, asked for by getattr, or attributes that no class of expt sets.
+    """Private names that are imported, asked for by getattr, or attributes that no class of expt
+    sets.
 
     Those of a NamedTuple are public, see its documentation.
     """

@@ -1,9 +1,10 @@
-"""`python -m expt` without its seconds of imports: forked from a process that has made them all, as by `expt warm`.
+"""`python -m expt` without its seconds of imports: forked from a process that has made them all, as
+by `expt warm`.
 
-What comes of it is what a person gets: a process in a session of its own, with its arguments, folder, environment and
-streams, whose forkserver and workers are its descendants. Only the two interpreters' starts are left out. So is that of
-the forkserver of each process that tests: see `fork`.
-"""
+What comes of it is what a person gets: a process in a session of its own, with its arguments,
+folder, environment and streams, whose forkserver and workers are its descendants. Only the two
+interpreters' starts are left out. So is that of the forkserver of each process that tests: see
+`fork`."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ PRELOADED = (
     "rich._emoji_codes",
 )
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
-"""What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
+"""What few commands need, forked from a process of their own: these add half and more to what a
+fork copies.
+"""
 
 
 class Command:
@@ -117,7 +120,9 @@ def _number(told: socket.socket) -> int:
 
 
 def start_template() -> None:
-    """Start the process that commands are forked from, for all that this process starts; it ends with it."""
+    """Start the process that commands are forked from, for all that this process starts; it ends
+    with it.
+    """
     os.environ[FOLDER] = folder = tempfile.mkdtemp()
     ends, alive = os.pipe()
     with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as with_libraries:
@@ -158,7 +163,9 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
 
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:
-    """Become each command that is asked for, in a child; who asks there for the libraries gets a template with them."""
+    """Become each command that is asked for, in a child; who asks there for the libraries gets a
+    template with them.
+    """
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -211,7 +218,9 @@ def _modules(package: str) -> list[str]:
 
 
 def _become(told: int, passed: Sequence[int]) -> NoReturn:
-    """Be what is asked for there, with only the descriptors that it would have, by the numbers that it knows."""
+    """Be what is asked for there, with only the descriptors that it would have, by the numbers that
+    it knows.
+    """
     os.setsid()
     with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
         teller.sendall(os.getpid().to_bytes(8, "big", signed=True))

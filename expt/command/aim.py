@@ -53,7 +53,10 @@ class Aim:
     """Runs by their names, or by settings that they all have; without any all of them."""
 
     def __init__(self, about: Sequence[str], runs: Sequence[Described], folder: Path) -> None:
-        """`runs` are all that there are. Raises ConfigError for what can be about none of those in `folder`."""
+        """`runs` are all that there are.
+
+        Raises ConfigError for what can be about none of those in `folder`.
+        """
         self._names = [text for text in about if any(fits(run.name, text) for run in runs)]
         filters = [text for text in about if text not in self._names]
         if unknown := [text for text in filters if not re.search("[=<>]", text)]:
@@ -77,7 +80,9 @@ class Aim:
 
 
 def meant(about: Sequence[str], runs: Sequence[D], folder: Path) -> tuple[Aim, list[D]]:
-    """What `about` aims at, and those of the `runs` that it hits; ConfigError where it names none in `folder`."""
+    """What `about` aims at, and those of the `runs` that it hits; ConfigError where it names none
+    in `folder`.
+    """
     aim = Aim(about, runs, folder)
     found = [run for run in runs if aim.hits(run)]
     if about and not any(aim.hits(run, if_unsure=True) for run in runs):
@@ -97,7 +102,9 @@ class TakenBack:
 
 
 class StandingOrders:
-    """Orders to drop and to pause, for the runs of the typed grid that come later; those added since are not meant."""
+    """Orders to drop and to pause, for the runs of the typed grid that come later; those added
+    since are not meant.
+    """
 
     def __init__(self) -> None:
         self._drops = list[tuple[Aim | TakenBack, bool]]()

@@ -61,7 +61,8 @@ class Exact(str):
 
 
 def readable(arguments: Sequence[str]) -> list[str]:
-    """The words as Hydra's grammar takes them: `~` is the home, and what it has no reading for is a text, as it stands.
+    """The words as Hydra's grammar takes them: `~` is the home, and what it has no reading for is a
+    text, as it stands.
 
     So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes.
     """
@@ -71,7 +72,9 @@ def readable(arguments: Sequence[str]) -> list[str]:
 
 
 def without_quotes(word: str) -> str:
-    """The word as a person may type it: without quotes that `readable` puts there, and escapes that nobody needs."""
+    """The word as a person may type it: without quotes that `readable` puts there, and escapes that
+    nobody needs.
+    """
     key, equals, value = word.partition("=")
     simple = f"{key}{equals}{unquoted(value)}"
     if simple == word:
@@ -131,7 +134,9 @@ def _as_texts(key: str, value: str) -> str | None:
 
 
 def with_own_keys(arguments: Sequence[str]) -> list[str]:
-    """The words, with `++` before the keys that every dataset of a person's own has, in its YAML or not."""
+    """The words, with `++` before the keys that every dataset of a person's own has, in its YAML or
+    not.
+    """
     chosen = next(
         (word.partition("=")[2] for word in reversed(arguments) if word.startswith("dataset=")), ""
     )
@@ -166,17 +171,20 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
 
 
 def refuse_lone(arguments: Iterable[str]) -> None:
-    """Raise ConfigError for what concerns a sweep: a single run would do without it, as without a dry run."""
+    """Raise ConfigError for what concerns a sweep: a single run would do without it, as without a
+    dry run.
+    """
     for word in arguments:
         if word.startswith(("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")):
             raise ConfigError(f"{word}: is for a sweep; add -m")
 
 
 def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
-    """Raise ConfigError where `resume=auto` and a folder are all that is typed, and no run is there.
+    """Raise ConfigError where `resume=auto` and a folder are all that is typed, and no run is
+    there.
 
-    With settings beside them a new run may be meant, which the same command resumes later: of that a warning tells.
-    """
+    With settings beside them a new run may be meant, which the same command resumes later: of that
+    a warning tells."""
     sweeps = bool({"-m", "--multirun"} & {*arguments})
     key, what = ("hydra.sweep.dir", "sweep") if sweeps else ("hydra.run.dir", "run")
     folders = [word for word in arguments if word.startswith(f"{key}=")]
@@ -213,7 +221,9 @@ def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
 
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with those of the run that `resume=auto` goes on with before them, as far as they aren't given."""
+    """The arguments, with those of the run that `resume=auto` goes on with before them, as far as
+    they aren't given.
+    """
     given = {key_of(word): unquoted(word.partition("=")[2]) for word in arguments}
     run_paths = RunPaths(Path(given.get("hydra.run.dir", "")))
     if given.get("resume") != "auto":
@@ -231,7 +241,9 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
 
 
 def _earlier(run_paths: RunPaths, given: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """What began the run, but for `resume`, the keys that are `given`, and what a strategy among them cannot have."""
+    """What began the run, but for `resume`, the keys that are `given`, and what a strategy among
+    them cannot have.
+    """
     if not run_paths.overrides.exists():
         return []
     words = [str(word) for word in OmegaConf.load(run_paths.overrides)]
@@ -268,7 +280,9 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_unnamed(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for `=3`, a command among settings, and `--epochs 5`: Hydra's own errors are no help."""
+    """Raise ConfigError for `=3`, a command among settings, and `--epochs 5`: Hydra's own errors
+    are no help.
+    """
     options, settings = apart(arguments)
     for option, following in zip(options, [*options[1:], *settings[:1], ""], strict=False):
         if option.startswith("-"):
@@ -319,7 +333,9 @@ def _refuse_unknown_option(option: str, following: str) -> None:
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
-    """The same words with the options in front: Hydra's parser loses what follows an option that follows a setting."""
+    """The same words with the options in front: Hydra's parser loses what follows an option that
+    follows a setting.
+    """
     options, settings = apart(arguments)
     return [*options, *settings]
 

@@ -16,7 +16,8 @@ def main(words: Sequence[str]) -> int:
     """List what is there, or remove it. Raises ConfigError for words that are not understood."""
     parser = Parser(
         "cache",
-        "Datasets are decoded once, and kept for all runs; what was not used for longest goes first.",
+        "Datasets are decoded once, and kept for all runs; what was not used for longest goes"
+        " first.",
     )
     parser.add_argument(
         "--clear", action="store_true", help="remove all of them, but what is being written"

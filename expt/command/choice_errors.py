@@ -1,4 +1,6 @@
-"""Hydra's errors about a group's choice, typed or in the `defaults` of a YAML file, in the words of a person."""
+"""Hydra's errors about a group's choice, typed or in the `defaults` of a YAML file, in the words of
+a person.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def unknown_option(error: Any) -> str:
 def no_group(group: str, overrides: Sequence[str]) -> str:
     """Of a group that nobody has."""
     near = did_you_mean(group, groups())
-    return f"{typed_for(group, overrides)}: there is no group {group}{near and '.'}{near or f'; {own_group(group)}'}"
+    return (
+        f"{typed_for(group, overrides)}: there is no group"
+        f" {group}{near and '.'}{near or f'; {own_group(group)}'}"
+    )
 
 
 def not_chosen_yet(error: Any, key: str, overrides: Sequence[str]) -> str:
@@ -87,20 +92,30 @@ def chosen_twice(key: str, name: str, overrides: Sequence[str]) -> str:
     typed = typed_for(key.partition("@")[0], overrides)
     if typed.startswith("+"):
         return f"{typed}: {key} is chosen already; type {typed.lstrip('+')}"
-    return f"{key}: some YAML chooses {name}, and it is chosen already; write override /{key}: {name} there"
+    return (
+        f"{key}: some YAML chooses {name}, and it is chosen already; write override /{key}: {name}"
+        " there"
+    )
 
 
 def _relative(error: Any, group: str, name: str) -> str:
-    """Of a group's name in a YAML file that lacks its slash, so that the file's own folder is searched for it."""
+    """Of a group's name in a YAML file that lacks its slash, so that the file's own folder is
+    searched for it.
+    """
     file = _file(error)
     above, _, meant = group.rpartition("/")
     if not above or not file.startswith(f"{above}/"):
         return ""
     override = "override " if meant in groups() else ""
-    return f"{meant}{name and '='}{name[2:]}: {file} looks for it in {above}/; write {override}/{meant}{name} there"
+    return (
+        f"{meant}{name and '='}{name[2:]}: {file} looks for it in {above}/; write"
+        f" {override}/{meant}{name} there"
+    )
 
 
 def _file(error: Any) -> str:
-    """The YAML file whose `defaults` are wrong, where Hydra says so and it is not its own or expt's first."""
+    """The YAML file whose `defaults` are wrong, where Hydra says so and it is not its own or expt's
+    first.
+    """
     found = re.search(r"In '([^']+)'", str(error))
     return f"{found[1]}.yaml" if found and found[1] != "config" else ""

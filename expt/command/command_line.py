@@ -1,4 +1,7 @@
-"""The command line: what the arguments ask for, and how every command ends. Free of torch and Hydra."""
+"""The command line: what the arguments ask for, and how every command ends.
+
+Free of torch and Hydra.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion",
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
-    """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143) interrupted."""
+    """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143)
+    interrupted.
+    """
     terminal.prepare()
     with signals.interrupts_noted():
         code = _exit_code(arguments, time.monotonic() if typed_at is None else typed_at)
@@ -87,7 +92,8 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
         if not {*PRINTING, "debug=true"} & {
             *arguments
         } and "hydra/launcher=submitit" not in " ".join(arguments):
-            # At once: it imports torch on another core while this process composes the configuration.
+            # At once: it imports torch on another core while this process composes the
+            # configuration.
             forkserver.warm(
                 [
                     *(forkserver.SWEEP_MODULES if several else ()),

@@ -9,7 +9,8 @@ from expt.config.choices import choices_of
 
 
 def completed(line: str, composed: Callable[[str], list[str]]) -> list[str]:
-    """The words that the last one of `line` may become; `composed` has Hydra's of a line of settings.
+    """The words that the last one of `line` may become; `composed` has Hydra's of a line of
+    settings.
 
     Where there are none, a shell offers files.
     """

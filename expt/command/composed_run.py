@@ -18,7 +18,8 @@ from expt.runs.result import COMPLETED, PAUSED, Record, objective_of, read_resul
 
 
 class ComposedRun:
-    """One point of the grid: the job that the pool runs, and for that time Hydra's configuration of it.
+    """One point of the grid: the job that the pool runs, and for that time Hydra's configuration of
+    it.
 
     The whole configuration takes 300 kB, and most points of a large grid wait, or have ended.
     """

@@ -17,7 +17,8 @@ from expt.runs.typed import quoted
 
 
 def composed_alone(words: Sequence[str], config_dir: Path | None) -> DictConfig:
-    """The settings of a run with these words, by a person's YAML in `config_dir` too, or else in `conf`.
+    """The settings of a run with these words, by a person's YAML in `config_dir` too, or else in
+    `conf`.
 
     Raises ConfigError where there is no such folder, and what Hydra raises.
     """

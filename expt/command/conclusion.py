@@ -1,4 +1,6 @@
-"""What a sweep comes to, at its end or when asked: summary, leaderboard, and the command for each run that failed."""
+"""What a sweep comes to, at its end or when asked: summary, leaderboard, and the command for each
+run that failed.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,12 @@ def conclude(
     failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
-    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
+    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the
+    failures.
 
     `runs` are those of the folder, where somebody has read them just now.
-    `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
-    `notes` are lines of the command that comes to its end.
-    """
+    `failed_now` has the folders of runs known to have failed, which a full disk may have kept from
+    saying so, and why. `notes` are lines of the command that comes to its end."""
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
@@ -76,7 +78,8 @@ def conclude(
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(
             console,
-            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere",
+            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts"
+            " nowhere",
         )
     if copies:
         say(console, f"left out     {told(copies)}")
@@ -101,15 +104,23 @@ def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
     of_all = (
         "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
     )
-    yield f"paused       {len(paused)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
+    yield (
+        f"paused       {len(paused)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
+    )
     if kept:
-        yield f"      to train {'it' if len(kept) == 1 else 'one'} to its end: {resume_command(RunPaths(kept[0]))}"
+        yield (
+            f"      to train {'it' if len(kept) == 1 else 'one'} to its end:"
+            f" {resume_command(RunPaths(kept[0]))}"
+        )
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
     """What all runs have cost together: the time of each device is counted."""
     for kind, total in spending.totals(runs).items():
-        line = f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs} run{'s' * (total.runs > 1)}"
+        line = (
+            f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs}"
+            f" run{'s' * (total.runs > 1)}"
+        )
         if total.measured:
             known = "" if total.measured == total.runs else f" of {total.measured} of them"
             line += f", {kilowatt_hours(total.energy_j)}{known}"
@@ -130,7 +141,8 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
     for folder in folders:
         say(
             console,
-            f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it was killed",
+            f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it"
+            " was killed",
         )
         say(console, f"      to go on: {resume_command(RunPaths(folder))}")
 
@@ -151,7 +163,8 @@ def again(run: FoundRecord) -> str:
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
     kept = [word for word in words if word not in ("-m", "--multirun")]
-    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
+    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
+    # the point's own.
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.

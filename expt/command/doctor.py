@@ -1,4 +1,6 @@
-"""`python -m expt doctor`: what a run needs of this machine, tried out one by one, each with the mend."""
+"""`python -m expt doctor`: what a run needs of this machine, tried out one by one, each with the
+mend.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ _QUICK = (
     *("world_size=2", "epochs=1", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
     *("tensorboard.images=false", "tensorboard.graph=false", "tensorboard.norms=false"),
 )
-_REINSTALL = "install both from one index, their builds must match: pip install --force-reinstall torch torchvision"
+_REINSTALL = (
+    "install both from one index, their builds must match: pip install --force-reinstall torch"
+    " torchvision"
+)
 _STYLES = {"pass": "green", "fail": "bold red", "note": "dim"}
 
 
@@ -114,7 +119,9 @@ def _findings(root: str | None) -> Iterator[Finding]:
 
 
 def _told_by_another_process() -> Iterator[Finding]:
-    """What needs torch: found by a child of the forkserver, which has imported it, where this process need not."""
+    """What needs torch: found by a child of the forkserver, which has imported it, where this
+    process need not.
+    """
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(sender,), daemon=True)
@@ -311,7 +318,10 @@ def two_workers(*words: str) -> Finding:
             )
             result = read_result(paths)
         except ExptError as error:
-            mend = "read the error; if they waited in vain: may programs here talk to each other over 127.0.0.1?"
+            mend = (
+                "read the error; if they waited in vain: may programs here talk to each other over"
+                " 127.0.0.1?"
+            )
             return Finding("fail", what, f"two cannot train together: {error}", mend)
     backend, seconds = result["backend"], result["first_step_s"]
     return Finding(

@@ -1,4 +1,6 @@
-"""`expt evaluate`: the metrics of a trained run's weights on val, test or another dataset, by any number of workers."""
+"""`expt evaluate`: the metrics of a trained run's weights on val, test or another dataset, by any
+number of workers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ examples
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what `words` ask for. Raises as `evaluate`, and RunFailed where one of several has failed."""
+    """Do what `words` ask for.
+
+    Raises as `evaluate`, and RunFailed where one of several has failed.
+    """
     parser = Parser("evaluate", ABOUT, EXAMPLES)
     about = "the folder of a run, or of a sweep; and settings, see below"
     parser.usage = f"{parser.prog} RUN [KEY=VALUE ...] [--best N] [--config-dir DIR]"
@@ -72,7 +77,8 @@ def main(words: Sequence[str]) -> int:
 def evaluate(
     folder: Path, words: Sequence[str], *, best: int | None = None, config_dir: Path | None = None
 ) -> list[RunPaths]:
-    """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers; returns where.
+    """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers;
+    returns where.
 
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """
@@ -126,7 +132,8 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         )
     if best is None and not is_sweep(folder):
         raise ConfigError(
-            f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type --best 1"
+            f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type"
+            " --best 1"
         )
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
     names = {record["objective"]["name"] for _, record in done}

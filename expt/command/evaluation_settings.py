@@ -114,7 +114,10 @@ class Settings(NamedTuple):
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
-    """What the words say of `run`, or `RUN@last`. Raises ConfigError for a setting that an evaluation does not take."""
+    """What the words say of `run`, or `RUN@last`.
+
+    Raises ConfigError for a setting that an evaluation does not take.
+    """
     overrides.register_resolvers()
     typed = with_own_keys(readable(words))
     try:
@@ -201,7 +204,8 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         _refuse_leak(then["dataset"], asked)
     elif not asked.chosen and not asked.dataset:
         warn(
-            "the dataset's files are not those of then: what the run was trained on may be among what is measured"
+            "the dataset's files are not those of then: what the run was trained on may be among"
+            " what is measured"
         )
     _warn_of_own_classes(record, dataset)
     split = asked.split or _split(config, record, own=own)
@@ -217,7 +221,9 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
 
 
 def _name(config: RunConfig, asked: Asked) -> str:
-    """What another dataset is called: of an own class with the arguments that are typed, which tell two apart."""
+    """What another dataset is called: of an own class with the arguments that are typed, which tell
+    two apart.
+    """
     dataset = config.dataset
     if not isinstance(dataset, TargetDataset):
         return asked.chosen or dataset.name
@@ -264,7 +270,9 @@ def _composed(asked: Asked) -> dict[str, Any]:
 def _like(
     then: Mapping[str, Any], data: Mapping[str, Any], node: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Another dataset, whose images are given the size and the normalisation of the run's; its classes are its own."""
+    """Another dataset, whose images are given the size and the normalisation of the run's; its
+    classes are its own.
+    """
     if "_target_" in node or "mean" in node:
         node = {**node, "mean": then.get("mean"), "std": then.get("std")}
     if "_target_" in node:
@@ -280,7 +288,9 @@ def _like(
 
 
 def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's columns are those of the run's, whatever else it has; an array's are told apart when it is read."""
+    """A table's columns are those of the run's, whatever else it has; an array's are told apart
+    when it is read.
+    """
     names = data.get("feature_names") or ()
     by_name = names and not any("[" in name for name in names)
     if node.get("name") == "table" and node.get("features") is None and by_name:
@@ -323,12 +333,14 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
-    """Raise ConfigError where other samples of the run's dataset would be held out than those that the run has."""
+    """Raise ConfigError where other samples of the run's dataset would be held out than those that
+    the run has.
+    """
     for key in HELD_OUT:
         if key in asked.dataset and asked.dataset[key] != then.get(key):
             raise ConfigError(
-                f"dataset.{key}={asked.dataset[key]}: the run had {then.get(key)}, and was trained on the rest of its "
-                "data; leave it out, or measure split=all"
+                f"dataset.{key}={asked.dataset[key]}: the run had {then.get(key)}, and was trained"
+                " on the rest of its data; leave it out, or measure split=all"
             )
 
 
@@ -339,11 +351,13 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
     if targets[0] != targets[1]:
         if targets[1]:
             warn(
-                f"dataset: the samples of {targets[1]} are normalised as the run's were; give images in [0, 1]"
+                f"dataset: the samples of {targets[1]} are normalised as the run's were; give"
+                " images in [0, 1]"
             )
         else:
             warn(
-                f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is not done here"
+                f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is"
+                " not done here"
             )
     names = user_code.targets_recorded(then)
     beside_the_model = user_code.targets_recorded(
@@ -361,7 +375,9 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
 
 
 def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
-    """What is measured where nothing is said: the run's test set, another dataset's, or all of a single file."""
+    """What is measured where nothing is said: the run's test set, another dataset's, or all of a
+    single file.
+    """
     if own:
         return "test" if record["data"].get("test_size") else "val"
     return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"

@@ -1,4 +1,6 @@
-"""What a chosen YAML, an experiment or one's own group, sets beside what is typed, told where it does not fit."""
+"""What a chosen YAML, an experiment or one's own group, sets beside what is typed, told where it
+does not fit.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from expt.runs.parent import key_of
 
 @contextlib.contextmanager
 def told(words: Sequence[str], folders: Sequence[Path]) -> Iterator[None]:
-    """Raise ConfigError where a typed choice is of another problem than the experiment, whose YAML is in `folders`.
+    """Raise ConfigError where a typed choice is of another problem than the experiment, whose YAML
+    is in `folders`.
 
-    One that is raised within names the experiment, or the choice of a group of one's own, beside each key that nobody
-    but this has set.
-    """
+    One that is raised within names the experiment, or the choice of a group of one's own, beside
+    each key that nobody but this has set."""
     chosen = _Chosen.all_of(words, folders)
     for each in chosen:
         each.refuse_other_problem()
@@ -62,7 +64,9 @@ class _Chosen:
 
     @classmethod
     def all_of(cls, words: Sequence[str], folders: Sequence[Path]) -> list[_Chosen]:
-        """Those of a command's words, the last that is typed first: its values are the ones that count."""
+        """Those of a command's words, the last that is typed first: its values are the ones that
+        count.
+        """
         typed = {key_of(word): word.partition("=")[2] for word in words}
         found = list[_Chosen]()
         for key, name in typed.items():
@@ -76,7 +80,9 @@ class _Chosen:
         return found[::-1]
 
     def refuse_other_problem(self) -> None:
-        """Raise ConfigError for a choice beside which the experiment's class stays: it would get the other's keys."""
+        """Raise ConfigError for a choice beside which the experiment's class stays: it would get
+        the other's keys.
+        """
         for group, choice in self._others.items():
             own = self._content.get(group) if self._key == "experiment" else None
             if (
@@ -85,9 +91,9 @@ class _Chosen:
                 and f"{group}._target_" not in self._typed
             ):
                 raise ConfigError(
-                    f"{self._word} {group}={choice}: the experiment has a {group} of its own, "
-                    f"{own['_target_']}, and all else of it goes with that; leave out {group}={choice}, or "
-                    f"{self._word}"
+                    f"{self._word} {group}={choice}: the experiment has a {group} of its own,"
+                    f" {own['_target_']}, and all else of it goes with that; leave out"
+                    f" {group}={choice}, or {self._word}"
                 )
 
     def explained(self, problems: Sequence[str]) -> list[str]:

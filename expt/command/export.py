@@ -37,7 +37,10 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 @machine.not_world_writable()
 def main(words: Sequence[str]) -> int:
-    """Do what `words` ask for. Raises ConfigError for what cannot be done, RunFailed where the check fails."""
+    """Do what `words` ask for.
+
+    Raises ConfigError for what cannot be done, RunFailed where the check fails.
+    """
     parser = Parser("export", ABOUT, EXAMPLES)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
     parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
@@ -50,7 +53,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--preprocess",
         action="store_true",
-        help="normalise in the file: it takes pixels in [0, 1], or a table's rows, and gives a regression's own units",
+        help=(
+            "normalise in the file: it takes pixels in [0, 1], or a table's rows, and gives a"
+            " regression's own units"
+        ),
     )
     parser.add_argument(
         "--tolerance",
@@ -80,7 +86,8 @@ def main(words: Sequence[str]) -> int:
     console, megabytes = Console(), file.stat().st_size / 1e6
     say(
         console,
-        f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}",
+        f"exported     {shown_path(file)}, {megabytes:.1f} MB in"
+        f" {elapsed(time.monotonic() - began)}",
     )
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
     for word, meaning in (("in", done.goes_in), ("out", done.comes_out)):

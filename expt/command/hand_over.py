@@ -1,9 +1,10 @@
-"""A command that is typed after `expt warm`: it has a driver forked that has its imports, and stands in for it here.
+"""A command that is typed after `expt warm`: it has a driver forked that has its imports, and
+stands in for it here.
 
-The driver has this process's streams, folder, arguments and environment, but is not of its terminal's session: what
-this process is sent it passes on, and when it is killed the driver is killed, too. Where anything is out of the
-ordinary, as under a debugger, this process becomes the driver itself, as without `expt warm`. Imports next to nothing.
-"""
+The driver has this process's streams, folder, arguments and environment, but is not of its
+terminal's session: what this process is sent it passes on, and when it is killed the driver is
+killed, too. Where anything is out of the ordinary, as under a debugger, this process becomes the
+driver itself, as without `expt warm`. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from expt.launch import warm
 OPTIONS = ("-m", "--multirun", "-q", "--quiet", "--config-dir", "-cd")
 """Those of runs and sweeps; any other prints something, or is rare."""
 UNLIKE = ("debug=", "hydra/launcher=")
-"""What a command with such a word does in its own process, or on other machines, is not done in a fork."""
+"""What a command with such a word does in its own process, or on other machines, is not done in a
+fork.
+"""
 PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGWINCH, signal.SIGCONT),
@@ -34,7 +37,9 @@ MOST_DESCRIPTORS = 32
 
 
 def become_its_stand_in(typed_at: float) -> None:
-    """Have a forked driver do what sys.argv asks for, and exit as it does; return where there is none."""
+    """Have a forked driver do what sys.argv asks for, and exit as it does; return where there is
+    none.
+    """
     if not (_asks_for_runs(sys.argv[1:]) and _is_ordinary()):
         return
     descriptors = _inherited()
@@ -64,7 +69,9 @@ def _asks_for_runs(words: Sequence[str]) -> bool:
 
 
 def _is_ordinary() -> bool:
-    """Whether nothing but the shell stands between a person and this process: no debugger, profiler, script."""
+    """Whether nothing but the shell stands between a person and this process: no debugger,
+    profiler, script.
+    """
     typed = sys.orig_argv[1:]
     by_module, by_name = typed == ["-m", "expt", *sys.argv[1:]], typed == sys.argv
     if not by_module and not (by_name and os.path.basename(sys.argv[0]) == "expt"):
@@ -88,7 +95,9 @@ def _is_traced() -> bool:
 
 
 def _stops_who_prints(descriptor: int) -> bool:
-    """Whether it is a terminal that stops who prints in the background (`stty tostop`): only those of its session."""
+    """Whether it is a terminal that stops who prints in the background (`stty tostop`): only those
+    of its session.
+    """
     if not os.isatty(descriptor):
         return False
     import termios
@@ -98,7 +107,9 @@ def _stops_who_prints(descriptor: int) -> bool:
 
 
 def _inherited() -> list[int] | None:
-    """The descriptors that this process was started with, as of `>(tee log)`; None where they are not to be known."""
+    """The descriptors that this process was started with, as of `>(tee log)`; None where they are
+    not to be known.
+    """
     try:
         numbers = sorted(map(int, os.listdir("/proc/self/fd")))
     except OSError:
@@ -124,7 +135,9 @@ def _request(typed_at: float, numbers: Sequence[int]) -> dict[str, object]:
 
 
 class _Relay:
-    """While entered, this process passes on to the driver what it is sent, and stops and goes on with it."""
+    """While entered, this process passes on to the driver what it is sent, and stops and goes on
+    with it.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, Callable[[int, types.FrameType | None], Any] | int | None] = {}

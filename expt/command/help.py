@@ -28,7 +28,8 @@ EXAMPLES = (
 
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
-    """Print it, with the keys of the options that `arguments` choose, and those of a person's own folder of YAML.
+    """Print it, with the keys of the options that `arguments` choose, and those of a person's own
+    folder of YAML.
 
     Raises ConfigError for a word that it has nothing to say about.
     """
@@ -99,12 +100,14 @@ def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]
         group, equals, value = word.partition("=")
         if not equals and word != "help":
             raise ConfigError(
-                f"{word}: --help takes a command or a choice, as in --help model=convnet.{_near(word, names)}"
+                f"{word}: --help takes a command or a choice, as in --help"
+                f" model=convnet.{_near(word, names)}"
             )
         for name in value.split(",") if group in names else ():
             if name not in names[group]:
                 raise ConfigError(
-                    f"{group}={name}: not one of {', '.join(names[group])}.{did_you_mean(name, names[group])}"
+                    f"{group}={name}: not one of"
+                    f" {', '.join(names[group])}.{did_you_mean(name, names[group])}"
                 )
 
 
@@ -148,7 +151,9 @@ def sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[tuple[str, str]]:
-    """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its meaning."""
+    """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its
+    meaning.
+    """
     prefix, found = "", list[tuple[str, str]]()
     for line in lines:
         setting, _, meaning = line.partition("#")

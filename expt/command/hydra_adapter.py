@@ -1,4 +1,6 @@
-"""The tricks played on Hydra, each with what it gains, and what goes without it where Hydra has changed."""
+"""The tricks played on Hydra, each with what it gains, and what goes without it where Hydra has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _without_echo() -> Iterator[None]:
-    """Drop the line that Hydra prints before it raises a failed run's exception: the error itself follows.
+    """Drop the line that Hydra prints before it raises a failed run's exception: the error itself
+    follows.
 
     Were it worded otherwise, it would be seen.
     """
@@ -81,7 +84,9 @@ def _without_echo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Tell Hydra's own warnings like expt's; and that a callback raises each time, where Python tells of the first."""
+    """Tell Hydra's own warnings like expt's; and that a callback raises each time, where Python
+    tells of the first.
+    """
     real = warnings.showwarning
 
     def show(
@@ -126,14 +131,17 @@ def copied_sooner() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _values_completed() -> Iterator[None]:
-    """Let a shell complete expt's words, and the values of a setting, of which Hydra knows the present one alone."""
+    """Let a shell complete expt's words, and the values of a setting, of which Hydra knows the
+    present one alone.
+    """
     try:
         from hydra.plugins.completion_plugin import CompletionPlugin
 
         real = CompletionPlugin._query
     except (ImportError, AttributeError):
         changed(
-            "this version of Hydra completes words in another way; of a setting it gives the present value alone"
+            "this version of Hydra completes words in another way; of a setting it gives the"
+            " present value alone"
         )
         yield
         return
@@ -146,7 +154,9 @@ def _values_completed() -> Iterator[None]:
 
 
 def prefer_own_launchers(arguments: Sequence[str]) -> None:
-    """Let `submitit_slurm` mean expt's where Hydra has a plugin of that name too: it would check our keys."""
+    """Let `submitit_slurm` mean expt's where Hydra has a plugin of that name too: it would check
+    our keys.
+    """
     if not any("submitit_" in word for word in arguments):
         return
     from hydra.core.config_store import ConfigStore
@@ -155,7 +165,8 @@ def prefer_own_launchers(arguments: Sequence[str]) -> None:
     stored = getattr(ConfigStore.instance(), "repo", None)
     if not isinstance(stored, dict):
         changed(
-            "this version of Hydra hides its launchers; where hydra-submitit-launcher is installed, uninstall it"
+            "this version of Hydra hides its launchers; where hydra-submitit-launcher is installed,"
+            " uninstall it"
         )
         return
     for name in ("submitit_slurm", "submitit_local"):
@@ -171,7 +182,8 @@ def product(words: list[Override]) -> list[list[str]]:
 
 
 def set_values(composed: DictConfig, values: list[Override], words: list[Override]) -> bool:
-    """Change what Hydra composed of a point's choices into what it composes of all its `words`, `values` among them.
+    """Change what Hydra composed of a point's choices into what it composes of all its `words`,
+    `values` among them.
 
     Returns whether this Hydra can. Raises what Hydra raises for a value that cannot be set.
     """
@@ -181,7 +193,8 @@ def set_values(composed: DictConfig, values: list[Override], words: list[Overrid
         apply = ConfigLoaderImpl._apply_overrides_to_config
     except (ImportError, AttributeError):
         changed(
-            "this version of Hydra sets values in another way; a sweep composes each point anew, in 0.1 s"
+            "this version of Hydra sets values in another way; a sweep composes each point anew, in"
+            " 0.1 s"
         )
         return False
     apply(values, composed)
@@ -214,14 +227,17 @@ def fail(returned: JobReturn, error: BaseException) -> JobReturn:
         failed = FailedReturn(**vars(returned))
     else:
         changed(
-            "this version of Hydra keeps a run's result in another way; a failed run may end a sweep of batches"
+            "this version of Hydra keeps a run's result in another way; a failed run may end a"
+            " sweep of batches"
         )
     failed.status, failed.return_value = JobStatus.FAILED, error
     return failed
 
 
 def parted(composed: DictConfig) -> tuple[DictConfig, DictConfig]:
-    """Copies of what a person has configured, and of Hydra's own part: pickled, in a fifth of a deep copy's time."""
+    """Copies of what a person has configured, and of Hydra's own part: pickled, in a fifth of a
+    deep copy's time.
+    """
     pickled = pickle.dumps(composed, pickle.HIGHEST_PROTOCOL)
     own, hydra = cast(DictConfig, pickle.loads(pickled)), cast(DictConfig, pickle.loads(pickled))
     with open_dict(own), read_write(own):
@@ -233,7 +249,9 @@ def parted(composed: DictConfig) -> tuple[DictConfig, DictConfig]:
 
 
 def is_heard(callbacks: object) -> bool:
-    """Whether a person has configured callbacks; to let them see a run's configuration takes 10 ms each time."""
+    """Whether a person has configured callbacks; to let them see a run's configuration takes 10 ms
+    each time.
+    """
     return bool(getattr(callbacks, "callbacks", True))
 
 
@@ -243,6 +261,8 @@ def use_config(composed: DictConfig) -> None:
 
 
 def settings_of_point(composed: DictConfig) -> dict[str, Any]:
-    """What `plain` gives for a point of a sweep, whose `${hydra:...}` are read of this one's configuration."""
+    """What `plain` gives for a point of a sweep, whose `${hydra:...}` are read of this one's
+    configuration.
+    """
     use_config(composed)
     return plain(composed, sweep=True)

@@ -1,4 +1,6 @@
-"""How Hydra composes for a command: each thing once, and nothing that an earlier command of this process composed."""
+"""How Hydra composes for a command: each thing once, and nothing that an earlier command of this
+process composed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def composing_sooner() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Kept:
-    """What was made of the YAML that expt ships by commands of this process, while its files were in one `state`."""
+    """What was made of the YAML that expt ships by commands of this process, while its files were
+    in one `state`.
+    """
 
     state: tuple[tuple[str, int, int], ...]
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
@@ -76,7 +80,8 @@ def _states(folder: Path | str) -> Iterator[tuple[str, int, int]]:
 
 
 def keep_what_is_shipped() -> list[Path]:
-    """Read all YAML that expt ships and compose the usual choice, for this process's later commands.
+    """Read all YAML that expt ships and compose the usual choice, for this process's later
+    commands.
 
     Returns the files, which may not change.
     """
@@ -165,11 +170,11 @@ class _Composed:
 
 @contextlib.contextmanager
 def sources_shared() -> Iterator[None]:
-    """Let each copy that Hydra makes of where it looks have the same sources, which never change, in a list of its own.
+    """Let each copy that Hydra makes of where it looks have the same sources, which never change,
+    in a list of its own.
 
-    With copies of them go copies of all settings that Hydra and its plugins have registered: half of the time of a
-    composition that is not the first.
-    """
+    With copies of them go copies of all settings that Hydra and its plugins have registered: half
+    of the time of a composition that is not the first."""
     try:
         from hydra._internal.config_repository import ConfigRepository
     except ImportError:
@@ -194,11 +199,13 @@ def sources_shared() -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_once(kept: Kept) -> Iterator[None]:
-    """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
+    """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not
+    change later points.
 
     It also takes a quarter off the 0.1 s in which Hydra composes a point.
     """
-    Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
+    # imports the plugins anew: a class imported before is not the one that reads
+    Plugins.instance()
     try:
         from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
@@ -230,11 +237,12 @@ def read_once(kept: Kept) -> Iterator[None]:
 
 @contextlib.contextmanager
 def chosen_once(kept: Kept) -> Iterator[None]:
-    """Let Hydra set values on a copy of what it composed for an earlier command that chose the same.
+    """Let Hydra set values on a copy of what it composed for an earlier command that chose the
+    same.
 
-    It takes half off a driver's time after `expt warm`, and of a call of expt.run that is not the first. Where a
-    person's own YAML is searched, all is composed each time: anything may have become of that.
-    """
+    It takes half off a driver's time after `expt warm`, and of a call of expt.run that is not the
+    first. Where a person's own YAML is searched, all is composed each time: anything may have
+    become of that."""
     try:
         from hydra._internal import config_loader_impl
 

@@ -1,4 +1,6 @@
-"""Hydra's errors in the words of a person: the override, what is wrong with it, the nearest valid name."""
+"""Hydra's errors in the words of a person: the override, what is wrong with it, the nearest valid
+name.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     if any(text.startswith(f"+{group}._target_=") for text in overrides):
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if _last(key) == "_target_" and key.count(".") == 1:
-        return f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or type +{typed}"
+        return (
+            f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or"
+            f" type +{typed}"
+        )
     above = getattr(
         error.__cause__, "parent_node", None
     )  # where in the YAML the key was looked for
@@ -122,11 +127,16 @@ def _known_key(key: str, overrides: Sequence[str]) -> str:
             f"one of {chosen} has",
             f"; where another has not, sweep each {group} by itself",
         )
-    return f"{typed}: with + a key must be new, and {where} '{key}' already; type {typed.lstrip('+')}{mend}"
+    return (
+        f"{typed}: with + a key must be new, and {where} '{key}' already; type"
+        f" {typed.lstrip('+')}{mend}"
+    )
 
 
 def _meant(key: str, known: Collection[str]) -> str:
-    """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
+    """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many
+    parts.
+    """
     if (elsewhere := ELSEWHERE.get(_last(key))) in known:
         return f" Did you mean '{elsewhere}'?"
     if together := _set_together(key):
@@ -189,7 +199,9 @@ def _keys_of_the_pool() -> set[str]:
 
 
 def _is_own(group: str, overrides: Sequence[str]) -> bool:
-    """Whether a person's own option of the group is chosen: its class may take more than its YAML names."""
+    """Whether a person's own option of the group is chosen: its class may take more than its YAML
+    names.
+    """
     chosen = [text.partition("=")[2] for text in overrides if text.startswith(f"{group}=")]
     if not chosen or group not in groups():
         return False
@@ -212,7 +224,10 @@ def _not_text(error: Any, overrides: Sequence[str]) -> str:
     files = [
         path for folder in folders for path in sorted(folder.rglob("*.yaml")) if not _is_text(path)
     ]
-    return f"{', '.join(map(str, files)) or 'a YAML file'}: not text in UTF-8 ({error.reason}); save it as UTF-8"
+    return (
+        f"{', '.join(map(str, files)) or 'a YAML file'}: not text in UTF-8 ({error.reason}); save"
+        " it as UTF-8"
+    )
 
 
 def _is_text(path: Path) -> bool:
@@ -226,7 +241,8 @@ def _is_text(path: Path) -> bool:
 Words = Callable[[Any, str, Sequence[str]], str]
 _SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'"
 _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
-    # kind of error, pattern in its text, words for the error, what the pattern's group has found, what was typed
+    # kind of error, pattern in its text, words for the error, what the pattern's group has found,
+    # what was typed
     (HydraException, "does not support sweep type", lambda _, __, typed: _continuous(typed)),
     (UnicodeDecodeError, "", lambda error, _, typed: _not_text(error, typed)),
     (

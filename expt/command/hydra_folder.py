@@ -34,7 +34,9 @@ def leave_no_trace(run_paths: RunPaths) -> None:
 
 
 def leave_no_trace_of_a_point(run_paths: RunPaths) -> None:
-    """Remove the folder of a sweep's run that was stopped before it could begin, unless it holds something."""
+    """Remove the folder of a sweep's run that was stopped before it could begin, unless it holds
+    something.
+    """
     with contextlib.suppress(OSError):  # as above
         unused = {run_paths.hydra, run_paths.lock, run_paths.code}
         if (
@@ -61,7 +63,9 @@ def _remove(run_paths: RunPaths) -> None:
 
 
 def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:
-    """Write what Hydra writes for a single run; its own settings stay what they were where none are given."""
+    """Write what Hydra writes for a single run; its own settings stay what they were where none are
+    given.
+    """
     write(run_paths, files(run_paths, settings, words, hydra))
 
 
@@ -86,7 +90,9 @@ def write(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
 
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:
-    """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
+    """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from
+    writing there.
+    """
     save(
         run_paths, settings, [word for word in typed_in(HydraConfig.get()) if word != "resume=auto"]
     )

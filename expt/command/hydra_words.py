@@ -1,4 +1,6 @@
-"""Words as Hydra's grammar reads them, without its parser where that can be: it takes 0.5 ms for a word."""
+"""Words as Hydra's grammar reads them, without its parser where that can be: it takes 0.5 ms for a
+word.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _SIMPLE = re.compile(
 
 
 def simple(word: str) -> Override | None:
-    """What Hydra reads in KEY=NUMBER and KEY=NAME, in a hundredth of the time; None for any other word."""
+    """What Hydra reads in KEY=NUMBER and KEY=NAME, in a hundredth of the time; None for any other
+    word.
+    """
     return _simple(word) if _are_simple() else None
 
 
@@ -54,14 +58,17 @@ def _are_simple() -> bool:
     except (TypeError, AttributeError, ValueError):
         pass
     changed(
-        "this version of Hydra reads words in another way; a sweep of thousands of runs starts later"
+        "this version of Hydra reads words in another way; a sweep of thousands of runs starts"
+        " later"
     )
     return False
 
 
 @contextlib.contextmanager
 def parsed_once() -> Iterator[None]:
-    """Let Hydra parse each word once in a command: a choice of 1,000 values takes 0.3 s, five times."""
+    """Let Hydra parse each word once in a command: a choice of 1,000 values takes 0.3 s, five
+    times.
+    """
     real = OverridesParser.parse_rule
 
     @functools.lru_cache(maxsize=PARSED)

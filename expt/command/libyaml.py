@@ -1,4 +1,6 @@
-"""YAML by libyaml, which PyYAML brings along: OmegaConf asks for what is written in Python, ten times as slow."""
+"""YAML by libyaml, which PyYAML brings along: OmegaConf asks for what is written in Python, ten
+times as slow.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from omegaconf import OmegaConf
 
 @contextlib.contextmanager
 def parsed_by_libyaml() -> Iterator[None]:
-    """While entered, OmegaConf reads files so; what libyaml refuses is read once more, for a message as ever.
+    """While entered, OmegaConf reads files so; what libyaml refuses is read once more, for a
+    message as ever.
 
-    It takes an eighth off the 0.1 s in which Hydra composes a run, and half off the time to read all that expt ships.
-    """
+    It takes an eighth off the 0.1 s in which Hydra composes a run, and half off the time to read
+    all that expt ships."""
     utilities: Any = getattr(omegaconf, "_utils", None)
     real: Callable[[], Any] | None = getattr(utilities, "get_yaml_loader", None)
     if real is None or not yaml.__with_libyaml__:  # another OmegaConf, or a PyYAML built without it

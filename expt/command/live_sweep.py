@@ -33,11 +33,15 @@ REST_S = 1.0
 """After which a sweep without a run under way says what it waits for."""
 
 Compose = Callable[[Sequence[Sequence[str]], OfAdded | None, int], Sequence[ComposedRun]]
-"""Makes runs of points; what the first of them is among those that were added, if it is one; its number."""
+"""Makes runs of points; what the first of them is among those that were added, if it is one; its
+number.
+"""
 
 
 class _Coming(NamedTuple):
-    """Points that an order is about; `more` where it may be about others, of which only the runs will tell."""
+    """Points that an order is about; `more` where it may be about others, of which only the runs
+    will tell.
+    """
 
     points: Sequence[ComingPoint] = ()
     more: bool = False
@@ -67,7 +71,9 @@ class LiveSweep:
         to_come: PointsToCome,
         standing: StandingOrders,
     ) -> None:
-        """`words` are those that the sweep was typed with; `check` raises what Hydra does of a point that cannot be."""
+        """`words` are those that the sweep was typed with; `check` raises what Hydra does of a
+        point that cannot be.
+        """
         self._folder, self._machine, self._pool, self._runs = folder.folder, machine, pool, runs
         self._display, self._typed, self._compose, self._check = display, words, compose, check
         self._to_come, self._standing = to_come, standing
@@ -95,7 +101,9 @@ class LiveSweep:
         self._tell_of_rest(now)
 
     def _tell_of_rest(self, now: float) -> None:
-        """Say once that the sweep waits for a person; not between two runs, when a search chooses the next, say."""
+        """Say once that the sweep waits for a person; not between two runs, when a search chooses
+        the next, say.
+        """
         if not self._pool.rests:
             self._rests_since, self._has_told_of_rest = None, False
             return
@@ -169,7 +177,8 @@ class LiveSweep:
             word for word in words if word.partition("=")[0].partition(".")[0] == "search"
         ]:
             raise ConfigError(
-                f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it"
+                f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again"
+                " with it"
             )
         words = readable(words)
         points = self._product(words)
@@ -199,7 +208,9 @@ class LiveSweep:
         return product(last)
 
     def _made(self, points: Sequence[Sequence[str]], keys: list[str], num_coming: int) -> list[Job]:
-        """The jobs of these points that are new, and in the pool now; their numbers lie behind those to come."""
+        """The jobs of these points that are new, and in the pool now; their numbers lie behind
+        those to come.
+        """
         if not points:
             return []
         numbers = [run.number for same in self._runs.values() for run in same]

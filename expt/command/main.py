@@ -57,7 +57,8 @@ from expt.tracking.sending import Sending
 @machine.not_world_writable()
 @machine.seldom_collecting()
 def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True) -> list[RunPaths]:
-    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed or paused.
+    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed
+    or paused.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
@@ -133,7 +134,10 @@ class Task:
 
     @property
     def _several(self) -> str:
-        return f"chooses the points of several runs; {'add -m' if self.may_sweep else 'use expt.sweep'}"
+        return (
+            "chooses the points of several runs;"
+            f" {'add -m' if self.may_sweep else 'use expt.sweep'}"
+        )
 
     def __call__(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
@@ -208,7 +212,9 @@ class Task:
 
 
 def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
-    """The command's arguments; where torchrun has started the workers again, with the folder of before."""
+    """The command's arguments; where torchrun has started the workers again, with the folder of
+    before.
+    """
     folder = how.earlier_folder()
     return (
         [*arguments, f"hydra.run.dir={quoted(folder)}", "hydra.output_subdir=null"]
@@ -218,13 +224,16 @@ def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
 
 
 def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) -> ExptError:
-    """What to say where the driver could not write: before a run began its folder cannot be used, else it failed."""
+    """What to say where the driver could not write: before a run began its folder cannot be used,
+    else it failed.
+    """
     where, why = error.filename, error.strerror or str(error)
     if isinstance(error, BrokenPipeError):
         return RunFailed("who reads the output has gone")
     if began:
         return RunFailed(
-            f"{f'{where}: ' if where else ''}{why}; what was saved before is kept, and resume=auto goes on"
+            f"{f'{where}: ' if where else ''}{why}; what was saved before is kept, and resume=auto"
+            " goes on"
         )
     key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
     typed = next(

@@ -1,4 +1,6 @@
-"""Ranges, intervals and choices that stand among other values, or inside of one: what to type instead."""
+"""Ranges, intervals and choices that stand among other values, or inside of one: what to type
+instead.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
         for override in _with_conditional(*parsed([word])):
             if found := _misplaced(override.value()):
                 return f"{word}: {_moved(override.key_or_group, *found)}"
-    return "a range, an interval or a choice stands among other values, in a list or in a mapping; type each value"
+    return (
+        "a range, an interval or a choice stands among other values, in a list or in a mapping;"
+        " type each value"
+    )
 
 
 def refuse_numbers(word: str) -> None:
@@ -63,7 +68,9 @@ def _moved(key: str, what: str, where: str) -> str:
 
 
 def _misplaced(value: object, where: str = "") -> tuple[str, str] | None:
-    """What makes several values, and is but a part of a value, and `where` it is that; None where there is nothing."""
+    """What makes several values, and is but a part of a value, and `where` it is that; None where
+    there is nothing.
+    """
     if where and isinstance(value, Sweep | Glob):
         return _name_of(value), where
     parts, place = list[object](), where

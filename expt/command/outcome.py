@@ -52,8 +52,8 @@ class Outcome:
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
         """Take in what became of a sweep's runs.
 
-        An error that is `spared` is no failure where any has come to something, maybe in an earlier command.
-        """
+        An error that is `spared` is no failure where any has come to something, maybe in an earlier
+        command."""
         has_any = bool(self.completed or self.paused) or any(
             job.status in (COMPLETED, PAUSED) for job in jobs
         )

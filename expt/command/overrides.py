@@ -42,7 +42,8 @@ def about_run(name: str, overrides: Sequence[str]) -> Record:
 
 
 def typed_in(hydra: Any) -> list[str]:
-    """The words of a command, by Hydra's own part of what it composed; a `${KEY}` in them stays what was typed.
+    """The words of a command, by Hydra's own part of what it composed; a `${KEY}` in them stays
+    what was typed.
 
     To read them one by one would give the value that KEY has there, and not in the run.
     """
@@ -65,7 +66,8 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def named_values(word: str) -> list[str]:
-    """The words for each of several values of a key, `mlp` and `convnet` of `model=mlp,convnet`; else none.
+    """The words for each of several values of a key, `mlp` and `convnet` of `model=mlp,convnet`;
+    else none.
 
     Those that a pattern stands for are Hydra's to look up.
     """
@@ -86,7 +88,9 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def last_of_each(words: Sequence[str]) -> list[Override]:
-    """Of several words for a key the last, in its place; where the one before had a `+`, it has one too."""
+    """Of several words for a key the last, in its place; where the one before had a `+`, it has one
+    too.
+    """
     last: dict[str, Override] = {}
     for override in parsed(words):
         typed = override.get_key_element()
@@ -124,8 +128,8 @@ def is_readable(override: str) -> bool:
 def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
     """A name for each point, of the settings in which the points differ: `lr=0.1,model=mlp`.
 
-    `swept` are keys that vary, whether or not they do among these points. Equal names are equal points.
-    """
+    `swept` are keys that vary, whether or not they do among these points. Equal names are equal
+    points."""
     settings = [dict(_split(override) for override in point) for point in points]
     given = list(dict.fromkeys(key for point in settings for key in point))
     varied = [
@@ -139,7 +143,9 @@ def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -
 
 
 def run_name(settings: Mapping[str, str]) -> str:
-    """A folder's name that says what differs; one that a file system would not take is mended, and kept unique."""
+    """A folder's name that says what differs; one that a file system would not take is mended, and
+    kept unique.
+    """
     text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
     name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
     while len(name.encode()) > MAX_NAME_BYTES:
@@ -165,7 +171,9 @@ def _short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def register_resolvers() -> None:
-    """Let YAML say `${unused_folder:NAME}`, a folder made just now, and `${run_name:OVERRIDES}`, a name for a run."""
+    """Let YAML say `${unused_folder:NAME}`, a folder made just now, and `${run_name:OVERRIDES}`, a
+    name for a run.
+    """
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver(

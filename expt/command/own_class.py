@@ -1,4 +1,6 @@
-"""A class in the place of a group's choice, as in `model={_target_: mine.Net, width: 16}`: no YAML file is needed."""
+"""A class in the place of a group's choice, as in `model={_target_: mine.Net, width: 16}`: no YAML
+file is needed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def is_class(word: str) -> bool:
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:
-    """The words as Hydra takes them: the group's choice is left out, and the class put there, before what is set of it.
+    """The words as Hydra takes them: the group's choice is left out, and the class put there,
+    before what is set of it.
 
     Of several choices the last counts.
     """
@@ -52,7 +55,9 @@ def folded(words: Sequence[str]) -> list[str]:
 
 
 def name_of(value: object) -> str:
-    """What a group's choice is called: a class in its place as one of a YAML file, with its arguments."""
+    """What a group's choice is called: a class in its place as one of a YAML file, with its
+    arguments.
+    """
     if not isinstance(value, dict):
         return str(value)
     words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")

@@ -15,7 +15,8 @@ from expt.runs.parent import key_of
 
 
 def conf_here(arguments: Sequence[str]) -> Path | None:
-    """The folder `conf` of the current one, where it has a group of expt's, or one that is typed; else it is another's.
+    """The folder `conf` of the current one, where it has a group of expt's, or one that is typed;
+    else it is another's.
 
     What is a key of expt's is no group of a person's own.
     """
@@ -32,7 +33,9 @@ def conf_here(arguments: Sequence[str]) -> Path | None:
 
 
 def with_conf_here(arguments: Sequence[str]) -> list[str]:
-    """The words, with `--config-dir conf` where none is named and the current folder has one for them."""
+    """The words, with `--config-dir conf` where none is named and the current folder has one for
+    them.
+    """
     named = any(
         re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments
     )
@@ -54,19 +57,23 @@ def own_folders(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def refuse_hidden(folders: Iterable[Path]) -> None:
-    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra would take expt's."""
+    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra would
+    take expt's.
+    """
     for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
         group = path.parent.name
         ours = conf_dir() / group / path.name
         if ours.is_file() and path.read_bytes() != ours.read_bytes():
             raise ConfigError(
-                f"{path}: expt has a {group}={path.stem} of its own, which would be taken; give the file another name, "
-                f"and type {group}=THAT, or name a folder without it with --config-dir FOLDER"
+                f"{path}: expt has a {group}={path.stem} of its own, which would be taken; give the"
+                f" file another name, and type {group}=THAT, or name a folder without it with"
+                " --config-dir FOLDER"
             )
 
 
 def refuse_no_names(arguments: Sequence[str], folders: Sequence[Path] = ()) -> None:
-    """Raise ConfigError for groups such as `model=null`, `+recipe=3` and `model=range(3)`: Hydra's errors are no help.
+    """Raise ConfigError for groups such as `model=null`, `+recipe=3` and `model=range(3)`: Hydra's
+    errors are no help.
 
     `folders` are those of YAML, where the words themselves do not name them.
     """

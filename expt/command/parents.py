@@ -24,10 +24,11 @@ from expt.runs.typed import quoted, unquoted
 
 
 def with_parent(arguments: Sequence[str]) -> list[str]:
-    """The words of a command; of one run's with those before them that ask for the run that it is a fork of.
+    """The words of a command; of one run's with those before them that ask for the run that it is a
+    fork of.
 
-    A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked is no run.
-    """
+    A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked
+    is no run."""
     arguments = [_without_latest(word) for word in arguments]
     options, settings = apart(arguments)
     given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
@@ -70,7 +71,9 @@ def _folder(settings: Sequence[str], key: str) -> Path | None:
 
 
 def _values(override: Override) -> list[str]:
-    """What it names, each as Hydra's grammar reads it: of several values it gives texts of that grammar, escaped."""
+    """What it names, each as Hydra's grammar reads it: of several values it gives texts of that
+    grammar, escaped.
+    """
     words = (
         [f"fork={text}" for text in override.sweep_string_iterator()]
         if override.is_sweep_override()
@@ -81,7 +84,9 @@ def _values(override: Override) -> list[str]:
 
 
 class Parents:
-    """Of the forks of the sweep in `folder`: its own records say whose they are, should those have gone on or away."""
+    """Of the forks of the sweep in `folder`: its own records say whose they are, should those have
+    gone on or away.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -100,12 +105,17 @@ class Parents:
         return given in self._known
 
     def epochs_before(self, given: str) -> int:
-        """The whole epochs that a fork of `given` has of its parent. Raises ConfigError where that is no run."""
+        """The whole epochs that a fork of `given` has of its parent.
+
+        Raises ConfigError where that is no run.
+        """
         known = self._known.get(given)
         return known[0]["epoch"] if known else fork.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
-        """The words of a point with those of the parent before them; of one that is gone `content` tells."""
+        """The words of a point with those of the parent before them; of one that is gone `content`
+        tells.
+        """
         given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parsed([given])[0])):
             return list(point)
@@ -119,7 +129,8 @@ class Parents:
         return [*inherited(arguments, point), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
-        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the first of them had.
+        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the
+        first of them had.
 
         Raises ConfigError where what is forked is no run.
         """

@@ -1,4 +1,6 @@
-"""`expt plan`: what a run would take of each card, how long its steps are, and which strategy to choose."""
+"""`expt plan`: what a run would take of each card, how long its steps are, and which strategy to
+choose.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ EXAMPLES = """examples
   python -m expt plan experiment=gpt2_124m model.size=1b gpus=16 --card a100-40 --per-node 8
 """
 GPT2_VOCABULARY = 50_257
-ONE_RUN = "plan looks at one run; name one value, or try a sweep out by python -m expt -m ... preflight=true"
+ONE_RUN = (
+    "plan looks at one run; name one value, or try a sweep out by python -m expt -m ..."
+    " preflight=true"
+)
 
 
 class Asked(NamedTuple):
@@ -179,7 +184,8 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
         gib = in_bytes(found.card.memory_bytes)
         say(
             console,
-            f"card        {found.card.name}: {gib}, {in_bytes(found.card.usable_bytes)} for tensors",
+            f"card        {found.card.name}: {gib}, {in_bytes(found.card.usable_bytes)} for"
+            " tensors",
         )
     console.print()
     console.print(_table(found))
@@ -193,7 +199,8 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
     else:
         say(
             console,
-            "card        name one for the largest batch, the time of a step and what to take: --card h200",
+            "card        name one for the largest batch, the time of a step and what to take:"
+            " --card h200",
         )
     for note in [*asked.notes, *found.notes]:
         say(console, f"assumed     {note}")

@@ -1,4 +1,6 @@
-"""A sweep's points: Hydra composes each choice of groups once, and the values of a point are set on a copy of that."""
+"""A sweep's points: Hydra composes each choice of groups once, and the values of a point are set on
+a copy of that.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,9 @@ from expt.config.parse import plain, with_value
 class PointComposer:
     """Composes a sweep's points as Hydra does, which takes 0.15 s for each, in 3 ms.
 
-    Hydra's own sweeper composes each point before the first run, only to see whether it can be. Here it is given a
-    second loader, which composes those alone that hold a choice or a key not seen before; the launcher composes each
-    point as its turn comes.
-    """
+    Hydra's own sweeper composes each point before the first run, only to see whether it can be.
+    Here it is given a second loader, which composes those alone that hold a choice or a key not
+    seen before; the launcher composes each point as its turn comes."""
 
     def __init__(self, context: HydraContext, config: DictConfig) -> None:
         self.loader = context.config_loader
@@ -43,7 +44,8 @@ class PointComposer:
             context.config_loader = cast(ConfigLoader, _Checks(self.loader, self))
         except (AttributeError, KeyError):
             changed(
-                "this version of Hydra checks a sweep's points in another way; the first run may come late"
+                "this version of Hydra checks a sweep's points in another way; the first run may"
+                " come late"
             )
 
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
@@ -62,7 +64,9 @@ class PointComposer:
         return self.loader.load_sweep_config(master, spelled_out(point))
 
     def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
-        """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
+        """What `plain` gives for the point, 50 times as fast; None where the whole configuration
+        has to be asked.
+        """
         point = self.parents.with_words(point)
         with contextlib.suppress(Exception):  # as above
             chosen, values = self._chosen_by(master, parsed(spelled_out(point)))
@@ -83,7 +87,9 @@ class PointComposer:
     def _chosen_by(
         self, master: DictConfig, words: Sequence[Override]
     ) -> tuple[_Chosen | None, list[Override]]:
-        """What Hydra composes of the words that choose, and the words that set a value; None where they cannot part."""
+        """What Hydra composes of the words that choose, and the words that set a value; None where
+        they cannot part.
+        """
         if any(word.is_sweep_override() or word.key_or_group == "hydra" for word in words):
             return None, []
         values = [word for word in words if self._sets_value(master, word)]
@@ -108,7 +114,9 @@ class _Chosen:
 
     @classmethod
     def of(cls, composed: DictConfig) -> _Chosen | None:
-        """None where it cannot be copied: a person's own class for a configuration may not be importable."""
+        """None where it cannot be copied: a person's own class for a configuration may not be
+        importable.
+        """
         try:
             pickled = pickle.dumps(
                 composed, pickle.HIGHEST_PROTOCOL
@@ -125,7 +133,9 @@ class _Chosen:
         return cast(DictConfig, pickle.loads(self._pickled))
 
     def with_values(self, values: Sequence[Override]) -> Mapping[str, Any] | None:
-        """The settings with these values; None where one of them is more than a new value of a setting."""
+        """The settings with these values; None where one of them is more than a new value of a
+        setting.
+        """
         settings = self._settings
         for word in values:
             path, value = word.key_or_group.split("."), word.value()
@@ -192,7 +202,9 @@ class _Checks:
     def load_sweep_config(
         self, master_config: DictConfig, sweep_overrides: list[str]
     ) -> DictConfig:
-        """Compose the point if something in it is new; else give what nobody can take for a configuration."""
+        """Compose the point if something in it is new; else give what nobody can take for a
+        configuration.
+        """
         new = {self._what_to_check(master_config, word) for word in sweep_overrides} - self._checked
         if not new:
             return self._nothing
@@ -200,7 +212,9 @@ class _Checks:
         return self._composer.compose(master_config, sweep_overrides)
 
     def _what_to_check(self, master: DictConfig, override: str) -> str:
-        """Of a group every choice, of a mapping all keys, of another key its name: its value is checked in its turn."""
+        """Of a group every choice, of a mapping all keys, of another key its name: its value is
+        checked in its turn.
+        """
         key, _, value = override.partition("=")
         names = value.startswith("{") or self._composer.is_group(
             master, key.lstrip("+~").partition("@")[0]

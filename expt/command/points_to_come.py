@@ -1,4 +1,6 @@
-"""The points of a typed grid that the command has not come to: each is composed, in 20 ms, when its turn comes."""
+"""The points of a typed grid that the command has not come to: each is composed, in 20 ms, when its
+turn comes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ComingPoint:
 
     @functools.cached_property
     def settings(self) -> Values:
-        """As far as they are known by what was typed; also what was typed and is none, as `experiment`."""
+        """As far as they are known by what was typed; also what was typed and is none, as
+        `experiment`.
+        """
         return {**as_dict(self.words), **self._to_come.settings(self.words)}
 
     @functools.cached_property
@@ -48,10 +52,11 @@ class ComingPoint:
 
 
 class PointsToCome:
-    """Those of the grid that is under way; a search has none, as it chooses each when its turn comes.
+    """Those of the grid that is under way; a search has none, as it chooses each when its turn
+    comes.
 
-    What they come to is asked only where an order comes: the choices of groups are composed once, and the values set.
-    """
+    What they come to is asked only where an order comes: the choices of groups are composed once,
+    and the values set."""
 
     def __init__(
         self, composer: PointComposer, master: DictConfig, grid: Callable[[], Grid]
@@ -68,7 +73,9 @@ class PointsToCome:
         return [*of_named_grid(self._master), *typed_in(self._master.hydra)]
 
     def begin(self, points: Sequence[Words], added: Sequence[Added], first_number: int) -> None:
-        """Let `points` be the next to come, and then what was `added`; Hydra may hand over others after them."""
+        """Let `points` be the next to come, and then what was `added`; Hydra may hand over others
+        after them.
+        """
         self._points, self._added, self._num_before, self._num_seen = points, added, first_number, 0
 
     def next_has_come(self) -> None:

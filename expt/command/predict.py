@@ -198,7 +198,8 @@ def _conclude(chosen: Plan, predictor: Predictor, output: Path | None, seconds: 
         console, speed = Console(highlight=False), number / max(seconds, 1e-9)
         say(
             console,
-            f"predicted    {number:,} {noun}s in {seconds:.1f} s on {predictor.device}, {speed:,.0f} {noun}s/s",
+            f"predicted    {number:,} {noun}s in {seconds:.1f} s on {predictor.device},"
+            f" {speed:,.0f} {noun}s/s",
         )
         say(console, f"written      {output}")
     if left_out > TOLD:
@@ -258,7 +259,9 @@ class Progress:
             )
 
     def warn_of(self, skipped: Sequence[str], told: int) -> int:
-        """Name what could not be read since `told`, the first TOLD of all; returns how many there are."""
+        """Name what could not be read since `told`, the first TOLD of all; returns how many there
+        are.
+        """
         for line in skipped[told:TOLD]:
             if self._bar:
                 self._bar.console.print(

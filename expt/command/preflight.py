@@ -1,4 +1,6 @@
-"""`preflight=true`: what a run or a sweep would take, by a few steps of every kind of run that is in it."""
+"""`preflight=true`: what a run or a sweep would take, by a few steps of every kind of run that is
+in it.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,8 @@ def preflight(
 ) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
-    Raises ConfigError where some can't run by their settings, RunFailed where one can't for another reason, and
-    Interrupted on Ctrl-C; nothing is written.
-    """
+    Raises ConfigError where some can't run by their settings, RunFailed where one can't for another
+    reason, and Interrupted on Ctrl-C; nothing is written."""
     left = [job for job in jobs if job.request is not None and job.status != COMPLETED]
     kinds: dict[str, list[Job]] = {}
     for job in left:

@@ -41,7 +41,10 @@ EXAMPLES = """examples
 
 @machine.seldom_collecting()
 def main(words: Sequence[str]) -> int:
-    """Print what `words` ask for. Raises ConfigError for a word that is not understood, and where there is no run."""
+    """Print what `words` ask for.
+
+    Raises ConfigError for a word that is not understood, and where there is no run.
+    """
     try:
         asked = parse(words)
         folder, *others = asked.folders
@@ -71,7 +74,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _judge(asked: argparse.Namespace) -> None:
-    """Print whether the settings of a sweep, or of the runs below any folders, differ by more than chance."""
+    """Print whether the settings of a sweep, or of the runs below any folders, differ by more than
+    chance.
+    """
     runs = [run for folder in asked.folders for run in _below(folder)]
     copies = copies_among((RunPaths(run.folder), run.result) for run in runs)
     runs = [run for run in runs if run.folder not in copies]
@@ -82,7 +87,10 @@ def _judge(asked: argparse.Namespace) -> None:
         verdict.check_metric(asked.metric, records)
     kept = _within_limits(records)
     left_out = len(records) - len(kept)
-    note = f"left out: {left_out} completed run{'s' * (left_out > 1)} that break{'s' * (left_out == 1)} search.constraints"
+    note = (
+        f"left out: {left_out} completed run{'s' * (left_out > 1)} that"
+        f" break{'s' * (left_out == 1)} search.constraints"
+    )
     try:
         found = verdict.verdicts(kept, asked.metric, asked.difference)
     except ConfigError as error:
@@ -99,7 +107,9 @@ def _judge(asked: argparse.Namespace) -> None:
 
 
 def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
-    """Without the completed ones that a search would not call its best, since they break its limits."""
+    """Without the completed ones that a search would not call its best, since they break its
+    limits.
+    """
     by_sweep: dict[Path, list[FoundRecord]] = {}
     for run in runs:
         by_sweep.setdefault(run["folder"].parent, []).append(run)
@@ -147,7 +157,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--metric",
         metavar="TAG",
-        help="what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps (the objective)",
+        help=(
+            "what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps"
+            " (the objective)"
+        ),
     )
     parser.add_argument(
         "--difference",
@@ -180,7 +193,9 @@ def is_plain(asked: argparse.Namespace) -> bool:
 
 
 def report(console: Console, asked: argparse.Namespace) -> None:
-    """Do what was asked. Raises ConfigError where a folder holds no run, or a key or a format is not known."""
+    """Do what was asked. Raises ConfigError where a folder holds no run, or a key or a format is
+    not known.
+    """
     runs = [run for folder in asked.folders for run in _below(folder)]
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain(asked):
         console.print(side_by_side(*runs))

@@ -57,8 +57,8 @@ def main(words: Sequence[str]) -> int:
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 
-    Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted as any run.
-    """
+    Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted
+    as any run."""
     if into is not None and "=" in into.name and into.parent == Path():
         raise ConfigError(
             f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
@@ -140,7 +140,9 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
 
 
 def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
-    """The configuration with which the run whose record is `then` began, checked against this machine."""
+    """The configuration with which the run whose record is `then` began, checked against this
+    machine.
+    """
     config = parse_again(then["config"], machine.detect())
     if config.resume != "auto":
         return config
@@ -168,7 +170,8 @@ def compare(then: Record, now: Record) -> None:
     )
     if differ:
         warn(
-            f"not the numbers of then: {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}"
+            "not the numbers of then:"
+            f" {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}"
         )
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")

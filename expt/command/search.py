@@ -1,4 +1,7 @@
-"""A search: what Hydra's sweeper `search` does. Points are chosen one by one, and run as those of a grid are."""
+"""A search: what Hydra's sweeper `search` does.
+
+Points are chosen one by one, and run as those of a grid are.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def search(
     multirun = getattr(launcher, "multirun", None)
     if not isinstance(multirun, Multirun):
         raise ConfigError(
-            "search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other ones out"
+            "search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other"
+            " ones out"
         )
     return SearchCommand(context, config, multirun, arguments).run()
 
@@ -137,13 +141,16 @@ class SearchCommand:
         return returned
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The words that all points share, and the axes; of several words for a key the last counts."""
+        """The words that all points share, and the axes; of several words for a key the last
+        counts.
+        """
         last = last_of_each(folded(words))
         own = [each for each in last if each.key_or_group.partition(".")[0] != "search"]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
             raise ConfigError(
-                "objective: several are given in brackets, as in 'objective=[accuracy/val,loss/val]'"
+                "objective: several are given in brackets, as in"
+                " 'objective=[accuracy/val,loss/val]'"
             )
         fixed = [str(each.input_line) for each in own if each not in several]
         if OmegaConf.is_list(self._config.objective):
@@ -151,7 +158,10 @@ class SearchCommand:
         return fixed, [str(each.input_line) for each in several]
 
     def _searching(self) -> Searching:
-        """The search as the folder has it. Raises ConfigError for all that can be known to be wrong."""
+        """The search as the folder has it.
+
+        Raises ConfigError for all that can be known to be wrong.
+        """
         multirun, settings = self._multirun, self._settings
         objective = (
             _plain(self._config.objective) if OmegaConf.is_list(self._config.objective) else ""
@@ -224,7 +234,10 @@ class SearchCommand:
         )
 
     def _example(self, space: Space) -> tuple[Values, RunConfig]:
-        """One of its points, and the configuration of that. Raises ConfigError where none of some has one."""
+        """One of its points, and the configuration of that.
+
+        Raises ConfigError where none of some has one.
+        """
         problem: ConfigError | None = None
         for share in SHARES:
             try:
@@ -262,7 +275,9 @@ class SearchCommand:
     def _rounds(
         self, searching: Searching, runs: Runs, display: SweepDisplay, runner: Runner
     ) -> Iterator[Iterator[Job | None]]:
-        """One where the pool asks for each point by itself; elsewhere batches, each after the end of the one before."""
+        """One where the pool asks for each point by itself; elsewhere batches, each after the end
+        of the one before.
+        """
 
         def take(run: ComposedRun) -> Job | None:
             return run.job if is_new(run, runs, display) else None
@@ -278,7 +293,8 @@ class SearchCommand:
             job = take(run)
             if job and searching.is_missing(number):
                 display.told(
-                    f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now"
+                    f"point {number + 1} has no run in {self._multirun.folder} any more; it is"
+                    " made now"
                 )
             return job
 
@@ -314,7 +330,8 @@ class SearchCommand:
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
             display.told(
-                f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can"
+                f"{gone}; as a fork it is not made again: the run whose place it had goes on, if"
+                " it can"
             )
         self._source = source = self._source_for(runner, searching, make, again, added())
         while not source.is_over:
@@ -350,7 +367,10 @@ class SearchCommand:
             return
         stopped, begun = searching.stopped, searching.num_begun
         kept = f"{stopped_in_words(stopped)}, " if stopped else ""
-        yield f"budget       {budget.text} is used up: {begun} of {total} points, {kept}{total - begun} not begun"
+        yield (
+            f"budget       {budget.text} is used up: {begun} of {total} points,"
+            f" {kept}{total - begun} not begun"
+        )
         yield "      to go on: the same command there with a larger search.budget"
 
 
@@ -359,7 +379,9 @@ def _plain(node: Any) -> Any:
 
 
 def _objective_of_runs(tags: Sequence[str], settings: dict[str, Any]) -> list[str]:
-    """What each run itself is to be best at: the first of several goals that is a metric of an evaluation."""
+    """What each run itself is to be best at: the first of several goals that is a metric of an
+    evaluation.
+    """
     known = metrics_of(settings.get("task"))
     measured = [
         tag

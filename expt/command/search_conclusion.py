@@ -1,4 +1,6 @@
-"""What a search has come to: its best point, or of several goals those that no other beats in all of them."""
+"""What a search has come to: its best point, or of several goals those that no other beats in all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from expt.search.history import BAD
 NAMED = 3
 """Runs that exceed a limit, and are named."""
 NOT_COUNTED = "runs_not_counted"
-"""In a sweep's record: the names of runs in its folder that are none of the points of its search."""
+"""In a sweep's record: the names of runs in its folder that are none of the points of its search.
+"""
 
 
 class SearchRecord(NamedTuple):
@@ -45,11 +48,15 @@ class SearchRecord(NamedTuple):
         return not all(limit.violation(run, RunPaths(run["folder"])) <= 0 for limit in self.limits)
 
     def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
-        """By the first goal, of equal ones by the next, of those that are allowed; of alike ones the first point."""
+        """By the first goal, of equal ones by the next, of those that are allowed; of alike ones
+        the first point.
+        """
         return min((run for run in runs if self.allowed(run)), key=self._rank, default=None)
 
     def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
-        """The Pareto front: those of which no other is as good by all goals, and better by one; by the first goal."""
+        """The Pareto front: those of which no other is as good by all goals, and better by one; by
+        the first goal.
+        """
         reached = {id(run): self._costs(run) for run in runs if self.allowed(run)}
         found = [
             run
@@ -75,7 +82,9 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
-    """The search of a sweep's folder, by its own record; None where it was none, or nothing was measured."""
+    """The search of a sweep's folder, by its own record; None where it was none, or nothing was
+    measured.
+    """
     record, others = _record(folder), frozenset[str]()
     if record:
         others = frozenset(map(str, record.get(NOT_COUNTED) or ()))
@@ -113,7 +122,8 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
-    """Runs of a search whose failure says that their points are bad; none where no run has come to anything.
+    """Runs of a search whose failure says that their points are bad; none where no run has come to
+    anything.
 
     Those that were added to it are like its own.
     """

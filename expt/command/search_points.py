@@ -1,4 +1,6 @@
-"""What a search makes of a point, before it does: its settings, and whether a run can begin with them."""
+"""What a search makes of a point, before it does: its settings, and whether a run can begin with
+them.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,16 @@ class PointMaker:
         return self._grid.config_of(self._composer, self._master, self._words(values))
 
     def content(self, config: RunConfig) -> Content:
-        """What the run is made of beside its settings. Raises ConfigError where something is not there."""
+        """What the run is made of beside its settings.
+
+        Raises ConfigError where something is not there.
+        """
         return self._grid.content_of(config)
 
     def samples(self) -> list[Values]:
-        """The corners of the space; the values of one that has no settings also beside those of one that has."""
+        """The corners of the space; the values of one that has no settings also beside those of one
+        that has.
+        """
         corners = self._space.corners()
         able = [values for values in corners if self._has_settings(values)]
         for values in [values for values in corners if values not in able]:
@@ -77,7 +84,8 @@ class PointMaker:
         return True
 
     def changes(self, base: Values) -> Changes:
-        """What each parameter changes, its values composed beside the point `base`; of a number its ends.
+        """What each parameter changes, its values composed beside the point `base`; of a number its
+        ends.
 
         A value without settings is left out: its points fail in their turn.
         """
@@ -96,11 +104,11 @@ class PointMaker:
         return found
 
     def refuse_if_none_can_begin(self, *, anew: bool) -> None:
-        """Raise ConfigError for what keeps every point of the space from beginning, as far as it is the same in all.
+        """Raise ConfigError for what keeps every point of the space from beginning, as far as it is
+        the same in all.
 
-        What the data, the first weights, or the run that is forked do not allow is else told of each point anew. Those
-        that need not begin `anew` have no need of that run.
-        """
+        What the data, the first weights, or the run that is forked do not allow is else told of
+        each point anew. Those that need not begin `anew` have no need of that run."""
         common: list[str] | None = None
         for values in self._tried():
             try:

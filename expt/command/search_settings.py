@@ -26,7 +26,9 @@ NAMED = 3
 
 
 class FixedSettings:
-    """Compares runs with what this command would train at their points, as a grid does to know its runs again."""
+    """Compares runs with what this command would train at their points, as a grid does to know its
+    runs again.
+    """
 
     def __init__(
         self, maker: PointMaker, searched: Collection[str], typed: Collection[str]
@@ -35,11 +37,11 @@ class FixedSettings:
         self._maker, self._searched, self._typed = maker, searched, typed
 
     def differences(self, values: Values, record: Record) -> list[str]:
-        """The keys that change a number and are another in the run of this record, which lies at the point `values`.
+        """The keys that change a number and are another in the run of this record, which lies at
+        the point `values`.
 
-        Of a run that was refused, what was typed for it: another try is with what is typed now. None where that can't
-        be told, as of a point that would have no settings.
-        """
+        Of a run that was refused, what was typed for it: another try is with what is typed now.
+        None where that can't be told, as of a point that would have no settings."""
         try:
             if "config" not in record:
                 return self._typed_anew(values, record)
@@ -130,7 +132,10 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
     if not parts:
         return ""
     several = len(found.differing) + len(found.outside) > 1
-    line = f"hydra.sweep.dir={folder}: has {' and '.join(parts)}, which {'do' if several else 'does'} not count here"
+    line = (
+        f"hydra.sweep.dir={folder}: has {' and '.join(parts)}, which {'do' if several else 'does'}"
+        " not count here"
+    )
     learn = f"; search.warm_start=[{folder}] lets the search learn from those of other settings"
     return line + (learn if can_learn and found.differing else "")
 
@@ -141,7 +146,9 @@ def told_copies(found: Found, folder: str) -> str:
 
 
 def told_by_hand(found: Found, folder: str, settings: Search) -> str:
-    """What to say of runs there that are of the space and the settings, and that no search has chosen; or nothing."""
+    """What to say of runs there that are of the space and the settings, and that no search has
+    chosen; or nothing.
+    """
     if not found.by_hand:
         return ""
     least = f", from {LEAST_OTHERS} on," if settings.name == "cmaes" else ""
@@ -149,7 +156,10 @@ def told_by_hand(found: Found, folder: str, settings: Search) -> str:
         "" if settings.name in UNTAUGHT else f" and{least} inform the search"
     )
     line = f"has {_runs(len(found.by_hand))} of this space that no search has chosen"
-    return f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among search.runs={settings.runs}"
+    return (
+        f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among"
+        f" search.runs={settings.runs}"
+    )
 
 
 def _runs(count: int) -> str:
@@ -157,7 +167,9 @@ def _runs(count: int) -> str:
 
 
 def names_of_others(found: Found) -> Sequence[str]:
-    """Of the folders that do not count, and of their copies; copies of others are told wherever runs are counted."""
+    """Of the folders that do not count, and of their copies; copies of others are told wherever
+    runs are counted.
+    """
     others = {*found.differing, *found.outside}
     return sorted(
         [*others, *(copy.name for copy, kept in found.copies.items() if kept.name in others)]

@@ -1,4 +1,6 @@
-"""The space of a search, from Hydra's grammar: interval, range, choice and tag(log, ...), and from `search.when`."""
+"""The space of a search, from Hydra's grammar: interval, range, choice and tag(log, ...), and from
+`search.when`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def space_of(
     machine: Machine,
     is_group: Callable[[str], bool],
 ) -> Space:
-    """The axes among `words`, and those of some points alone. Raises ConfigError with a line for what cannot be."""
+    """The axes among `words`, and those of some points alone.
+
+    Raises ConfigError with a line for what cannot be.
+    """
     parser = OverridesParser.create(config_loader=loader)
     overrides = [each for each in parser.parse_overrides(list(words)) if each.is_sweep_override()]
     axes = [_parameter(override, is_group) for override in overrides]
@@ -51,7 +56,8 @@ def space_of(
 
     space = [typed(each, fixed) for each in axes]
     of_all: dict[str, set[str]] = {}
-    """By the name of a key that is not searched: what is, since that has the value of a condition."""
+    """By the name of a key that is not searched: what is, since that has the value of a condition.
+    """
     for text in when:
         name, choice, word = _parted(text)
         choice = next(
@@ -68,14 +74,15 @@ def space_of(
         else:
             of_all.setdefault(name, set()).add(parameter.name)
         _refuse_circle(text, name, parameter, space, of_all)
-        (way, *_) = ways(parameter, space)
+        way, *_ = ways(parameter, space)
         chosen = {above.typed: above.word(choice) for above, choice in way}
         others = [each for each in fixed if each.partition("=")[0] not in chosen]
         space.append(typed(parameter, [*others, *chosen.values()]))
     if not space:
         why = ", and no condition of search.when holds" if when else ""
         raise ConfigError(
-            f"search: nothing to search{why}; type an axis, as in 'optimizer.lr=tag(log,interval(1e-4,1))'"
+            f"search: nothing to search{why}; type an axis, as in"
+            " 'optimizer.lr=tag(log,interval(1e-4,1))'"
         )
     _refuse_twice(space)
     return Space(tuple(space))
@@ -95,8 +102,8 @@ def _refuse_twice(space: Sequence[Parameter]) -> None:
         )
         if any(may_meet(*pair) for pair in pairs):
             raise ConfigError(
-                f"{one.name}: is searched twice in one point; name it once, or below different choices of one key, "
-                "as in search.when"
+                f"{one.name}: is searched twice in one point; name it once, or below different"
+                " choices of one key, as in search.when"
             )
 
 
@@ -107,13 +114,15 @@ def _refuse_circle(
     space: Sequence[Parameter],
     of_all: Mapping[str, Collection[str]],
 ) -> None:
-    """Raise ConfigError where a parameter would be there by a choice of its own; `name` is what it depends on."""
+    """Raise ConfigError where a parameter would be there by a choice of its own; `name` is what it
+    depends on.
+    """
     above = {name, *(each.name for way in ways(parameter, space) for each, _ in way)}
     if parameter.name in above or above & {*of_all.get(parameter.name, ())}:
         by = "" if name == parameter.name else f", by {name}"
         raise ConfigError(
-            f"search.when={text}: {parameter.name} would depend on itself{by}; give its values once, in an axis of all "
-            "points or below a key that does not depend on it"
+            f"search.when={text}: {parameter.name} would depend on itself{by}; give its values"
+            " once, in an axis of all points or below a key that does not depend on it"
         )
 
 
@@ -153,10 +162,12 @@ def _is_fixed(
     space: Sequence[Parameter],
     known: Sequence[str],
 ) -> bool:
-    """Whether all points have that choice, which is not searched. Raises ConfigError for what is no key, or no choice.
+    """Whether all points have that choice, which is not searched.
 
-    A block below another choice is left out: so one list of blocks serves a search of any of the choices.
-    """
+    Raises ConfigError for what is no key, or no choice.
+
+    A block below another choice is left out: so one list of blocks serves a search of any of the
+    choices."""
     if not _has(settings, name):
         _refuse_condition(text, name, space)
     for part in name.split("."):
@@ -226,13 +237,15 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
 
 
 def _refuse_several_at_once(override: Override, mappings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError where a run could be of two choices: a mapping leaves the keys that it doesn't name."""
+    """Raise ConfigError where a run could be of two choices: a mapping leaves the keys that it
+    doesn't name.
+    """
     named = [{*flat(mapping)} for mapping in mappings]
     for one, other in itertools.combinations(named, 2):
         if one - other and other - one:
             raise ConfigError(
-                f"{override.input_line}: a run may have {min(one - other)} and {min(other - one)}, and be both; name "
-                "the same keys in each mapping"
+                f"{override.input_line}: a run may have {min(one - other)} and {min(other - one)},"
+                " and be both; name the same keys in each mapping"
             )
 
 
@@ -254,7 +267,8 @@ def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
     values = math.ceil((stop - start) / step - 1e-9)
     if values < 1:
         raise ConfigError(
-            f"{name}: its range is empty; the end, which is not part of it, must lie behind the first value"
+            f"{name}: its range is empty; the end, which is not part of it, must lie behind the"
+            " first value"
         )
     is_int = all(isinstance(each, int) for each in (start, stop, step))
     low, high = sorted((start, start + (values - 1) * step))
@@ -285,11 +299,12 @@ def _checked(override: Override, parameter: Parameter) -> Parameter:
 def _typed(
     parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, machine: Machine
 ) -> Parameter:
-    """The parameter, of integers where its key takes no other number; beside it the point has these `words`.
+    """The parameter, of integers where its key takes no other number; beside it the point has these
+    `words`.
 
-    So has an argument of an own class, of which nothing is known, whose value is one, where the ends are typed as such.
-    Raises ConfigError for what its key can't be, and what Hydra does where there is no such key.
-    """
+    So has an argument of an own class, of which nothing is known, whose value is one, where the
+    ends are typed as such. Raises ConfigError for what its key can't be, and what Hydra does where
+    there is no such key."""
     settings = settings_of(words)
     if not _has(settings, parameter.name):
         settings_of([*words, parameter.word(parameter.at(0))])

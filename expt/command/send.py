@@ -35,7 +35,10 @@ TRIES, PAUSE_S = 3, 1.0
 
 
 def main(words: Sequence[str]) -> int:
-    """Send what `words` ask for. Raises ConfigError for a word that is wrong, ExptError if it can't be sent."""
+    """Send what `words` ask for.
+
+    Raises ConfigError for a word that is wrong, ExptError if it can't be sent.
+    """
     asked = parse(words)
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     by_tracker = {
@@ -43,7 +46,8 @@ def main(words: Sequence[str]) -> int:
     }
     if asked.checkpoints and (parted := next((paths for paths in runs if paths.parts), None)):
         raise ConfigError(
-            f"--checkpoints: sends single files, and {parted.folder} has a checkpoint in parts; leave it out"
+            f"--checkpoints: sends single files, and {parted.folder} has a checkpoint in parts;"
+            " leave it out"
         )
     if not any(by_tracker.values()):
         raise ConfigError(f"these {len(runs)} runs name no dashboard; say which, as in --to mlflow")

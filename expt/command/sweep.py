@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Runs jobs to their ends: expt.launch.pool on this machine, expt.launch.submitit_jobs elsewhere."""
+    """Runs jobs to their ends: expt.launch.pool on this machine, expt.launch.submitit_jobs
+    elsewhere.
+    """
 
     def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; None is "nothing now".
@@ -143,7 +145,10 @@ class Multirun:
         return [run.finish() for run in runs]
 
     def begin(self) -> None:
-        """Let what follows be one of several runs. Raises ConfigError where there may be but one."""
+        """Let what follows be one of several runs.
+
+        Raises ConfigError where there may be but one.
+        """
         if not self._task.may_sweep:
             raise ConfigError(
                 "this makes several runs; use expt.sweep, which returns a list of results"
@@ -187,7 +192,9 @@ class Multirun:
     def _composed(
         self, points: Sequence[Sequence[str]], first_number: int
     ) -> Iterator[ComposedRun]:
-        """The points as runs, each composed when it is asked for; of the first batch the values are checked before."""
+        """The points as runs, each composed when it is asked for; of the first batch the values are
+        checked before.
+        """
         is_first_batch = self._grid is None
         composed = self.open().compose(self.composer, self._config, points, first_number)
         if not (is_first_batch and points):
@@ -198,7 +205,9 @@ class Multirun:
         return itertools.chain([first], composed)
 
     def added(self, points: Sequence[Sequence[str]] = ()) -> list[Added]:
-        """What `expt sweep add` has given to earlier commands in the folder, but for what is among the `points`."""
+        """What `expt sweep add` has given to earlier commands in the folder, but for what is among
+        the `points`.
+        """
         asked = {frozenset(filter_overrides(point)) for point in points}
         return [each for each in added.read(self.folder) if frozenset(each.words) not in asked]
 
@@ -227,7 +236,10 @@ class Multirun:
         )
 
     def send_along(self, run: ComposedRun) -> None:
-        """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
+        """Send the sweep to the dashboards of its first run.
+
+        Raises ConfigError as expt.tracking.sending does.
+        """
         if run.job.request is not None and not (self.is_dry_run or self.is_preflight):
             self._task.sending.follow(run.job.request.config, self.folder)
 
@@ -241,7 +253,9 @@ class Multirun:
         )
 
     def known(self, run_paths: paths.RunPaths, status: str, *, counts: bool = True) -> None:
-        """Take in a run of an earlier command that is not to be run again; whether it `counts` as one asked for."""
+        """Take in a run of an earlier command that is not to be run again; whether it `counts` as
+        one asked for.
+        """
         self._num_known += counts
         if status in (COMPLETED, PAUSED):
             self._task.outcome.add(run_paths, status)
@@ -251,7 +265,9 @@ class Multirun:
         self._task.outcome.notes.append(line)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
-        """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
+        """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but
+        refused runs.
+        """
         refused = [job for job in jobs if job.refused and job.paths.holds_refusal_alone()]
         if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
             job.paths.folder for job in refused
@@ -265,7 +281,10 @@ class Multirun:
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def open(self) -> Grid:
-        """The runs of the sweep's folder, from now on this command's. Raises ConfigError where it is another's."""
+        """The runs of the sweep's folder, from now on this command's.
+
+        Raises ConfigError where it is another's.
+        """
         if self._grid is not None:
             return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -285,7 +304,9 @@ class Multirun:
         return self._grid
 
     def _leave(self) -> None:
-        """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
+        """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the
+        lock put there.
+        """
         if self._lock.is_locked:
             orders.clear(self.folder)
         with contextlib.suppress(OSError):
@@ -302,7 +323,9 @@ class Multirun:
         self._lock.release(force=True)
 
     def _put_back(self) -> None:
-        """Let the folder say of its sweep what it did, where this command has run none; of a grid Hydra wrote it."""
+        """Let the folder say of its sweep what it did, where this command has run none; of a grid
+        Hydra wrote it.
+        """
         before, is_ours = self._record_before, self._lock.is_locked
         if is_ours and not (self.is_dry_run or self.is_preflight):
             return

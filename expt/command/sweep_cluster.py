@@ -1,4 +1,6 @@
-"""A sweep whose runs are jobs of a cluster, by Hydra's launchers `submitit_slurm` and `submitit_local`."""
+"""A sweep whose runs are jobs of a cluster, by Hydra's launchers `submitit_slurm` and
+`submitit_local`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def cluster_sweep(
 
 
 def _tasks_per_node(options: Mapping[str, Any]) -> int:
-    """One task starts the workers of its node; where there are several nodes, each worker is a task."""
+    """One task starts the workers of its node; where there are several nodes, each worker is a
+    task.
+    """
     given, gpus, nodes = options["tasks_per_node"], options["gpus_per_node"], options["nodes"]
     if nodes > 1 and not given and not gpus:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""The terminal's view of a sweep: a live table of the runs under way, and a line for each that ends."""
+"""The terminal's view of a sweep: a live table of the runs under way, and a line for each that
+ends.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
 
 LINES_S = 0.1
-"""How often the lines of runs that need nothing are printed: by themselves each takes 0.1 ms, on a terminal more."""
+"""How often the lines of runs that need nothing are printed: by themselves each takes 0.1 ms, on a
+terminal more.
+"""
 TELL_S = 2.0
 """How often a dry run says that it still composes."""
 
@@ -42,7 +46,10 @@ Line: TypeAlias = tuple[str | tuple[str, str], ...]
 
 
 class SweepDisplay:
-    """Shows a sweep that is under way; without a terminal, plain lines. What workers print, with run and rank."""
+    """Shows a sweep that is under way; without a terminal, plain lines.
+
+    What workers print, with run and rank.
+    """
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         self._console, self.total, self._folder, self._what = console, total, folder, what
@@ -83,7 +90,9 @@ class SweepDisplay:
         self._line("done before", job, _reached(job), may_wait=True)
 
     def known(self, paused: Path | None = None) -> None:
-        """A point of a search that an earlier command has brought to its end, or one that it left `paused`."""
+        """A point of a search that an earlier command has brought to its end, or one that it left
+        `paused`.
+        """
         if paused is not None:
             self._paused.add(paused)
         else:
@@ -234,9 +243,13 @@ class SweepDisplay:
         ended = sum(self._counts.values()) + len(self._paused) + self._skipped
         queued = max(0, self.total - ended - running)
         paused = f"{len(self._paused)} paused, " if self._paused else ""
-        text = f"{done + self._skipped} done, {paused}{failed} failed, {running} running, {queued} queued"
+        text = (
+            f"{done + self._skipped} done, {paused}{failed} failed, {running} running, {queued}"
+            " queued"
+        )
         if done and running:
-            # The machine has held `running` runs at a time; what is left takes as long for each as those before.
+            # The machine has held `running` runs at a time; what is left takes as long for each as
+            # those before.
             left_s = self._busy_s / done * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
         return text + self._best
@@ -252,7 +265,9 @@ def _reached(job: Job) -> str:
 
 
 def _at_rung(job: Job) -> str:
-    """The objective after the epoch of its rung, by which it is compared; its best, where that is another."""
+    """The objective after the epoch of its rung, by which it is compared; its best, where that is
+    another.
+    """
     record = read_result(job.paths)
     objective, after = record["objective"], f"after {epochs_done(record)}"
     value, best = (
@@ -272,7 +287,9 @@ def _at_rung(job: Job) -> str:
 def show_dry_run(
     composed: Iterable[ComposedRun], total: int, clock: Callable[[], float] = time.monotonic
 ) -> list[JobReturn]:
-    """The dry run: what would be started, and what it would need; meanwhile how many of the `total` are composed."""
+    """The dry run: what would be started, and what it would need; meanwhile how many of the `total`
+    are composed.
+    """
     runs, told_at, console = list[ComposedRun](), clock(), Console(stderr=True)
     for run in composed:
         runs.append(run)

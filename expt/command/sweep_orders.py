@@ -13,7 +13,10 @@ from expt.runs import orders
 from expt.runs.sweep_index import latest_sweep
 from expt.runs.view.cells import say
 
-ABOUT = "Tell a sweep or a search that is under way, from another terminal, to run more, less, later, or elsewhere."
+ABOUT = (
+    "Tell a sweep or a search that is under way, from another terminal, to run more, less, later,"
+    " or elsewhere."
+)
 EXAMPLES = """\
 orders
   add KEY=VALUE ...    further points: the grid that was typed, with these values in place of those for the same keys
@@ -35,7 +38,10 @@ WORDS = ("add", "drop", "pause", "resume", "gpus")
 
 
 def main(words: Sequence[str]) -> int:
-    """Give the order, and print what has become of it. Raises ConfigError where it can't be carried out."""
+    """Give the order, and print what has become of it.
+
+    Raises ConfigError where it can't be carried out.
+    """
     parser = Parser("sweep", ABOUT, EXAMPLES)
     parser.usage = f"{parser.prog} {{{','.join(WORDS)}}} FOLDER [ABOUT ...]"
     parser.add_argument("order", metavar="ORDER", help="see below")

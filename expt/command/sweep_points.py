@@ -1,4 +1,6 @@
-"""The points of a grid as runs: composed by Hydra, each in a folder of its own, those that are done recognised."""
+"""The points of a grid as runs: composed by Hydra, each in a folder of its own, those that are done
+recognised.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,23 @@ from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
-"""Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
+"""Before the keys of runs that had no configuration, and of an older version's, which knew runs by
+their settings.
+"""
 
 AHEAD = 50
-"""Points that are composed before the first of them starts, where none has been found in a folder that has runs."""
+"""Points that are composed before the first of them starts, where none has been found in a folder
+that has runs.
+"""
 
 
 class Grid:
     """The runs of one sweep folder, new ones and those that an earlier command left there."""
 
     def __init__(self, folder: Path, machine: Machine, *, fetch: bool = True) -> None:
-        """With `fetch` datasets that are known by what they hold are downloaded where they are not there."""
+        """With `fetch` datasets that are known by what they hold are downloaded where they are not
+        there.
+        """
         self.folder, self._machine, self._fetch = folder, machine, fetch
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
@@ -86,7 +94,10 @@ class Grid:
         first_number: int,
         added: OfAdded | None = None,
     ) -> Iterator[ComposedRun]:
-        """Compose one run after another, as asked for; `added` is of the first. Warns of another grid's folder."""
+        """Compose one run after another, as asked for; `added` is of the first.
+
+        Warns of another grid's folder.
+        """
         keys = [*_swept_keys(master), *(added["keys"] if added else ())]
         names = folder_names([folded(filter_overrides(point)) for point in points], keys)
         points = [self._parents.with_words(point) for point in points]
@@ -173,13 +184,15 @@ class Grid:
         self._is_of_others = False  # once: sweepers may come with further batches
         if self._is_longer:
             warn(
-                f"hydra.sweep.dir={self.folder}: its runs are shorter ones and stay as they are; those asked for are "
-                "others, and train from their beginning; add resume=auto, and each goes on from the shorter one"
+                f"hydra.sweep.dir={self.folder}: its runs are shorter ones and stay as they are;"
+                " those asked for are others, and train from their beginning; add resume=auto, and"
+                " each goes on from the shorter one"
             )
             return
         warn(
-            f"hydra.sweep.dir={self.folder}: the runs there are of another grid, none of the {num_points} asked for; "
-            "type that grid to resume it, or leave hydra.sweep.dir out for a folder of their own"
+            f"hydra.sweep.dir={self.folder}: the runs there are of another grid, none of the"
+            f" {num_points} asked for; type that grid to resume it, or leave hydra.sweep.dir out"
+            " for a folder of their own"
         )
 
     def _job(
@@ -191,7 +204,9 @@ class Grid:
         more: Record,
         refused: ConfigError | None,
     ) -> Job:
-        """The job of a point, by its settings, its whole configuration or `refused`; the same if it is named twice."""
+        """The job of a point, by its settings, its whole configuration or `refused`; the same if it
+        is named twice.
+        """
         config, settings, content, key, error = None, None, None, "", refused
         try:
             if refused is not None:
@@ -258,7 +273,9 @@ class Grid:
         return known
 
     def _of_older_version(self, config: RunConfig, content: Content | None) -> RunPaths | None:
-        """A run known by its settings alone, if no other point has claimed it, and it can have been this one."""
+        """A run known by its settings alone, if no other point has claimed it, and it can have been
+        this one.
+        """
         key = OF_SETTINGS + identity(config)
         paths = self._known.get(key)
         if paths is None or content is None:
@@ -289,10 +306,12 @@ class Grid:
         return self._by_settings.get(_settings(json.loads(json.dumps(shown(config), default=str))))
 
     def content_of(self, config: RunConfig) -> Content:
-        """What a run is made of beside its settings. Raises ConfigError where something is not there.
+        """What a run is made of beside its settings.
 
-        Looked at once for all points that have the same data and classes: a folder may hold many images.
-        """
+        Raises ConfigError where something is not there.
+
+        Looked at once for all points that have the same data and classes: a folder may hold many
+        images."""
         key = repr(
             (config.dataset, user_code.targets(config), config.weights, config.fork, config.resume)
         )

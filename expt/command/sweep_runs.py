@@ -37,7 +37,8 @@ def see_completed(
     completed: Collection[Path],
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Take in those points of a sweep that has stopped which an earlier command has completed, into these folders.
+    """Take in those points of a sweep that has stopped which an earlier command has completed, into
+    these folders.
 
     Returns whether there may be others, for want of time.
     """

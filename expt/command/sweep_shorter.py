@@ -1,4 +1,6 @@
-"""Runs of a sweep's folder that are those of a new grid but shorter: what `resume=auto` goes on from."""
+"""Runs of a sweep's folder that are those of a new grid but shorter: what `resume=auto` goes on
+from.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class ShorterRuns:
         self._found: dict[str, list[tuple[RunPaths, Record]]] | None = None
 
     def of(self, config: RunConfig, content: Content) -> RunPaths | None:
-        """The longest that has a checkpoint and is no longer than `config`; None where there is none."""
+        """The longest that has a checkpoint and is no longer than `config`; None where there is
+        none.
+        """
         if self._found is None:
             self._found = self._read()
         fitting = [

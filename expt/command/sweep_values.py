@@ -1,4 +1,6 @@
-"""A sweep's values, each by itself, before the first run starts; that a point cannot run is told in its turn."""
+"""A sweep's values, each by itself, before the first run starts; that a point cannot run is told in
+its turn.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MAX_VALUES = 200
 
 
 def refuse_empty(words: Sequence[str], loader: ConfigLoader) -> None:
-    """Raise ConfigError for what is to have several values, and has none: a grid would have no point."""
+    """Raise ConfigError for what is to have several values, and has none: a grid would have no
+    point.
+    """
     found = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     if problems := [
         why for override in found if override.is_discrete_sweep() and (why := why_empty(override))
@@ -38,7 +42,10 @@ def why_empty(override: Override) -> str:
         return ""
     word, key = override.input_line, override.key_or_group
     if not isinstance(override.value(), Glob):
-        return f"{word}: its range is empty; the end, which is not part of it, must lie behind the first value"
+        return (
+            f"{word}: its range is empty; the end, which is not part of it, must lie behind the"
+            " first value"
+        )
     choices = override.config_loader.get_group_options(key) if override.config_loader else []
     if not choices:
         return (
@@ -53,7 +60,9 @@ def refuse_wrong_values(
     machine: Machine,
     is_group: Callable[[str], bool],
 ) -> None:
-    """Raise ConfigError for values that no point of the grid can have; `composed` is one of its points."""
+    """Raise ConfigError for values that no point of the grid can have; `composed` is one of its
+    points.
+    """
     try:
         settings = settings_of_point(composed)
     except OmegaConfBaseException:  # it has an error of its own
@@ -70,7 +79,9 @@ def refuse_wrong_values(
 def _of_its_own_kind(
     points: Sequence[Sequence[str]], is_group: Callable[[str], bool]
 ) -> Iterator[Override]:
-    """The overrides, each once, whose values mean the same in all points; not those of a group with several choices."""
+    """The overrides, each once, whose values mean the same in all points; not those of a group with
+    several choices.
+    """
     found = parsed(
         list(dict.fromkeys(word for point in points for word in filter_overrides(point)))
     )

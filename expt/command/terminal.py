@@ -15,7 +15,10 @@ _IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
 
 
 def prepare() -> None:
-    """Let the three standard streams be there, and take any text. To be called before any file is opened."""
+    """Let the three standard streams be there, and take any text.
+
+    To be called before any file is opened.
+    """
     _open_closed()
     codecs.register_error("expt", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
@@ -25,7 +28,8 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """The arguments without `-q`; while entered, that keeps all but errors and warnings from being printed.
+    """The arguments without `-q`; while entered, that keeps all but errors and warnings from being
+    printed.
 
     What a command prints that does nothing else was asked for, and is printed.
     """
@@ -40,7 +44,9 @@ def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _shown_nowhere() -> contextlib.AbstractContextManager[object]:
-    """While entered, a notebook shows nothing of what rich prints: it does not go through stdout there."""
+    """While entered, a notebook shows nothing of what rich prints: it does not go through stdout
+    there.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None:
         return contextlib.nullcontext()
@@ -53,7 +59,9 @@ def _shown_nowhere() -> contextlib.AbstractContextManager[object]:
 
 
 def _open_closed() -> None:
-    """In a shell `>&-` closes a stream; the next file that is opened would get its number, and what is printed."""
+    """In a shell `>&-` closes a stream; the next file that is opened would get its number, and what
+    is printed.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,6 @@
-"""`expt warm`: what workers need is imported once, and the commands that follow start without that wait."""
+"""`expt warm`: what workers need is imported once, and the commands that follow start without that
+wait.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 IMPORT_S = 300
 """How long torch may take to be imported, from a slow disk."""
 DRIVERS_S = 10
-"""How much longer the process may take that drivers are forked from; without it a command drives itself."""
+"""How much longer the process may take that drivers are forked from; without it a command drives
+itself.
+"""
 PROGRAM = (
     "import sys; sys.path.append({root!r}); "
     "from expt.command.warm_drivers import main; main({name!r}, {idle_s!r}, {ready!r})"
@@ -39,7 +43,10 @@ environment (a variable, `ulimit`, `taskset`, an upgrade, another user) takes no
 
 
 def main(words: Sequence[str]) -> int:
-    """Start the warm server, ask about it, or end it. Raises ConfigError for words that are not understood."""
+    """Start the warm server, ask about it, or end it.
+
+    Raises ConfigError for words that are not understood.
+    """
     parser = Parser("warm", ABOUT)
     parser.add_argument(
         "--for",
@@ -84,7 +91,9 @@ def _seconds(text: str) -> float:
 
 
 def _started(idle_s: float) -> dict[str, Any]:
-    """What the warm server for commands typed here says of itself; it is started where there is none."""
+    """What the warm server for commands typed here says of itself; it is started where there is
+    none.
+    """
     if signals.in_slurm():
         raise ConfigError("expt warm: not in a job of Slurm, whose processes end with it")
     folder, name = warm.folder(), fingerprint()
@@ -96,7 +105,8 @@ def _started(idle_s: float) -> dict[str, Any]:
         folder.mkdir(mode=0o700)
     if not warm.is_private(folder):
         raise ConfigError(
-            f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try again"
+            f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try"
+            " again"
         )
     with FileLock(folder / "lock"):
         with contextlib.suppress(warm.Cold):
@@ -105,7 +115,8 @@ def _started(idle_s: float) -> dict[str, Any]:
             if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
                 _stop(other["name"])
                 warn(
-                    f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way"
+                    f"process {other['pid']}, of another environment ({_other(other['parts'])}),"
+                    " makes way"
                 )
         warm.kill(name)  # one that hangs: it would be in nobody's reach as the other has its socket
         _start(name, idle_s)
@@ -150,12 +161,15 @@ def _start(name: str, idle_s: float) -> None:
         process.kill()
         process.wait()
         raise RunFailed(
-            f"expt warm: it ended before it was ready: {lines[-1] if lines else 'killed (out of memory?)'}"
+            "expt warm: it ended before it was ready:"
+            f" {lines[-1] if lines else 'killed (out of memory?)'}"
         )
 
 
 def _answering() -> Iterator[dict[str, Any]]:
-    """What each warm server of this user says of itself; what is left of those that were killed is removed."""
+    """What each warm server of this user says of itself; what is left of those that were killed is
+    removed.
+    """
     if not warm.is_private(warm.folder()):
         return
     for name in list(warm.sockets()):
@@ -196,7 +210,8 @@ def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> Non
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for name in hanging:
         console.print(
-            f"warm    {name} does not answer (stopped, or the machine is busy); `expt warm --stop` ends it"
+            f"warm    {name} does not answer (stopped, or the machine is busy); `expt warm --stop`"
+            " ends it"
         )
     if not (servers or hanging):
         console.print("there is none; `expt warm` starts one")
@@ -207,7 +222,8 @@ def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> Non
         console.print(f"used    by {found['commands']} commands, {found['under_way']} under way")
         if found.get("stopped"):
             console.print(
-                f"stopped process {found['stopped']}, in which commands begin; they begin without it now"
+                f"stopped process {found['stopped']}, in which commands begin; they begin without"
+                " it now"
             )
         left = "" if found["under_way"] else f" ({_length(found['left_s'])} left)"
         console.print(

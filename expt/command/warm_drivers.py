@@ -1,8 +1,9 @@
-"""The second process of `expt warm`: it has what a driver imports, and no torch; commands are forked from it.
+"""The second process of `expt warm`: it has what a driver imports, and no torch; commands are
+forked from it.
 
-It lives as long as the warm server, and until its drivers have ended. Each of them is killed as soon as the process
-that stands in for it where it was typed is gone: by the kernel, for it may be stopped, and this process gone.
-"""
+It lives as long as the warm server, and until its drivers have ended. Each of them is killed as
+soon as the process that stands in for it where it was typed is gone: by the kernel, for it may be
+stopped, and this process gone."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def main(name: str, idle_s: float, ready: int) -> None:
 
 
 def _serve(name: str, ends: int, ready: int) -> None:
-    """Import, let its socket appear, close `ready`, and fork until `ends` is closed at its other end."""
+    """Import, let its socket appear, close `ready`, and fork until `ends` is closed at its other
+    end.
+    """
     began = time.time_ns()
     for number in signal.SIGINT, signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)
@@ -76,7 +79,9 @@ def _serve(name: str, ends: int, ready: int) -> None:
 
 
 def _used_once() -> list[Path]:
-    """Do what every driver does first, for much is made at its first use; returns the files that were read for it."""
+    """Do what every driver does first, for much is made at its first use; returns the files that
+    were read for it.
+    """
     from expt.command import composing, hydra_composing, overrides
     from expt.command.arguments import readable
     from expt.config.parse import parse, plain
@@ -171,7 +176,9 @@ def _plugins() -> list[tuple[str, int, int]]:
 
 
 def _brings_plugins(path: Sequence[str], folder: Path, known: object) -> bool:
-    """Whether Hydra would find plugins there that it has not found here, where it has found those `known`."""
+    """Whether Hydra would find plugins there that it has not found here, where it has found those
+    `known`.
+    """
     others = {folder, *(folder / entry for entry in path)} - {*map(Path, sys.path)}
     return any((other / "hydra_plugins").exists() for other in others) or _plugins() != known
 
@@ -185,7 +192,9 @@ def _become(
     name: str,
     mask: Iterable[int],
 ) -> NoReturn:
-    """Be the driver that was asked for, as a new interpreter would; end without a word where that cannot be."""
+    """Be the driver that was asked for, as a new interpreter would; end without a word where that
+    cannot be.
+    """
     code = 1
     try:
         line = _placed(received, request["descriptors"], line)
@@ -206,7 +215,9 @@ def _become(
 
 
 def _placed(received: Sequence[int], numbers: Sequence[int], line: int) -> int:
-    """Have the descriptors received by their numbers, and no others but the standard ones and the line."""
+    """Have the descriptors received by their numbers, and no others but the standard ones and the
+    line.
+    """
     above = max(numbers) + 1
     line = fcntl.fcntl(line, fcntl.F_DUPFD_CLOEXEC, above)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in received]
@@ -230,7 +241,9 @@ def _interpreter_of(request: Mapping[str, Any], path: Sequence[str]) -> None:
 
 
 def _opened(number: int, name: str, as_before: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A standard stream as Python opens it: what `as_before` knows of its file, as that it can seek, is of another."""
+    """A standard stream as Python opens it: what `as_before` knows of its file, as that it can
+    seek, is of another.
+    """
     mode, at_once = "w" if number else "r", as_before.write_through  # PYTHONUNBUFFERED
     file = open(number, f"{mode}b", buffering=0 if at_once and number else -1, closefd=False)  # noqa: SIM115
     raw: Any = getattr(file, "raw", file)
@@ -248,7 +261,9 @@ def _opened(number: int, name: str, as_before: io.TextIOWrapper) -> io.TextIOWra
 
 
 def _die_with(ends: int) -> None:
-    """Let the kernel kill this process as the other end of the pipe is closed, which only that which asked has."""
+    """Let the kernel kill this process as the other end of the pipe is closed, which only that
+    which asked has.
+    """
     fcntl.fcntl(ends, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(ends, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(ends, fcntl.F_SETFL, fcntl.fcntl(ends, fcntl.F_GETFL) | os.O_ASYNC)
@@ -267,7 +282,10 @@ def _signals_of(deaf: Sequence[int], mask: Iterable[int]) -> None:
 
 
 def _exit_code(run: Callable[[], object]) -> int:
-    """What Python would exit with after `run`: with its threads ended, and all printed. It takes nothing down."""
+    """What Python would exit with after `run`: with its threads ended, and all printed.
+
+    It takes nothing down.
+    """
     code = warm_server.exit_code(run)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,4 +1,6 @@
-"""The words that a command may start with, `expt report ...`; what stands after one is read by a Parser."""
+"""The words that a command may start with, `expt report ...`; what stands after one is read by a
+Parser.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from expt.errors import ConfigError
 
 
 class Word(NamedTuple):
-    """What `expt WORD ...` does: `main` of its module takes the rest of the words, and returns the exit code."""
+    """What `expt WORD ...` does: `main` of its module takes the rest of the words, and returns the
+    exit code.
+    """
 
     module: str
     meaning: str

@@ -19,7 +19,9 @@ Node = Mapping[
 
 
 def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
-    """`node` with each `auto` replaced, as far as the other values make sense; `N per worker` is a number too."""
+    """`node` with each `auto` replaced, as far as the other values make sense; `N per worker` is a
+    number too.
+    """
     filled = dict(node)
     for key, value_of in _VALUES.items():
         if filled.get(key) == "auto":
@@ -31,14 +33,16 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
 def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
     """`node` with what `auto` means in a sweep on every machine, whoever launches its runs.
 
-    On a CPU runs share the cores, so each takes one: their numbers are then equal. Pictures take the time to spare.
-    """
+    On a CPU runs share the cores, so each takes one: their numbers are then equal. Pictures take
+    the time to spare."""
     alone = {"threads": 1} if node.get("threads") == "auto" else {}
     return _with_images({**node, **alone}, "spare")
 
 
 def gpus(node: Node, machine: Machine) -> int:
-    """All that this process's part of the run may use; one where a debugger is to follow, or CUDA shows no more."""
+    """All that this process's part of the run may use; one where a debugger is to follow, or CUDA
+    shows no more.
+    """
     one = node.get("debug") is True or machine.own_gpus or any(map(is_slice, machine.gpus))
     have = 1 if one and machine.gpus else len(machine.gpus)
     return min(have, machine.local_workers or have)
@@ -72,7 +76,9 @@ def channels_last(node: Node, machine: Machine) -> bool:
 
 
 def compiled(node: Node, machine: Machine) -> object:
-    """Never on a CPU, where nothing says that it pays; on GPUs the run's length will tell, see training.compiling."""
+    """Never on a CPU, where nothing says that it pays; on GPUs the run's length will tell, see
+    training.compiling.
+    """
     on_gpus = _num_gpus(node) and not machine.simulated and node.get("strategy") != "dp"
     return "auto" if on_gpus else False
 

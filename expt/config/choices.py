@@ -1,4 +1,6 @@
-"""The values that a setting takes, where they can be counted: for a shell that completes what is typed."""
+"""The values that a setting takes, where they can be counted: for a shell that completes what is
+typed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from expt.config.schema import RunConfig
 
 
 def choices_of(key: str) -> tuple[str, ...]:
-    """Those of `key`, as in `batch_norm` and `ddp.comm_hook`, as they are typed; none for a number or a text."""
+    """Those of `key`, as in `batch_norm` and `ddp.comm_hook`, as they are typed; none for a number
+    or a text.
+    """
     kinds: list[Any] = [RunConfig]
     for part in key.split("."):
         classes = (

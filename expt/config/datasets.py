@@ -1,4 +1,6 @@
-"""What the group `dataset` may hold, by the member that is chosen; conf/dataset/ says what each key means."""
+"""What the group `dataset` may hold, by the member that is chosen; conf/dataset/ says what each key
+means.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Downloaded(Images):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Torchvision(Images):
-    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_kinds knows each."""
+    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_kinds knows
+    each.
+    """
 
     name: Literal["torchvision"]
     set: SetName
@@ -80,7 +84,9 @@ class Torchvision(Images):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HuggingFace(Images):
-    """Images, each of one class, by the name of their column; or rows of numbers, by a list of columns."""
+    """Images, each of one class, by the name of their column; or rows of numbers, by a list of
+    columns.
+    """
 
     name: Literal["huggingface"]
     path: Folder
@@ -207,7 +213,9 @@ def has_rows(dataset: Any) -> bool:
 
 
 def has_masks(dataset: Any, segments: bool) -> bool:
-    """Whether its samples are images with a mask each; a few have classes too, for a task that `segments` nothing."""
+    """Whether its samples are images with a mask each; a few have classes too, for a task that
+    `segments` nothing.
+    """
     if isinstance(dataset, Torchvision):
         return dataset.set in MASK_SETS and (segments or dataset.set != "OxfordIIITPet")
     if isinstance(dataset, HuggingFace):

@@ -1,4 +1,5 @@
-"""What each group of conf/ may hold, by the member that is chosen; conf/ has the values, and says what they mean.
+"""What each group of conf/ may hold, by the member that is chosen; conf/ has the values, and says
+what they mean.
 
 In order: models, initialisations, optimisers, schedulers, and their table.
 """
@@ -65,7 +66,9 @@ class Airbench:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class NamedModel:
-    """A classifier by the name that a library has for it; no colon, by which timm would read code from elsewhere."""
+    """A classifier by the name that a library has for it; no colon, by which timm would read code
+    from elsewhere.
+    """
 
     name: Literal["torchvision", "timm"]
     arch: Annotated[str, Field(pattern=r"^\w[\w.]*$")]
@@ -82,7 +85,9 @@ TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
     "350m": {"layers": 24, "heads": 16, "width": 1024},
     "1b": {"layers": 18, "heads": 16, "width": 2048},
 }
-"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; those below count a vocabulary of bytes."""
+"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; those below count a
+vocabulary of bytes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -1,4 +1,6 @@
-"""What makes two runs the same: a hash of all that can change their result: settings, data and code."""
+"""What makes two runs the same: a hash of all that can change their result: settings, data and
+code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from expt.config import secrets
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
 
-# Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a number.
+# Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a
+# number.
 NOT_IN_RESULT = {
     "resume",
     "max_restarts",
@@ -38,8 +41,8 @@ NOT_IN_RESULT |= {
     "activation_checkpointing",
     "offload",
 }  # where numbers wait, and which are computed again
-# How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
-# in its last digits (the tests allow 1e-5), which is not another experiment.
+# How the same sums are computed. They may be added up in another order, as on another processor: a
+# loss can then differ in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory", "cuda_graph"}
 NOT_IN_RESULT |= {
     f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")
@@ -106,7 +109,9 @@ REPEATED = ("seed", "dataset.fold")
 
 
 class Content(NamedTuple):
-    """What a run is made of beside its settings, each a few digits; None where the settings say it all."""
+    """What a run is made of beside its settings, each a few digits; None where the settings say it
+    all.
+    """
 
     data: str | None = None
     """The dataset's files, see expt.data.fingerprint."""
@@ -131,9 +136,9 @@ def identity(
 ) -> str:
     """12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
 
-    Without `content` it is that of the settings alone, by which an older version knew its runs; `by_paths` as one did
-    for which the places of first weights and of what is resumed counted. The keys `but` don't count.
-    """
+    Without `content` it is that of the settings alone, by which an older version knew its runs;
+    `by_paths` as one did for which the places of first weights and of what is resumed counted. The
+    keys `but` don't count."""
     left_out = {*NOT_IN_RESULT, *but}
     if content is not None and content.weights and not by_paths:  # wherever they lie
         left_out.add("weights")
@@ -181,7 +186,9 @@ def _without_end(group: Any) -> Any:
 
 
 def _ambiguous(config: RunConfig) -> dict[str, Any]:
-    """The arguments of a person's own classes of which the flat settings do not tell all, as they are."""
+    """The arguments of a person's own classes of which the flat settings do not tell all, as they
+    are.
+    """
     found = {}
     holders = {
         name: getattr(config, name)
@@ -199,7 +206,9 @@ def _ambiguous(config: RunConfig) -> dict[str, Any]:
 
 
 def _is_flat(arguments: Mapping[str, Any]) -> bool:
-    """Whether no dict in it is empty, which the flat settings would leave out, and no key has a dot."""
+    """Whether no dict in it is empty, which the flat settings would leave out, and no key has a
+    dot.
+    """
     return all(
         "." not in str(key) and (not isinstance(value, dict) or (bool(value) and _is_flat(value)))
         for key, value in arguments.items()
@@ -240,7 +249,9 @@ def _flatten_fields(holder: Any, prefix: str, found: dict[str, Any]) -> None:
 
 @functools.cache
 def _keys_of(kind: Any, prefix: str) -> tuple[tuple[str, str], ...]:
-    """The names of a class's fields that are settings, and their keys, in the order in which `identity` writes them."""
+    """The names of a class's fields that are settings, and their keys, in the order in which
+    `identity` writes them.
+    """
     left_out = set() if prefix else {"secrets", *OF_TRACKERS}
     return tuple((name, prefix + name) for name in sorted(_names_of(kind)) if name not in left_out)
 
@@ -273,7 +284,9 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """A configuration's settings, flat, with a group's choice under the group's own name: `model`, `optimizer.lr`."""
+    """A configuration's settings, flat, with a group's choice under the group's own name: `model`,
+    `optimizer.lr`.
+    """
     shown: dict[str, bool | int | float | str] = {}
     for key, found in flat(
         {key: settings[key] for key in settings if key not in OF_TRACKERS}

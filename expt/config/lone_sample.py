@@ -14,4 +14,7 @@ def refusal(config: RunConfig) -> str:
     mend = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
     if each == 1 or config.drop_last:
         mend = f"batch_size={2 * config.world_size * config.gradient_accumulation} or more"
-    return f"batch_size={config.batch_size}: a batch norm of the model cannot train on one sample by itself; use {mend}"
+    return (
+        f"batch_size={config.batch_size}: a batch norm of the model cannot train on one sample by"
+        f" itself; use {mend}"
+    )

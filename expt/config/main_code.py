@@ -1,8 +1,9 @@
-"""Classes that a notebook or a script has defined in `__main__`, as modules that any process can import.
+"""Classes that a notebook or a script has defined in `__main__`, as modules that any process can
+import.
 
-Each definition is a module of its own, called by a hash of its text and of what it uses: the same class has the same
-name in every process, and a changed one another. See expt.python.main_module for how they are made. Free of torch.
-"""
+Each definition is a module of its own, called by a hash of its text and of what it uses: the same
+class has the same name in every process, and a changed one another. See expt.python.main_module for
+how they are made. Free of torch."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def is_of_main(target: str) -> bool:
 
 
 def write(text: str) -> str:
-    """Let `text` be importable, here and in the processes that are started from here; returns the module's name."""
+    """Let `text` be importable, here and in the processes that are started from here; returns the
+    module's name.
+    """
     name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:12]
     file = _written() / f"{name}.py"
     if not file.exists():
@@ -61,7 +64,9 @@ def _of_main(targets: Sequence[str]) -> list[str]:
 
 
 def find_kept(folder: Path) -> None:
-    """Let this process, and those that it starts, import what `keep` has copied into `folder`, if anything."""
+    """Let this process, and those that it starts, import what `keep` has copied into `folder`, if
+    anything.
+    """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
         sys.path.append(path)
         importlib.invalidate_caches()

@@ -21,7 +21,8 @@ def of_masks(dataset: object, task: object) -> list[str]:
     segments = isinstance(task, Segmentation)
     if isinstance(dataset, Torchvision) and segments and dataset.set not in MASK_SETS:
         return [
-            f"task=segmentation: torchvision's {dataset.set} has no masks; use dataset.set={_CHOICES}"
+            f"task=segmentation: torchvision's {dataset.set} has no masks; use"
+            f" dataset.set={_CHOICES}"
         ]
     if isinstance(dataset, TargetDataset) and isinstance(task, Segmentation):
         return _own(dataset, task)
@@ -36,7 +37,8 @@ def _moved(dataset: SegmentationFolder | Torchvision | HuggingFace) -> list[str]
     problems = []
     if dataset.augment.is_set:
         problems.append(
-            f"dataset.augment: would move images and leave their masks; leave it out of {dataset.name}"
+            "dataset.augment: would move images and leave their masks; leave it out of"
+            f" {dataset.name}"
         )
     if getattr(dataset, "transforms", None):
         problems.append(
@@ -66,7 +68,8 @@ def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: obje
             else f"dataset={dataset.name}"
         )
         return [
-            f"task={getattr(task, 'name', '')}: {what} has a mask for each image; use task=segmentation"
+            f"task={getattr(task, 'name', '')}: {what} has a mask for each image; use"
+            " task=segmentation"
         ]
     return []
 
@@ -75,10 +78,12 @@ def _own(dataset: TargetDataset, task: Segmentation) -> list[str]:
     if dataset.num_classes is not None:
         number = dataset.num_classes
         return [
-            f"dataset.num_classes={number}: is of datasets of one class for each image; use task.num_classes={number}"
+            f"dataset.num_classes={number}: is of datasets of one class for each image; use"
+            f" task.num_classes={number}"
         ]
     if task.num_classes is None:
         return [
-            "task.num_classes: a dataset of your own does not tell; give it, as in task.num_classes=21"
+            "task.num_classes: a dataset of your own does not tell; give it, as in"
+            " task.num_classes=21"
         ]
     return []

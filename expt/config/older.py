@@ -9,7 +9,9 @@ _OF_TRANSFORMER = {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias
 
 
 def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded settings, with each key that has come since at what was done before there was a choice."""
+    """A run's recorded settings, with each key that has come since at what was done before there
+    was a choice.
+    """
     ddp = dict(recorded["ddp"])
     batch_norm = "sync" if ddp.pop("sync_batchnorm", False) else "per_worker"
     at_first = {

@@ -1,9 +1,9 @@
-"""A person's own modules run as their source is now, and not as a cached .pyc that only seems to be of it.
+"""A person's own modules run as their source is now, and not as a cached .pyc that only seems to be
+of it.
 
-Python takes a .pyc for that of any file of the same size and, in whole seconds, the same time: `cp -p`, rsync and git
-bring such files, and expt.config.user_code tells runs apart by the source. What is cached here bears the hash of its
-source (PEP 552), which Python itself compares too.
-"""
+Python takes a .pyc for that of any file of the same size and, in whole seconds, the same time: `cp
+-p`, rsync and git bring such files, and expt.config.user_code tells runs apart by the source. What
+is cached here bears the hash of its source (PEP 552), which Python itself compares too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _HASHED = (0b11).to_bytes(4, "little")
 
 
 def install() -> None:
-    """Let this process import own modules so from now on, those too that others import, or a function does later."""
+    """Let this process import own modules so from now on, those too that others import, or a
+    function does later.
+    """
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 

@@ -1,4 +1,7 @@
-"""The typed gate: composed YAML in, a frozen dataclass or all problems at once out. Free of torch."""
+"""The typed gate: composed YAML in, a frozen dataclass or all problems at once out.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
-    """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
+    """The composed configuration as plain containers, without Hydra's own part, interpolations
+    resolved.
 
     Raises MissingMandatoryValue for a `???`.
     """
@@ -51,18 +55,19 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
 
 
 def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Check `composed` (plain containers, interpolations resolved) and give each `auto` its value on `machine`.
+    """Check `composed` (plain containers, interpolations resolved) and give each `auto` its value
+    on `machine`.
 
-    Raises ConfigError with every problem found: unknown keys, wrong types, values out of range, combinations
-    that cannot run.
-    """
+    Raises ConfigError with every problem found: unknown keys, wrong types, values out of range,
+    combinations that cannot run."""
     return _checked(_complete(composed, machine), machine)
 
 
 def wrong_values(
     composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]], machine: Machine
 ) -> list[str]:
-    """What is wrong with `values`, each by itself in its key's place in `composed`: of a wrong type, out of range.
+    """What is wrong with `values`, each by itself in its key's place in `composed`: of a wrong
+    type, out of range.
 
     Whether it can run beside the others is another question.
     """
@@ -112,18 +117,25 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
 
 
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way here."""
+    """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way
+    here.
+    """
     node, read = _with_secrets(hidden)
     return parse({**node, "secrets": read}, machine)
 
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """The configuration that `identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
+    """The configuration that `identity.shown` gave for a run.
+
+    Raises ConfigError where it can't run here now.
+    """
     return _checked(settings_of(shown), machine)
 
 
 def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """What measures a run's weights by `settings`, of which those of training count for nothing; raises as `parse`."""
+    """What measures a run's weights by `settings`, of which those of training count for nothing;
+    raises as `parse`.
+    """
     config = _typed(_complete(settings, machine))
     if problems := rules.unmeasurable(config, machine):
         raise ConfigError(problems)
@@ -189,7 +201,9 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
 
 
 def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
-    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came later."""
+    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came
+    later.
+    """
     if not isinstance(node, Mapping) or "_target_" not in node:
         return False
     name = node.get("name")

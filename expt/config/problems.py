@@ -74,12 +74,18 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             index = next((part for part in problem["loc"][1:2] if isinstance(part, int)), None)
             key = "callbacks" if index is None else f"callbacks.{index}"
             shown = node["callbacks"] if index is None else node["callbacks"][index]
-            line = f"{key}={shown!r}: give a list of classes of your own, as in 'callbacks=[{{_target_: mine.Watch}}]'"
+            line = (
+                f"{key}={shown!r}: give a list of classes of your own, as in"
+                " 'callbacks=[{_target_: mine.Watch}]'"
+            )
         elif (
             rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping)
         ):
             what = f"sets {', '.join(map(str, value))} below '{key}'" if value else "is empty"
-            line = f"{key}: its YAML {what}; begin it with # @package _global_{'' if value else ', and what it sets'}"
+            line = (
+                f"{key}: its YAML {what}; begin it with # @package"
+                f" _global_{'' if value else ', and what it sets'}"
+            )
         elif rule == "unexpected_keyword_argument":
             near = did_you_mean(path[-1], _keys_beside(path, node))
             is_choice = (
@@ -88,18 +94,30 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
                 and isinstance(value, str)
                 and re.fullmatch(r"[\w-]+", value)
             )
-            line = f"{key}={value!r}: there is no such key{f'; {own_group(key)}' if is_choice else f'.{near}'}"
+            line = (
+                f"{key}={value!r}: there is no such"
+                f" key{f'; {own_group(key)}' if is_choice else f'.{near}'}"
+            )
         elif key == "objective" and isinstance(value, list):
-            line = f"{key}=[{','.join(map(str, value))}]: several are of a search; add -m and search=nsga2, or give one"
+            line = (
+                f"{key}=[{','.join(map(str, value))}]: several are of a search; add -m and"
+                " search=nsga2, or give one"
+            )
         elif rule == "missing" and isinstance(value, list):
             line = f"{key}={value!r}: input should be longer"
         elif rule in ("missing", "missing_argument"):
             line = f"{key}: has no value; give one, as in {key}=..."
         elif rule.startswith("union_tag") and value is None:
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
-            line = f"{key}: is empty; choose one, as in {key}={names[0]}, of {', '.join(names)} and your own"
+            line = (
+                f"{key}: is empty; choose one, as in {key}={names[0]}, of {', '.join(names)} and"
+                " your own"
+            )
         elif rule.startswith("union_tag") and isinstance(value, str):
-            line = f"{key}={value}: is text; in YAML a choice stands in 'defaults: [override /{key}: {value}]'"
+            line = (
+                f"{key}={value}: is text; in YAML a choice stands in 'defaults: [override /{key}:"
+                f" {value}]'"
+            )
         elif rule.startswith("union_tag") and kind(value) is None:
             own = "_target_" in GROUPS[path[0]]
             line = f"{key}: its YAML names none; add a line to it, as in " + (
@@ -107,7 +125,10 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             )
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
-            line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+            line = (
+                f"{key}.name={kind(value)}: not one of"
+                f" {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+            )
         elif rule == "literal_error" and key == "dataset.set" and value in {*OTHER_SETS, *INSTEAD}:
             line = f"{key}={value}: {_other_set(value)}"
         elif rule == "literal_error" and len(names := _names_in(problem)) > FEW:
@@ -121,7 +142,10 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule == "dataclass_type":
             line = f"{key}={value!r}: has keys of its own; {_first_key_set(key, path, problem)}"
         else:
-            line = f"{key}={value!r}: {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
+            line = (
+                f"{key}={value!r}:"
+                f" {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
+            )
         rules_by_key.setdefault(key, []).append(line)
     for key, (line, *_) in [
         *rules_by_key.items()
@@ -135,11 +159,16 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
 
 def own_group(group: str) -> str:
     """What to do where a name may be that of a group of a person's own."""
-    return f"a group of your own has its YAML in conf/{group} here, or in FOLDER/{group} with --config-dir FOLDER"
+    return (
+        f"a group of your own has its YAML in conf/{group} here, or in FOLDER/{group} with"
+        " --config-dir FOLDER"
+    )
 
 
 def _joined(lines: list[str]) -> str:
-    """The lines of one key: one of several types has a line for each, as `gpus` is an integer or a list."""
+    """The lines of one key: one of several types has a line for each, as `gpus` is an integer or a
+    list.
+    """
     first, *others = lines
     kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
     return first + "".join(
@@ -164,8 +193,8 @@ def _other_set(name: str) -> str:
     if name in INSTEAD:
         return f"use {INSTEAD[name]}"
     return (
-        f"has {OTHER_SETS[name]}, of which no task here makes a loss; give it as a dataset of your own with a method "
-        "collate, and a task of your own (docs/own.md)"
+        f"has {OTHER_SETS[name]}, of which no task here makes a loss; give it as a dataset of your"
+        " own with a method collate, and a task of your own (docs/own.md)"
     )
 
 

@@ -19,20 +19,22 @@ def of_recipes(config: RunConfig) -> list[str]:
         where = f"whitening.layer={config.whitening.layer}"
         if no_images:
             problems.append(
-                f"{where}: is of images, and dataset={config.dataset.name} has none; leave whitening out"
+                f"{where}: is of images, and dataset={config.dataset.name} has none; leave"
+                " whitening out"
             )
         if config.is_sharded:
             problems.append(f"{where}: needs the layer whole; use strategy=ddp")
     if config.lookahead and config.is_sharded:
         problems.append(
-            f"lookahead.every_steps={config.lookahead.every_steps}: needs the model whole; use strategy=ddp, or ema"
+            f"lookahead.every_steps={config.lookahead.every_steps}: needs the model whole; use"
+            " strategy=ddp, or ema"
         )
     if kind := config.test_time_augmentation:
         where = f"test_time_augmentation={kind}"
         if not isinstance(config.task, Classification | Multilabel | Regression):
             problems.append(
-                f"{where}: averages what task=classification, multilabel and regression give for an image as a whole, "
-                f"and this is task={config.task.name}; use null"
+                f"{where}: averages what task=classification, multilabel and regression give for an"
+                f" image as a whole, and this is task={config.task.name}; use null"
             )
         elif no_images:
             problems.append(

@@ -1,4 +1,6 @@
-"""What a configuration means on a given machine: the value of each `auto`, and what cannot run there."""
+"""What a configuration means on a given machine: the value of each `auto`, and what cannot run
+there.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
         problems.append(
-            f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one"
+            f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers"
+            " on one"
         )
     elif config.num_gpus > 1 and any(map(is_slice, _chosen(config, machine))):
         problems.append(
@@ -81,7 +84,8 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     )  # those that share the GPUs
     if machine.workers not in (None, config.world_size):
         problems.append(
-            f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out"
+            f"world_size={config.world_size}: {machine.workers} workers were started; leave"
+            " world_size out"
         )
     elif config.num_gpus > workers and config.strategy != "dp":
         problems.append(
@@ -96,7 +100,8 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         )
     if config.debug and config.world_size > 1:
         problems.append(
-            f"world_size={config.world_size}: debug=true runs one worker in this process; use world_size=1"
+            f"world_size={config.world_size}: debug=true runs one worker in this process; use"
+            " world_size=1"
         )
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
         problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
@@ -119,7 +124,8 @@ def _strategy(config: RunConfig) -> list[str]:
     if config.num_gpus < 2:
         gpus = _count(config.num_gpus, "GPU")
         problems.append(
-            f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus}; {DDP}"
+            f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus};"
+            f" {DDP}"
         )
     if config.world_size > 1:
         problems.append(
@@ -148,8 +154,9 @@ def _compile(config: RunConfig) -> list[str]:
         and config.compile in ("reduce-overhead", "max-autotune")
     ):
         problems.append(
-            f"gradient_accumulation={config.gradient_accumulation}: with compile={config.compile} (CUDA graphs) each "
-            "part of a batch would overwrite the gradients of those before; use compile=true"
+            f"gradient_accumulation={config.gradient_accumulation}: with compile={config.compile}"
+            " (CUDA graphs) each part of a batch would overwrite the gradients of those before;"
+            " use compile=true"
         )
     if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
         problems.append(
@@ -164,7 +171,8 @@ def _cuda_graph(config: RunConfig) -> list[str]:
         return []
     if not config.num_gpus:
         return [
-            "cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave it out"
+            "cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave"
+            " it out"
         ]
     problems, mend = [], "use cuda_graph=false"
     if config.num_gpus > 1 or config.world_size > 1:
@@ -178,12 +186,14 @@ def _cuda_graph(config: RunConfig) -> list[str]:
         )
     if config.activation_checkpointing:
         problems.append(
-            f"cuda_graph=true: activation_checkpointing puts random numbers back within a step, a graph can't; {mend}"
+            "cuda_graph=true: activation_checkpointing puts random numbers back within a step, a"
+            f" graph can't; {mend}"
         )
     for key, own in {"model": config.model, "task": config.task}.items():
         if isinstance(own, Target):
             problems.append(
-                f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need; {mend}"
+                f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need;"
+                f" {mend}"
             )
     return problems
 
@@ -195,14 +205,16 @@ def _model(config: RunConfig) -> list[str]:
         and not isinstance(config.init, DefaultInit)
     ):
         return [
-            f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"
+            f"init={config.init.name}: would draw anew what model.pretrained=true loads; use"
+            " init=default"
         ]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
     if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18 | Airbench):
         name = config.model.name
         return [
-            f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"
+            f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers;"
+            " use model=mlp"
         ]
     if not isinstance(config.model, ConvNet):
         return of_tokens(config)
@@ -213,8 +225,9 @@ def _heads(model: Transformer) -> list[str]:
     heads, below = model.heads, model.width // model.heads * model.heads
     if below == model.width and model.positions == "rotary" and model.width // heads % 2:
         return [
-            f"model.positions=rotary: turns pairs of channels, and each of model.heads={heads} has "
-            f"{model.width // heads} of model.width={model.width}; use an even number, or model.positions=learned"
+            f"model.positions=rotary: turns pairs of channels, and each of model.heads={heads} has"
+            f" {model.width // heads} of model.width={model.width}; use an even number, or"
+            " model.positions=learned"
         ]
     if below == model.width:
         return []
@@ -229,7 +242,8 @@ def _convolutions(model: ConvNet) -> list[str]:
         return []
     shown = ", ".join(map(str, model.widths))
     return [
-        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but {', '.join(others)}; give each one"
+        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but"
+        f" {', '.join(others)}; give each one"
     ]
 
 
@@ -250,7 +264,8 @@ def _memory(config: RunConfig) -> list[str]:
     if wanted and config.strategy == "dp":
         shown = wanted if isinstance(wanted, str) else f"[{','.join(wanted)}]"
         problems.append(
-            f"activation_checkpointing={shown}: the copies that strategy=dp makes can't be checkpointed; {DDP}"
+            f"activation_checkpointing={shown}: the copies that strategy=dp makes can't be"
+            f" checkpointed; {DDP}"
         )
     for pattern in () if isinstance(wanted, str) else wanted:
         try:
@@ -261,7 +276,8 @@ def _memory(config: RunConfig) -> list[str]:
             )
     if config.offload and isinstance(config.optimizer, TargetOptimizer):
         problems.append(
-            "offload=cpu: updates part by part, which an optimiser of your own may not take; use null"
+            "offload=cpu: updates part by part, which an optimiser of your own may not take; use"
+            " null"
         )
     return problems
 
@@ -283,8 +299,9 @@ def _optimizer(config: RunConfig) -> list[str]:
             )
         if group.epochs and isinstance(config.scheduler, Plateau | TargetScheduler):
             problems.append(
-                f"optimizer.groups.{index}.epochs={group.epochs:g}: scheduler={config.scheduler.name} sets rates by "
-                "itself; use constant, cosine, step, triangular or one_cycle"
+                f"optimizer.groups.{index}.epochs={group.epochs:g}:"
+                f" scheduler={config.scheduler.name} sets rates by itself; use constant, cosine,"
+                " step, triangular or one_cycle"
             )
     return problems
 
@@ -294,12 +311,14 @@ def _batch(config: RunConfig) -> list[str]:
     problems = []
     if config.lr_scaling != "none" and config.base_batch_size is None:
         problems.append(
-            f"lr_scaling={config.lr_scaling}: needs the batch that optimizer.lr is meant for, as in base_batch_size=256"
+            f"lr_scaling={config.lr_scaling}: needs the batch that optimizer.lr is meant for, as in"
+            " base_batch_size=256"
         )
     if config.print_every and config.print_every % config.log_every:
         problems.append(
-            f"print_every={config.print_every}: what is printed is logged, and log_every={config.log_every}; "
-            f"use a multiple of it, or log_every={config.print_every}"
+            f"print_every={config.print_every}: what is printed is logged, and"
+            f" log_every={config.log_every}; use a multiple of it, or"
+            f" log_every={config.print_every}"
         )
     if config.batch_size % parts == 0:
         return [*problems, *_groups(config, config.batch_size // parts)]
@@ -325,8 +344,8 @@ def _groups(config: RunConfig, share: int) -> list[str]:
     larger = config.batch_size // share * size * -(-share // size)
     mends = [f"batch_norm_group={smaller}"] if smaller else []
     return [
-        f"batch_norm_group={size}: each worker computes {_count(share, 'sample')} at once, which must be whole groups; "
-        f"use {' or '.join([*mends, f'batch_size={larger}'])}"
+        f"batch_norm_group={size}: each worker computes {_count(share, 'sample')} at once, which"
+        f" must be whole groups; use {' or '.join([*mends, f'batch_size={larger}'])}"
     ]
 
 
@@ -335,14 +354,14 @@ def _schedule(config: RunConfig) -> list[str]:
     planned = getattr(config.scheduler, "epochs", None)
     if planned is not None and warmup_epochs >= planned:
         return [
-            f"scheduler.epochs={planned:g}: is all warm-up, scheduler.warmup_epochs={warmup_epochs:g}; "
-            "use more, or less of it"
+            f"scheduler.epochs={planned:g}: is all warm-up,"
+            f" scheduler.warmup_epochs={warmup_epochs:g}; use more, or less of it"
         ]
     if warmup_epochs <= config.epochs:
         return []
     return [
-        f"scheduler.warmup_epochs={warmup_epochs:g}: the run ends before, after epochs={config.epochs}; "
-        f"use {config.epochs} or less"
+        f"scheduler.warmup_epochs={warmup_epochs:g}: the run ends before, after"
+        f" epochs={config.epochs}; use {config.epochs} or less"
     ]
 
 

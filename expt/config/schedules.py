@@ -1,4 +1,7 @@
-"""How many steps a schedule is planned for, where its learning rates depend on that. Free of torch."""
+"""How many steps a schedule is planned for, where its learning rates depend on that.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ Scheduler = (
 
 
 def planned_steps(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
-    """Optimiser steps to the end of the plan, which may be before or after the run's; None for those without one.
+    """Optimiser steps to the end of the plan, which may be before or after the run's; None for
+    those without one.
 
     Of a person's own scheduler nothing is known here.
     """

@@ -96,7 +96,8 @@ class RunConfig:
 
     model: group(**GROUPS["model"])  # type: ignore[valid-type]
     init: group(**GROUPS["init"])  # type: ignore[valid-type]
-    task: group(**GROUPS["task"]) = dataclasses.field(default_factory=Classification)  # type: ignore[valid-type]  # a record of before there was a choice has none
+    # a record of before there was a choice has none
+    task: group(**GROUPS["task"]) = dataclasses.field(default_factory=Classification)  # type: ignore[valid-type]
     dataset: group(**GROUPS["dataset"])  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]

@@ -1,4 +1,7 @@
-"""How a search chooses its points: the keys of the group `search`, no part of any run. Free of torch."""
+"""How a search chooses its points: the keys of the group `search`, no part of any run.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,9 @@ def parse_search(node: Mapping[str, Any]) -> Search:
 
 
 def _ignored(search: Search) -> Iterator[str]:
-    """What is wrong with keys that are not as by default, and that nothing in this search would heed."""
+    """What is wrong with keys that are not as by default, and that nothing in this search would
+    heed.
+    """
     values = {field.name: (getattr(search, field.name), field.default) for field in fields(search)}
     given = {
         key: value
@@ -85,7 +90,10 @@ def _ignored(search: Search) -> Iterator[str]:
     for key in given:
         if search.name not in (heeding := HEEDED_BY.get(key, (search.name,))):
             other = f"search={' or '.join(heeding)}"
-            yield f"search.{key}={given[key]}: search={search.name} does not heed it; leave it out, or use {other}"
+            yield (
+                f"search.{key}={given[key]}: search={search.name} does not heed it; leave it out,"
+                f" or use {other}"
+            )
         elif search.rungs not in (kinds := OF_RUNGS.get(key, (search.rungs,))):
             mend = f"leave it out, or use search.rungs={' or '.join(map(str, kinds))}"
             rungs = "null" if search.rungs is None else search.rungs

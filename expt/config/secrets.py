@@ -1,4 +1,7 @@
-"""What `${oc.env:NAME}` stands for is not written to disk: a secret may be among it. Free of torch."""
+"""What `${oc.env:NAME}` stands for is not written to disk: a secret may be among it.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,10 @@ MIN_DIGITS = 8
 """The same of a number that is made of one: a rate or a size is found in others' settings."""
 
 _names: dict[str, str] = {}
-"""From a value to the variable that held it. One for the whole process, because texts are written from everywhere, by
-excepthooks and by what prints a traceback too: a set of secrets that is passed along would miss one of them."""
+"""From a value to the variable that held it. One for the whole process, because texts are written
+from everywhere, by
+excepthooks and by what prints a traceback too: a set of secrets that is passed along would miss one
+of them."""
 
 _PLAIN = re.compile(r"\$\{oc\.env:(\w+)\}")
 _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*(\w+)[^{}]*\}")
@@ -31,15 +36,16 @@ _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 _Made = Mapping[tuple[str, ...], tuple[str, Any]]
 """From a key to the interpolation, and what it gave."""
 _ELSEWHERE = "made_of"
-"""The name of no resolver, in the place of an interpolation that says nothing outside of its configuration."""
+"""The name of no resolver, in the place of an interpolation that says nothing outside of its
+configuration.
+"""
 
 
 class Variables(dict[str, str]):
     """The variables that interpolations have read, and their values.
 
-    And of what other resolvers have made of them, as `oc.decode` does, each value in JSON, by `KEY=INTERPOLATION`: no
-    text of the variable need be in it.
-    """
+    And of what other resolvers have made of them, as `oc.decode` does, each value in JSON, by
+    `KEY=INTERPOLATION`: no text of the variable need be in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +102,9 @@ class _Reference(NamedTuple):
 
 @contextlib.contextmanager
 def environment_read() -> Iterator[Variables]:
-    """Collects, by name, the variables that interpolations read meanwhile, and keeps them out of what is written."""
+    """Collects, by name, the variables that interpolations read meanwhile, and keeps them out of
+    what is written.
+    """
     from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
 
@@ -167,7 +175,8 @@ def remember(variables: Mapping[str, str]) -> None:
 
 
 def hidden(value: Any, also: Mapping[str, str] | None = None) -> Any:
-    """`value`, a text or nested containers, with `${oc.env:NAME}` in the place of what the variable held.
+    """`value`, a text or nested containers, with `${oc.env:NAME}` in the place of what the variable
+    held.
 
     Of the variables that this process remembers, and of those in `also`.
     """
@@ -176,13 +185,17 @@ def hidden(value: Any, also: Mapping[str, str] | None = None) -> Any:
 
 
 def said(error: BaseException) -> str:
-    """The class of an error and the first line of its text, from which secrets are taken before it is cut."""
+    """The class of an error and the first line of its text, from which secrets are taken before it
+    is cut.
+    """
     lines = hidden(str(error)).split("\n")
     return ": ".join([type(error).__name__, *[line.strip() for line in lines if line.strip()][:1]])
 
 
 def hidden_settings(settings: Any, read: Mapping[str, str]) -> Any:
-    """The same of a run's settings: what was made of a variable is the interpolation again, be it a number."""
+    """The same of a run's settings: what was made of a variable is the interpolation again, be it a
+    number.
+    """
     found = ((split, json.loads(read[key])) for key in read if (split := _split(key)))
     made = {tuple(key.split(".")): (text, value) for (key, text), value in found}
     names = _names | _by_value(read)
@@ -205,7 +218,8 @@ def _by_value(variables: Mapping[str, str]) -> dict[str, str]:
             text = leaf if isinstance(leaf, str) or is_long else ""
             name = variable[1] if variable else key
         if len(text := str(text)) >= MIN_LENGTH:
-            # As it stands, and as Python and JSON write it: with a line break or a quote in it these are others.
+            # As it stands, and as Python and JSON write it: with a line break or a quote in it
+            # these are others.
             found |= dict.fromkeys((text, repr(text)[1:-1], json.dumps(text)[1:-1]), name)
     return found
 
@@ -233,12 +247,17 @@ def _replaced(value: Any, names: Mapping[str, str], made: _Made, path: tuple[str
 
 
 def _below(path: tuple[str, ...], key: object) -> tuple[str, ...]:
-    """An own class's arguments lie among `kwargs` in what is written, and beside its name in what is composed."""
+    """An own class's arguments lie among `kwargs` in what is written, and beside its name in what
+    is composed.
+    """
     return path if key == "kwargs" else (*path, str(key))
 
 
 def restored(value: Any, read: dict[str, str], path: tuple[str, ...] = ()) -> Any:
-    """What was hidden, by today's environment; adds to `read`. Raises ConfigError for a variable not set."""
+    """What was hidden, by today's environment; adds to `read`.
+
+    Raises ConfigError for a variable not set.
+    """
     if isinstance(value, str):
         if "oc.env:" in value and "${" in _VARIABLE.sub("", value):
             found = _made_again(value, read)

@@ -26,8 +26,8 @@ def _idle_keys(config: RunConfig) -> list[str]:
     kind: Any = type(given)
     at_first = _at_first(kind)
     return [
-        f"sharding.{field.name}={_typed(getattr(given, field.name))}: strategy={config.strategy} gives each worker the "
-        "whole model; use strategy=fsdp, or leave it out"
+        f"sharding.{field.name}={_typed(getattr(given, field.name))}: strategy={config.strategy}"
+        " gives each worker the whole model; use strategy=fsdp, or leave it out"
         for field in dataclasses.fields(given)
         if getattr(given, field.name) != getattr(at_first, field.name)
     ]
@@ -43,8 +43,8 @@ def _idle_checkpoint(config: RunConfig) -> list[str]:
     if config.checkpoint.sharded is not True:
         return []
     return [
-        f"checkpoint.sharded=true: strategy={config.strategy} gives each worker the whole model, which one writes; use "
-        "strategy=fsdp, or checkpoint.sharded=auto"
+        f"checkpoint.sharded=true: strategy={config.strategy} gives each worker the whole model,"
+        " which one writes; use strategy=fsdp, or checkpoint.sharded=auto"
     ]
 
 
@@ -52,30 +52,33 @@ def _groups(config: RunConfig, machine: Machine) -> list[str]:
     name, workers, shards = config.strategy, config.world_size, config.sharding.shards
     if config.debug:  # which has one worker, and is to have no other
         return [
-            f"strategy={name}: shares the model out among workers, and debug=true runs one; use strategy=ddp"
+            f"strategy={name}: shares the model out among workers, and debug=true runs one; use"
+            " strategy=ddp"
         ]
     if workers < 2:
         return [
-            f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, "
-            f"or {'gpus' if config.num_gpus else 'world_size'}=2"
+            f"strategy={name}: shares the model out among at least 2 workers, and this run has one;"
+            f" use strategy=ddp, or {'gpus' if config.num_gpus else 'world_size'}=2"
         ]
     if name == "fsdp":
         if shards in ("auto", workers):
             return []
         return [
-            f"sharding.shards={shards}: strategy=fsdp cuts the model into a part for each of {workers} workers; use "
+            f"sharding.shards={shards}: strategy=fsdp cuts the model into a part for each of"
+            f" {workers} workers; use "
             + ("strategy=hsdp for several replicas, or " if shards in _divisors(workers) else "")
             + "sharding.shards=auto"
         ]
     group = (machine.local_workers or workers) if shards == "auto" else shards
     if group == workers:
         return [
-            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use {_instead(workers, shards)}"
+            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use"
+            f" {_instead(workers, shards)}"
         ]
     if group < 2 or workers % group:
         return [
-            f"sharding.shards={group}: {workers} workers must make whole groups of at least 2 that share a replica; "
-            f"use {_instead(workers, shards)}"
+            f"sharding.shards={group}: {workers} workers must make whole groups of at least 2 that"
+            f" share a replica; use {_instead(workers, shards)}"
         ]
     return []
 
@@ -114,13 +117,13 @@ def beside_sharding(config: RunConfig) -> list[str]:
     name, problems = config.strategy, []
     if config.compile in ("reduce-overhead", "max-autotune"):
         problems.append(
-            f"compile={config.compile}: CUDA graphs need weights that stay where they are, and strategy={name} gathers "
-            "them anew; use compile=true"
+            f"compile={config.compile}: CUDA graphs need weights that stay where they are, and"
+            f" strategy={name} gathers them anew; use compile=true"
         )
     if isinstance(config.optimizer, Muon):
         problems.append(
-            f"optimizer=muon: looks at whole matrices, of which strategy={name} gives each worker a part; use "
-            "optimizer=adamw"
+            f"optimizer=muon: looks at whole matrices, of which strategy={name} gives each worker a"
+            " part; use optimizer=adamw"
         )
     if config.ddp.comm_hook:
         problems.append(
@@ -134,24 +137,24 @@ def beside_sharding(config: RunConfig) -> list[str]:
             )
     if config.tensorboard.graph is True:
         problems.append(
-            f"tensorboard.graph=true: one worker would trace a model that strategy={name} gives it a part of; use "
-            "tensorboard.graph=auto, which leaves it out"
+            f"tensorboard.graph=true: one worker would trace a model that strategy={name} gives it"
+            " a part of; use tensorboard.graph=auto, which leaves it out"
         )
     if config.sharding.param_dtype in ("bf16", "fp16") and config.amp is False:
         problems.append(
-            f"sharding.param_dtype={config.sharding.param_dtype}: is of mixed precision; use it with "
-            f"amp={config.sharding.param_dtype}"
+            f"sharding.param_dtype={config.sharding.param_dtype}: is of mixed precision; use it"
+            f" with amp={config.sharding.param_dtype}"
         )
     if config.amp == "bf16_params":
         problems.append(
-            f"amp=bf16_params: strategy={name} keeps weights in float32, in which they are updated; use amp=bf16, by "
-            "which they travel and compute in bf16"
+            f"amp=bf16_params: strategy={name} keeps weights in float32, in which they are updated;"
+            " use amp=bf16, by which they travel and compute in bf16"
         )
     for tracker in config.send:
         if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:
             problems.append(
-                f"{tracker}.checkpoints=true: sends single files, and strategy={name} may write a checkpoint in parts; "
-                "use checkpoint.sharded=false"
+                f"{tracker}.checkpoints=true: sends single files, and strategy={name} may write a"
+                " checkpoint in parts; use checkpoint.sharded=false"
             )
     return problems
 

@@ -74,7 +74,8 @@ def _mixed(config: RunConfig) -> list[str]:
             problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
     if config.cutmix is not None and has_rows(dataset):
         problems.append(
-            f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers; use mixup"
+            f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers;"
+            " use mixup"
         )
     if not isinstance(dataset, Images) or dataset.transforms is None:
         return problems
@@ -88,11 +89,13 @@ def _mixed(config: RunConfig) -> list[str]:
             )
         elif str(node["_target_"]).endswith(".Normalize"):
             problems.append(
-                f"dataset.transforms.{place}: would normalise training images alone; give dataset.mean and std instead"
+                f"dataset.transforms.{place}: would normalise training images alone; give"
+                " dataset.mean and std instead"
             )
     if has_rows(dataset):
         problems.append(
-            "dataset.transforms: are of images, and dataset.input names columns of numbers; leave them out"
+            "dataset.transforms: are of images, and dataset.input names columns of numbers; leave"
+            " them out"
         )
     if isinstance(dataset, ImageFolder) and dataset.cache is True:
         problems.append(
@@ -116,7 +119,8 @@ def _classes(config: RunConfig) -> list[str]:
         ]
     if sampling and task.class_weights == "balanced":
         return [
-            f"task.class_weights=balanced: dataset.sampling={sampling} evens the classes out too; use one of them"
+            f"task.class_weights=balanced: dataset.sampling={sampling} evens the classes out too;"
+            " use one of them"
         ]
     return []
 
@@ -126,11 +130,13 @@ def _of_pixels(config: RunConfig) -> list[str]:
     model, task = config.model, config.task
     if isinstance(model, UNet) and not isinstance(task, Segmentation | TargetTask):
         return [
-            f"model=unet: gives a class for each pixel, and task={task.name} takes one for a sample; use model=mlp"
+            f"model=unet: gives a class for each pixel, and task={task.name} takes one for a"
+            " sample; use model=mlp"
         ]
     if isinstance(task, Segmentation) and not isinstance(model, UNet | Target):
         return [
-            f"model={model.name}: gives a class for each image; task=segmentation needs model=unet, or one of your own"
+            f"model={model.name}: gives a class for each image; task=segmentation needs model=unet,"
+            " or one of your own"
         ]
     return []
 
@@ -144,7 +150,8 @@ def of_tokens(config: RunConfig) -> list[str]:
         ]
     if isinstance(model, Transformer) and not isinstance(dataset, Text | TargetDataset):
         return [
-            f"model=transformer: takes tokens, and dataset={dataset.name} has no vocabulary; use dataset=text"
+            f"model=transformer: takes tokens, and dataset={dataset.name} has no vocabulary; use"
+            " dataset=text"
         ]
     return []
 
@@ -162,11 +169,13 @@ def _task(config: RunConfig) -> list[str]:
         and has_classes
     ):
         problems.append(
-            f"dataset.num_classes={dataset.num_classes}: task={task.name} takes no classes; leave it out of the dataset"
+            f"dataset.num_classes={dataset.num_classes}: task={task.name} takes no classes; leave"
+            " it out of the dataset"
         )
     if isinstance(task, Classification) and isinstance(dataset, Diabetes):
         problems.append(
-            "task=classification: dataset=diabetes has a number to predict, no class; use task=regression"
+            "task=classification: dataset=diabetes has a number to predict, no class; use"
+            " task=regression"
         )
     key = "target" if isinstance(dataset, HuggingFace) else "targets"
     targets = getattr(dataset, key) if isinstance(dataset, Table | HuggingFace) else ""
@@ -174,8 +183,8 @@ def _task(config: RunConfig) -> list[str]:
         problems += _rows_or_images(dataset, task)
     if isinstance(task, Classification) and not isinstance(targets, str) and len(targets) > 1:
         problems.append(
-            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one; name one, or use "
-            "task=multilabel or task=regression"
+            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"
+            " name one, or use task=multilabel or task=regression"
         )
     if (
         isinstance(dataset, Table)
@@ -183,7 +192,8 @@ def _task(config: RunConfig) -> list[str]:
         and dataset.standardise_targets
     ):
         problems.append(
-            "dataset.standardise_targets=true: is of numbers to predict, and a class is none; use false"
+            "dataset.standardise_targets=true: is of numbers to predict, and a class is none; use"
+            " false"
         )
     problems += mask_rules.of_masks(dataset, task)
     if isinstance(dataset, Torchvision):
@@ -202,7 +212,8 @@ def _task(config: RunConfig) -> list[str]:
     ):
         has = _TARGETS.get(dataset.name, "one class for each image; use task=classification")
         problems.append(
-            f"task={task.name}: dataset={dataset.name} has {has}, or a dataset of your own with _target_"
+            f"task={task.name}: dataset={dataset.name} has {has}, or a dataset of your own with"
+            " _target_"
         )
     for name in task.metrics if isinstance(task, TargetTask) else ():
         if name == "loss" or not name.isidentifier():
@@ -214,7 +225,8 @@ def _task(config: RunConfig) -> list[str]:
             problems.append(f"task.metrics.{name}: {why}")
     if config.label_smoothing and not isinstance(task, Classification):
         problems.append(
-            f"label_smoothing={config.label_smoothing}: is of task=classification; use label_smoothing=0.0"
+            f"label_smoothing={config.label_smoothing}: is of task=classification; use"
+            " label_smoothing=0.0"
         )
     return problems
 
@@ -223,11 +235,13 @@ def _folds(config: RunConfig) -> list[str]:
     folds, fold = config.dataset.folds, config.dataset.fold
     if folds is None and fold is not None:
         return [
-            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, as in dataset.folds=5"
+            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, as in"
+            " dataset.folds=5"
         ]
     if folds is not None and fold is None:
         return [
-            f"dataset.folds={folds}: say which one validates, as in dataset.fold=0 or -m 'dataset.fold=range({folds})'"
+            f"dataset.folds={folds}: say which one validates, as in dataset.fold=0 or -m"
+            f" 'dataset.fold=range({folds})'"
         ]
     if folds is not None and fold is not None and fold >= folds:
         return [
@@ -308,8 +322,8 @@ def _watched(config: RunConfig) -> list[str]:
         watched["scheduler"] = config.scheduler
     measured = measured_each_epoch(config) if watched else []
     return [
-        f"{key}.metric={wanted}: is not measured after each epoch; use one of {', '.join(measured)}."
-        f"{did_you_mean(wanted, measured)}"
+        f"{key}.metric={wanted}: is not measured after each epoch; use one of"
+        f" {', '.join(measured)}.{did_you_mean(wanted, measured)}"
         for key, watching in watched.items()
         if (wanted := watching.metric) not in measured
     ]
@@ -322,17 +336,20 @@ def _text(config: RunConfig) -> list[str]:
     if dataset.val_fraction + dataset.test_fraction >= 1:
         val, test = dataset.val_fraction, dataset.test_fraction
         return [
-            f"dataset.val_fraction={val}: with dataset.test_fraction={test} it leaves nothing to train on; use less"
+            f"dataset.val_fraction={val}: with dataset.test_fraction={test} it leaves nothing to"
+            " train on; use less"
         ]
     if dataset.tokens != "bytes" and not dataset.tokens.endswith(".json"):
         return [
-            f"dataset.tokens={dataset.tokens}: is neither bytes nor a tokenizer's .json; use dataset.tokens=bytes"
+            f"dataset.tokens={dataset.tokens}: is neither bytes nor a tokenizer's .json; use"
+            " dataset.tokens=bytes"
         ]
     if dataset.test_fraction == 0 and "test" in (
         config.eval_split,
         config.objective.partition("/")[2],
     ):
         return [
-            "dataset.test_fraction=0.0: leaves nothing to test on; use eval_split=val objective=auto"
+            "dataset.test_fraction=0.0: leaves nothing to test on; use eval_split=val"
+            " objective=auto"
         ]
     return []

@@ -1,4 +1,7 @@
-"""What a run computes and measures, by the member of the group `task`; expt/tasks/ has the classes. Free of torch."""
+"""What a run computes and measures, by the member of the group `task`; expt/tasks/ has the classes.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ TASKS: dict[str, Any] = {
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
-    """The loss and the metrics of a task, as it is or as a record has it, and which way each is better.
+    """The loss and the metrics of a task, as it is or as a record has it, and which way each is
+    better.
 
     A record of before there were tasks has None.
     """
@@ -136,7 +140,9 @@ def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
 
 
 def chosen_metric(task: Any) -> str:
-    """The metric to show where there is room for one beside the loss; the loss itself where there is none."""
+    """The metric to show where there is room for one beside the loss; the loss itself where there
+    is none.
+    """
     return next(iter(list(metrics_of(task))[1:]), "loss")
 
 

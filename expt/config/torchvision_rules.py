@@ -30,7 +30,8 @@ def of_torchvision(dataset: Torchvision, task: Any) -> list[str]:
     if takes_others and not counts and not has_masks(dataset, segments=False):
         other = ", or another target_type in dataset.options" if dataset.set == "CelebA" else ""
         return [
-            f"task={task.name}: torchvision's {dataset.set} has {has} for each image; use task={use}{other}"
+            f"task={task.name}: torchvision's {dataset.set} has {has} for each image; use"
+            f" task={use}{other}"
         ]
     if dataset.standardise_targets and (
         isinstance(task, Segmentation) or not (targets == "numbers" or counts)
@@ -79,7 +80,8 @@ def _levels(dataset: Torchvision) -> list[str]:
         return []
     other = "full, or a level as genus" if level == "super" else "full or super"
     return [
-        f"dataset.options.target_type={level}: version {version} of INaturalist has none; use {other}"
+        f"dataset.options.target_type={level}: version {version} of INaturalist has none; use"
+        f" {other}"
     ]
 
 

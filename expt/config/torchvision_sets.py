@@ -1,4 +1,6 @@
-"""torchvision's datasets by the names of their classes there: what they hold, and what may be chosen of them."""
+"""torchvision's datasets by the names of their classes there: what they hold, and what may be
+chosen of them.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Places365": {"split": ("train-standard", "train-challenge"), "small": (False, True)},
     "VOCSegmentation": {"year": ("2012", "2011", "2010", "2009", "2008", "2007")},
 }
-"""What may be chosen of a set by the words of its class there: the values, that which it takes by itself first."""
+"""What may be chosen of a set by the words of its class there: the values, that which it takes by
+itself first.
+"""
 SEVERAL = {("LSUN", "classes")}
 """Options whose value is a list of these."""
 POSITIONS = ("landmarks", "bbox")

@@ -1,4 +1,7 @@
-"""Other dashboards than TensorBoard, which get a copy of what runs measure. Free of torch, and of their packages."""
+"""Other dashboards than TensorBoard, which get a copy of what runs measure.
+
+Free of torch, and of their packages.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +69,17 @@ def of_trackers(config: RunConfig) -> list[str]:
 
 
 def uri_problems(key: str, uri: str, read: dict[str, str] | None = None) -> list[str]:
-    """What is wrong with MLflow's `uri`, which `key` gave; `read` are variables of the environment that may hold it."""
+    """What is wrong with MLflow's `uri`, which `key` gave; `read` are variables of the environment
+    that may hold it.
+    """
     scheme, colon, _ = uri.partition("://")
     shown = without_password(uri)
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         return [f"{key}={shown}: has no scheme; use http://{shown}"]
     if not uri.strip() or (not colon and re.match(r"https?:", uri)):
         return [
-            f"{key}={shown}: is no address; write it as in http://HOST:5000, sqlite:///FILE or a folder"
+            f"{key}={shown}: is no address; write it as in http://HOST:5000, sqlite:///FILE or a"
+            " folder"
         ]
     if not colon:
         return []  # a folder, or one of Databricks' names
@@ -92,8 +98,8 @@ def uri_problems(key: str, uri: str, read: dict[str, str] | None = None) -> list
         return [f"{key}={shown}: names no host; write it as in http://HOST:5000"]
     if read is not None and secrets.hidden(uri, read) == uri and shown != uri:
         return [
-            f"{key}={shown}: a password would be written into the run's folder; leave this key out and set "
-            f"{TRACKING_URI}, or give ${{oc.env:NAME}}"
+            f"{key}={shown}: a password would be written into the run's folder; leave this key out"
+            f" and set {TRACKING_URI}, or give ${{oc.env:NAME}}"
         ]
     return []
 
@@ -102,7 +108,9 @@ _PLUGINS = "mlflow.tracking_store"
 
 
 def without_password(uri: str) -> str:
-    """The address without what is between `://` and `@`, and without what follows a `?`: both may be secret."""
+    """The address without what is between `://` and `@`, and without what follows a `?`: both may
+    be secret.
+    """
     return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)
 
 
@@ -113,7 +121,9 @@ def is_installed(name: str) -> bool:
 
 
 def refuse_unusable(config: RunConfig) -> None:
-    """Raise ConfigError where a dashboard's package is missing, or what the environment says of it is wrong."""
+    """Raise ConfigError where a dashboard's package is missing, or what the environment says of it
+    is wrong.
+    """
     for name in config.send:
         if not is_installed(name):
             raise ConfigError(f"send={name}: needs the package {name}; pip install 'expt[{name}]'")

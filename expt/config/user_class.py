@@ -1,7 +1,8 @@
-"""A person's own class, named in YAML by `_target_`: imported, and accepted only if it is what its group builds.
+"""A person's own class, named in YAML by `_target_`: imported, and accepted only if it is what its
+group builds.
 
-`hydra.utils.instantiate` would call whatever the name says (CVE-2026-68508); here nothing is called before the check.
-"""
+`hydra.utils.instantiate` would call whatever the name says (CVE-2026-68508); here nothing is called
+before the check."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ T = TypeVar("T")
 
 
 def resolve(path: str, base: type[T]) -> type[T]:
-    """The class that the dotted `path` names. Raises ConfigError unless it is a subclass of `base`."""
+    """The class that the dotted `path` names.
+
+    Raises ConfigError unless it is a subclass of `base`.
+    """
     module_name, _, name = path.rpartition(".")
     own_source.install()
     try:
@@ -45,15 +49,21 @@ def resolve(path: str, base: type[T]) -> type[T]:
         raise ConfigError(f"_target_={path}: refused, it is no class")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
-            f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}"
+            f"_target_={path}: refused, it is not a subclass of"
+            f" {base.__module__}.{base.__qualname__}"
         )
     return found
 
 
 def _of_import(module: str, error: BaseException) -> str:
-    """What to say where importing `module` raised: that it is not found, or where in the person's own code it fails."""
+    """What to say where importing `module` raised: that it is not found, or where in the person's
+    own code it fails.
+    """
     if module.startswith(PREFIX):
-        return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
+        return (
+            f"it is of a notebook's or script's __main__ ({error}); give the class there, or use"
+            " expt rerun FOLDER"
+        )
     if (frame := own_frame(error)) is None:
         return (
             f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
@@ -64,14 +74,16 @@ def _of_import(module: str, error: BaseException) -> str:
 
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
-    """An instance of the class that `path` names; what its arguments name by `_target_` is built too, before it.
+    """An instance of the class that `path` names; what its arguments name by `_target_` is built
+    too, before it.
 
     Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
     """
     cls = resolve(path, base)
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
         raise ConfigError(
-            f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have; define it"
+            f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have;"
+            " define it"
         )
     _check_arguments(path, cls, args, kwargs)
     return construct(f"{_GROUPS.get(base.__name__, '')}_target_={path}", cls, args, kwargs)
@@ -86,10 +98,12 @@ _GROUPS = {
 
 
 def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-    """An instance of the class; what its arguments name by `_target_` is built too, before it. `whose` it is, is told.
+    """An instance of the class; what its arguments name by `_target_` is built too, before it.
 
-    Raises ConfigError for a mistake of the constructor's, or in what it is given: the next try would be no other.
-    """
+    `whose` it is, is told.
+
+    Raises ConfigError for a mistake of the constructor's, or in what it is given: the next try
+    would be no other."""
     return _called(whose, cls, args, nested_built(kwargs), kwargs)
 
 
@@ -118,7 +132,9 @@ def _called(
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether it is no matter of the network, of a GPU or of the memory: of all these torch has RuntimeErrors."""
+    """Whether it is no matter of the network, of a GPU or of the memory: of all these torch has
+    RuntimeErrors.
+    """
     if type(error) is RuntimeError:
         return not re.search(r"CUDA|allocate|connect", str(error))
     return (
@@ -128,17 +144,20 @@ def _is_mistake(error: Exception) -> bool:
 
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the `offered` keyword arguments that the constructor of `cls` names, or all where it takes any."""
+    """Those of the `offered` keyword arguments that the constructor of `cls` names, or all where it
+    takes any.
+    """
     parameters = _signature(cls).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in offered.items() if takes_any or name in parameters}
 
 
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The `arguments` with each `{_target_: a.B, ...}` among them, however deep, replaced by an instance of a.B.
+    """The `arguments` with each `{_target_: a.B, ...}` among them, however deep, replaced by an
+    instance of a.B.
 
-    All is resolved and checked before anything is called. Raises ConfigError for what is no class, or one of Python's.
-    """
+    All is resolved and checked before anything is called. Raises ConfigError for what is no class,
+    or one of Python's."""
     return {
         key: _made(planned)
         for key, planned in [(key, _planned(value)) for key, value in arguments.items()]
@@ -180,7 +199,10 @@ def _planned(value: Any) -> Any:
 
 def _of_python(path: str) -> str:
     """Of what no base class is known, a class as `subprocess.Popen` or `ctypes.CDLL` would do."""
-    return f"_target_={path}: refused, it is of Python's own library; name a class of a package, or your own"
+    return (
+        f"_target_={path}: refused, it is of Python's own library; name a class of a package, or"
+        " your own"
+    )
 
 
 def _made(planned: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Which code a person's own classes are: their source, and that of what they import. Nothing is run. Free of torch.
+"""Which code a person's own classes are: their source, and that of what they import.
+
+Nothing is run. Free of torch.
 
 What they reach otherwise is not seen: importlib.import_module, a file that they read.
 """
@@ -22,7 +24,9 @@ from expt.config.tasks import in_evaluations_alone
 
 
 def targets(config: RunConfig) -> tuple[str, ...]:
-    """The dotted names of the person's own classes in a configuration, and of those among their arguments."""
+    """The dotted names of the person's own classes in a configuration, and of those among their
+    arguments.
+    """
     chosen = (
         config.model,
         config.task,
@@ -75,10 +79,11 @@ def _nested(value: Any) -> Iterator[str]:
 
 
 def fingerprint(names: Sequence[str]) -> str | None:
-    """12 hexadecimal digits of the source that the classes `names` come from; None where all are of installed packages.
+    """12 hexadecimal digits of the source that the classes `names` come from; None where all are of
+    installed packages.
 
-    That is their modules, and what these import of the person's own, however deep; comments count too.
-    """
+    That is their modules, and what these import of the person's own, however deep; comments count
+    too."""
     found = own_modules(names)
     if not found:
         return None
@@ -91,15 +96,17 @@ def fingerprint(names: Sequence[str]) -> str | None:
 def import_anew(names: Sequence[str]) -> None:
     """Let the next import of the classes `names` read the source that `fingerprint` has read.
 
-    What this process has imported before may be older. Objects made before keep the classes that they have.
-    """
+    What this process has imported before may be older. Objects made before keep the classes that
+    they have."""
     for module in own_modules(names):
         sys.modules.pop(module, None)
     importlib.invalidate_caches()
 
 
 def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the classes `names` whose source `fingerprint` reads, each once; all where none is found any more."""
+    """Those of the classes `names` whose source `fingerprint` reads, each once; all where none is
+    found any more.
+    """
     return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(
         dict.fromkeys(names)
     )
@@ -119,7 +126,9 @@ def own_modules(names: Sequence[str]) -> dict[str, Path]:
 
 
 def _files_of(module: str) -> Iterator[tuple[str, Path]]:
-    """The files that importing `module` runs, its packages' first: those that are no part of an installation."""
+    """The files that importing `module` runs, its packages' first: those that are no part of an
+    installation.
+    """
     search: Sequence[str] | None = None
     names = module.split(".")
     for end in range(1, len(names) + 1):
@@ -155,7 +164,9 @@ def is_installed(path: Path) -> bool:
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Where in the person's own code it was raised, or what raised it was called; None where not from there."""
+    """Where in the person's own code it was raised, or what raised it was called; None where not
+    from there.
+    """
     frames = reversed(traceback.extract_tb(error.__traceback__))
     own = (
         frame

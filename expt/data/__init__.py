@@ -18,24 +18,18 @@
     image_folder        a person's folder of images, read image by image
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache
-    torchvision_files   torchvision's datasets by name: where their files lie, and how they get there
-    torchvision_kinds   what is known of each before it is read
-    torchvision_sets    their images
-    huggingface         a Hugging Face dataset in a folder, and huggingface_files its files
-    pictures            what reads the images of both, one by one
-    text        windows of a text's tokens
-    text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
-    text_source its windows
-    table       a person's table: which columns are features and targets, and what they may hold
-    table_files the columns of a .csv, .npz or .parquet
-    table_source        its rows as tensors, standardised
-    images_and_noise    those of experiment=gan
-    source      a dataset as it is found, before it is split and batched
-    checks      whether settings fit the data
-    synthetic   images made on the spot
-    build       from the configuration to the three loaders
+    torchvision_files   torchvision's datasets by name: where their files lie, and how they get
+    there torchvision_kinds   what is known of each before it is read torchvision_sets    their
+    images huggingface         a Hugging Face dataset in a folder, and huggingface_files its files
+    pictures            what reads the images of both, one by one text        windows of a text's
+    tokens text_files  what lies in a text's file or folder, and which of its bytes train, validate
+    and test text_source its windows table       a person's table: which columns are features and
+    targets, and what they may hold table_files the columns of a .csv, .npz or .parquet table_source
+    its rows as tensors, standardised images_and_noise    those of experiment=gan source      a
+    dataset as it is found, before it is split and batched checks      whether settings fit the data
+    synthetic   images made on the spot build       from the configuration to the three loaders
 
-Nothing is imported here: files, download, formats, cache, classes and the image folder's files and cache need no torch.
-"""
+Nothing is imported here: files, download, formats, cache, classes and the image folder's files and
+cache need no torch."""
 
 from __future__ import annotations

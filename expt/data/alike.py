@@ -1,4 +1,6 @@
-"""Whether samples are of one structure, as a batch of them must be: another would be lost in it, or cast."""
+"""Whether samples are of one structure, as a batch of them must be: another would be lost in it, or
+cast.
+"""
 
 from __future__ import annotations
 

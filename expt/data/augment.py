@@ -28,27 +28,30 @@ class Augmentation:
     flip: bool | Literal["alternate"] = False
     """mirror every second image, on average, left to right; or each image in every second epoch"""
     cutout: int = 0
-    """side of a square of the mean colour, anywhere in the image and clipped at its edges [pixels]; 0 cuts nothing"""
+    """side of a square of the mean colour, anywhere in the image and clipped at its edges [pixels];
+    0 cuts nothing
+    """
 
     def __bool__(self) -> bool:
         return bool(self.crop_padding or self.flip or self.cutout)
 
     @staticmethod
     def draw(size: int, seed: int, epoch: int) -> Tensor:
-        """The random numbers of an epoch, int16 [5, size], a column for each position in the epoch's order.
+        """The random numbers of an epoch, int16 [5, size], a column for each position in the
+        epoch's order.
 
-        Drawn for all samples at once, they depend on no batch size, rank or device; setting one option leaves the
-        numbers of the others.
-        """
+        Drawn for all samples at once, they depend on no batch size, rank or device; setting one
+        option leaves the numbers of the others."""
         generator = torch.Generator().manual_seed(mix(_SEED, seed, epoch))
         return torch.randint(1 << _BITS, (5, size), dtype=torch.int16, generator=generator)
 
     def in_turn(self, drawn: Tensor, samples: Tensor, of: Tensor, seed: int, epoch: int) -> Tensor:
-        """The numbers `drawn` [5, size] with those that mirror each of an epoch's `samples` [size] in its turn.
+        """The numbers `drawn` [5, size] with those that mirror each of an epoch's `samples` [size]
+        in its turn.
 
-        Half of the images begin mirrored, and each is so in every second epoch (Jordan, 2024): two epochs show all of
-        them both ways, where chance would show every second one twice the same way.
-        """
+        Half of the images begin mirrored, and each is so in every second epoch (Jordan, 2024): two
+        epochs show all of them both ways, where chance would show every second one twice the same
+        way."""
         if self.flip != "alternate":
             return drawn
         generator = torch.Generator().manual_seed(mix(_FIRST_TURN_SEED, seed))
@@ -57,7 +60,9 @@ class Augmentation:
         return drawn
 
     def move(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Images [b, C, H, W] of any type, black being 0, cropped and flipped with the numbers `drawn` [5, b]."""
+        """Images [b, C, H, W] of any type, black being 0, cropped and flipped with the numbers
+        `drawn` [5, b].
+        """
         if not (self.crop_padding or self.flip):
             return images
         height, width = images.shape[2:]
@@ -75,7 +80,9 @@ class Augmentation:
         return images.flatten(2).gather(2, taken).reshape(len(images), -1, height, width)
 
     def places(self, drawn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Which rows [b, height] and columns [b, width] of padded images come to be those of the moved ones."""
+        """Which rows [b, height] and columns [b, width] of padded images come to be those of the
+        moved ones.
+        """
         rows = torch.arange(height, device=drawn.device).expand(drawn.shape[1], -1)
         columns = torch.arange(width, device=drawn.device).expand(drawn.shape[1], -1)
         if self.flip:
@@ -104,7 +111,9 @@ class Augmentation:
         return images.mul_(1 - rows * columns)  # on a CPU a sixth of the time of masked_fill_
 
     def _within(self, drawn: Tensor, length: int) -> Tensor:
-        """float32 [b, length]: 1 for pixels that lie in the square, whose middle lies in the image, else 0."""
+        """float32 [b, length]: 1 for pixels that lie in the square, whose middle lies in the image,
+        else 0.
+        """
         offset = torch.arange(length, device=drawn.device) - (
             _scaled(drawn, length) - self.cutout // 2
         )
@@ -112,7 +121,9 @@ class Augmentation:
 
 
 def _reflected(places: Tensor, length: int) -> Tensor:
-    """Places beside 0 to length - 1 as those that a mirror at the edge shows there; the edge itself comes once."""
+    """Places beside 0 to length - 1 as those that a mirror at the edge shows there; the edge itself
+    comes once.
+    """
     places = places.abs()
     return torch.where(places < length, places, 2 * (length - 1) - places)
 

@@ -40,7 +40,8 @@ from expt.data.synthetic import synthetic
 from expt.data.tree import mapped
 from expt.errors import ConfigError
 
-_FAR = 100.0  # deviations from 0, beyond which a variance from sums of squares loses more than four digits
+# deviations from 0, beyond which a variance from sums of squares loses more than four digits
+_FAR = 100.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class DataInfo:
     """What a model needs to know of its data."""
 
     shapes: Mapping[str, Any]
-    """What a model may ask for, by keyword: of images their `channels` and `image_size` (height, width), and
+    """What a model may ask for, by keyword: of images their `channels` and `image_size` (height,
+    width), and
     `num_classes`, the number of its outputs"""
     class_names: tuple[str, ...]
     """empty where samples are of no class"""
@@ -63,7 +65,8 @@ class DataInfo:
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
-    """samples of each class to train on; empty where the dataset does not tell before they are read"""
+    """samples of each class to train on; empty where the dataset does not tell before they are read
+    """
     target_origin: float = 0.0
     """what targets that are numbers lie near, where that is far from 0 by their deviation"""
 
@@ -142,13 +145,15 @@ def build(
     cutmix: float | None = None,
     prepared: torch.dtype | None = None,
 ) -> Data:
-    """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
+    """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this
+    worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large. The `task` says what targets of a table
-    or of a person's own samples are. `mixup`, `cutmix` and `prepared` are of training alone: see Mixing, LoaderOptions.
+    A batch is a multiple of `batch_parts`, which is told where it is too large. The `task` says
+    what targets of a table or of a person's own samples are. `mixup`, `cutmix` and `prepared` are
+    of training alone: see Mixing, LoaderOptions.
 
-    Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
-    """
+    Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit
+    it."""
     source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
@@ -237,7 +242,8 @@ def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
         )
     if source.val:
         raise ConfigError(
-            f"dataset.folds={dataset.folds}: {getattr(dataset, 'root', '')}/val validates; use folds=null"
+            f"dataset.folds={dataset.folds}: {getattr(dataset, 'root', '')}/val validates; use"
+            " folds=null"
         )
     if dataset.folds > size:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""Decoded datasets as uncompressed .npy files, mapped into memory: their pages are shared by all workers and runs."""
+"""Decoded datasets as uncompressed .npy files, mapped into memory: their pages are shared by all
+workers and runs.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def cache_dir() -> Path:
 
 
 def limit_bytes() -> int:
-    """How large the decoded datasets may be together: EXPT_CACHE_GB. Raises ConfigError where that is no number."""
+    """How large the decoded datasets may be together: EXPT_CACHE_GB.
+
+    Raises ConfigError where that is no number.
+    """
     given = os.environ.get("EXPT_CACHE_GB", str(LIMIT_GB))
     try:
         return int(float(given) * 1e9)
@@ -66,10 +71,11 @@ def limit_bytes() -> int:
 
 
 def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode()` makes of the files `sources`, kept until one of them changes (path, size or time).
+    """What `decode()` makes of the files `sources`, kept until one of them changes (path, size or
+    time).
 
-    `label` begins the name of the entry. Where the cache cannot be written, `decode()` runs in memory at every call.
-    """
+    `label` begins the name of the entry. Where the cache cannot be written, `decode()` runs in
+    memory at every call."""
     import numpy as np
 
     entry = _folder() / _name_of(label, sources)
@@ -99,11 +105,11 @@ def read(name: str) -> Arrays | None:
 def fill(
     name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]
 ) -> None:
-    """Create the entry `name` unless another process does: `write` gets a .npy file of len(labels) images of `shape`.
+    """Create the entry `name` unless another process does: `write` gets a .npy file of len(labels)
+    images of `shape`.
 
-    An entry whose name is the same up to the last dot makes way. Raises OSError where it cannot be written: the room
-    on the disk is taken before `write` is called.
-    """
+    An entry whose name is the same up to the last dot makes way. Raises OSError where it cannot be
+    written: the room on the disk is taken before `write` is called."""
     import numpy as np
 
     entry = _folder() / name
@@ -168,7 +174,9 @@ def _name_of(label: str, sources: Sequence[Path]) -> str:
 
 
 def _lock(entry: Path, timeout: float = -1) -> FileLock:
-    """That of all entries whose names are the same up to the last dot, and of what is to become one."""
+    """That of all entries whose names are the same up to the last dot, and of what is to become
+    one.
+    """
     from filelock import FileLock  # late: for who writes
 
     return FileLock(entry.with_name(f".{_kind(entry)}.lock"), timeout=timeout)
@@ -194,7 +202,8 @@ def _read(entry: Path) -> Arrays | None:
     import numpy as np
 
     try:
-        # Copy-on-write: pages are shared until written, and torch takes the array without a warning.
+        # Copy-on-write: pages are shared until written, and torch takes the array without a
+        # warning.
         arrays = Arrays(*(np.load(entry / f"{part}.npy", mmap_mode="c") for part in Arrays._fields))
     except (OSError, ValueError, EOFError):
         return None
@@ -205,7 +214,10 @@ def _read(entry: Path) -> Arrays | None:
 
 @contextlib.contextmanager
 def _new(entry: Path) -> Iterator[Path]:
-    """A folder that becomes `entry` once it is filled without an error, in place of its kind. Its lock must be held."""
+    """A folder that becomes `entry` once it is filled without an error, in place of its kind.
+
+    Its lock must be held.
+    """
     beside = entry.with_name(f"{_NEW}{entry.name}")
     shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
     beside.mkdir()

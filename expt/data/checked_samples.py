@@ -17,7 +17,8 @@ Check = Callable[[Any], Any]
 
 
 class CheckedSamples(Dataset[Any]):
-    """A Dataset whose samples are checked. Raises, when it is read, by its index: DataError for one that is wrong, and
+    """A Dataset whose samples are checked. Raises, when it is read, by its index: DataError for one
+    that is wrong, and
     what `in_words` makes of what the dataset raises.
     """
 
@@ -50,9 +51,9 @@ def read(dataset: Dataset[Any], index: int) -> Any:
 def in_words(error: Exception, whose: str) -> Exception:
     """What a person's dataset raised, in one line, with its place there.
 
-    DataError for a mistake, which another try would raise again; RunFailed for what the disk or the network may have a
-    part in. What is told already, and what the memory did not suffice for, stays as it is.
-    """
+    DataError for a mistake, which another try would raise again; RunFailed for what the disk or the
+    network may have a part in. What is told already, and what the memory did not suffice for, stays
+    as it is."""
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
     frame, told = own_frame(error), secrets.said(error)

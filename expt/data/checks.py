@@ -26,7 +26,9 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:
-    """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one class."""
+    """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one
+    class.
+    """
     inputs = example[0]
     return (
         bool(class_names)
@@ -75,23 +77,29 @@ def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:
     """Say that there are not as many `samples` to train on as are asked for."""
     if tells and (limit := dataset.train_limit) and limit > samples:
         warn(
-            f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are used"
+            f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are"
+            " used"
         )
 
 
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
-    """The class of each training sample, int64 [N]. Raises ConfigError where it shows only once a sample is read."""
+    """The class of each training sample, int64 [N].
+
+    Raises ConfigError where it shows only once a sample is read.
+    """
     if not source.tells_classes:
         raise ConfigError(
-            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is read; give the dataset "
-            "an attribute `targets`, a list of them, or use dataset.sampling=null"
+            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
+            " read; give the dataset an attribute `targets`, a list of them, or use"
+            " dataset.sampling=null"
         )
     return source.classes
 
 
 def _check_channels(dataset: DatasetConfig, channels: int) -> None:
     problems = [
-        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"
+        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give"
+        " one per channel"
         for name, values in (("mean", dataset.mean), ("std", dataset.std))
         if values is not None and len(values) != channels
     ]
@@ -102,7 +110,8 @@ def _check_channels(dataset: DatasetConfig, channels: int) -> None:
 def _check_augment(augment: datasets.Augment, image_size: tuple[int, int]) -> None:
     smallest = min(image_size)
     problems = [
-        f"dataset.augment.{name}={value}: must be below {smallest}, the images being {image_size[0]}x{image_size[1]}"
+        f"dataset.augment.{name}={value}: must be below {smallest}, the images being"
+        f" {image_size[0]}x{image_size[1]}"
         for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
         if value >= smallest
     ]

@@ -24,7 +24,8 @@ _CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes b
 
 
 def fetch(name: str, root: Path) -> None:
-    """Put the compressed files of dataset `name` under `root`, in torchvision's layout; the caller holds a lock.
+    """Put the compressed files of dataset `name` under `root`, in torchvision's layout; the caller
+    holds a lock.
 
     Raises DataError with the reason, in a few words.
     """

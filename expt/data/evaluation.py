@@ -1,4 +1,6 @@
-"""Samples for a run's weights: its own, or another dataset's, by the run's normalisation and its classes."""
+"""Samples for a run's weights: its own, or another dataset's, by the run's normalisation and its
+classes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class EvaluationData:
         return sum(loader.size for loader in self.loaders)
 
     def batches(self) -> Iterator[Batch]:
-        """This worker's samples, each once over all workers, in their order and without augmentation."""
+        """This worker's samples, each once over all workers, in their order and without
+        augmentation.
+        """
         for batch in itertools.chain.from_iterable(loader.evaluation() for loader in self.loaders):
             yield (
                 batch
@@ -59,9 +63,9 @@ def load(
 ) -> EvaluationData:
     """The samples of a split, for the model of a run whose record says `trained_on` of its data.
 
-    The mean and std of `options` are the run's. `own` samples are those that it was trained and evaluated with. Raises
-    ConfigError where the model does not take the dataset's samples, DataError for the data.
-    """
+    The mean and std of `options` are the run's. `own` samples are those that it was trained and
+    evaluated with. Raises ConfigError where the model does not take the dataset's samples,
+    DataError for the data."""
     if isinstance(dataset, table.TableConfig):
         source = table_source.rows_as_in(trained_on, dataset, task, options.device)
     elif isinstance(dataset, datasets.HuggingFace):
@@ -116,14 +120,18 @@ def _loaders(
         if part
     ]
     raise ConfigError(
-        f"split={split}: dataset={dataset.name} has none; use split={' or split='.join([*there, 'all'])}"
+        f"split={split}: dataset={dataset.name} has none; use"
+        f" split={' or split='.join([*there, 'all'])}"
     )
 
 
 def _refuse_other_shapes(
     dataset: DatasetConfig, source: Source, trained_on: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError for samples that the model was not built for. Classes have names, see `_numbers`."""
+    """Raise ConfigError for samples that the model was not built for.
+
+    Classes have names, see `_numbers`.
+    """
     as_they_are = isinstance(dataset, datasets.TargetDataset) and dataset.num_classes is None
     keys = ["channels", "image_size", "vocab_size", "context"]
     if as_they_are:  # the first sample's, and others may be larger
@@ -141,7 +149,8 @@ def _refuse_other_shapes(
             )
             has, wanted = (f"no {key}" if value is None else f"{key} {value}" for value in shown)
             raise ConfigError(
-                f"dataset={dataset.name}: has {has}, and the model takes {wanted}; use data like the run's"
+                f"dataset={dataset.name}: has {has}, and the model takes {wanted}; use data like"
+                " the run's"
             )
 
 
@@ -153,7 +162,10 @@ def _numbers(
     *,
     tells: bool,
 ) -> Tensor | None:
-    """The run's number of each class, by its name; None where all are equal. Raises ConfigError for an unknown one."""
+    """The run's number of each class, by its name; None where all are equal.
+
+    Raises ConfigError for an unknown one.
+    """
     names = _as_before(names, known)
     if tuple(names) == tuple(known) or not (names or known):
         return None
@@ -161,17 +173,20 @@ def _numbers(
     if not known or _are_taken_by_number(dataset, names, known):
         if has != has_known:
             raise ConfigError(
-                f"dataset={dataset.name}: has {has} classes, and the run's model {has_known}; use data of its classes"
+                f"dataset={dataset.name}: has {has} classes, and the run's model {has_known}; use"
+                " data of its classes"
             )
         if tells:
             warn(
-                f"dataset={dataset.name}: its classes have other names than the run's, and are taken by their numbers"
+                f"dataset={dataset.name}: its classes have other names than the run's, and are"
+                " taken by their numbers"
             )
         return None
     if unknown := [name for name in names if name not in known]:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
-            f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not know; it has "
+            f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not"
+            " know; it has "
             f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}.{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
@@ -180,7 +195,9 @@ def _numbers(
 
 
 def _as_before(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """The names; False and True as 0 and 1 where a run knows these, as an older version called those of an .npz."""
+    """The names; False and True as 0 and 1 where a run knows these, as an older version called
+    those of an .npz.
+    """
     older = {"False": "0", "True": "1"}
     return (
         [older[name] for name in names]
@@ -192,7 +209,9 @@ def _as_before(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 def _are_taken_by_number(
     dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]
 ) -> bool:
-    """Whether names are missing on one side; a folder called 1, or an integer in a table, is a name."""
+    """Whether names are missing on one side; a folder called 1, or an integer in a table, is a
+    name.
+    """
     if all(name.isdigit() for name in (*names, *known)):
         real = isinstance(dataset, datasets.ImageFolder | datasets.HuggingFace | table.TableConfig)
         return _are_numbers(names) and not real

@@ -1,4 +1,5 @@
-"""The datasets that come as files: prepared once by the driver, then mapped into memory by every worker.
+"""The datasets that come as files: prepared once by the driver, then mapped into memory by every
+worker.
 
 Free of torch; torchvision is imported only to download.
 """
@@ -89,7 +90,9 @@ class _Missing(NamedTuple):
 
 
 def refuse_missing_parts(config: RunConfig) -> None:
-    """Raise ConfigError where a folder of images has not what is to be evaluated: before anything is decoded."""
+    """Raise ConfigError where a folder of images has not what is to be evaluated: before anything
+    is decoded.
+    """
     if isinstance(config.dataset, datasets.ImageFolder | datasets.SegmentationFolder):
         root = Path(config.dataset.root)
         held_out = config.dataset.val_fraction > 0 or config.dataset.folds is not None
@@ -108,8 +111,8 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
         none = f"there is no {root}/test"
     if not val and config.eval_split == "val":
         raise ConfigError(
-            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on, for there is no "
-            f"{root}/val; hold some of train out, or use eval_split=test"
+            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on,"
+            f" for there is no {root}/val; hold some of train out, or use eval_split=test"
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
@@ -119,11 +122,12 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
 
 
 def prepare(dataset: DatasetConfig, task: Any = None, *, learns: bool = True) -> None:
-    """Find, else download, then decode and check the dataset's files; a few ms when that is done already.
+    """Find, else download, then decode and check the dataset's files; a few ms when that is done
+    already.
 
-    Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start. The
-    configured `task` says what a table's targets must be, and whether it `learns` of them.
-    """
+    Raises DataError that names what is missing or damaged, and the mend. For the driver, before
+    workers start. The configured `task` says what a table's targets must be, and whether it
+    `learns` of them."""
     if isinstance(dataset, datasets.ImageFolder):
         prepare_folder(dataset)
     if isinstance(dataset, datasets.Torchvision):
@@ -144,8 +148,9 @@ def prepare(dataset: DatasetConfig, task: Any = None, *, learns: bool = True) ->
     if sizes["train"] != sizes["test"]:
         ((height, width), (test_height, test_width)), where = sizes.values(), _root(dataset)
         raise DataError(
-            f"dataset.root={where}: the training images are {height}x{width}, those of the test set "
-            f"{test_height}x{test_width}: they do not belong together; delete both and download them again"
+            f"dataset.root={where}: the training images are {height}x{width}, those of the test set"
+            f" {test_height}x{test_width}: they do not belong together; delete both and download"
+            " them again"
         )
 
 
@@ -179,7 +184,9 @@ def folder_of(dataset: datasets.Downloaded) -> Path | None:
 
 
 def sources(dataset: datasets.Downloaded) -> tuple[Path, ...] | None:
-    """The dataset's files, those of training first, or the one archive of both; None where they are not found."""
+    """The dataset's files, those of training first, or the one archive of both; None where they are
+    not found.
+    """
     found = _search(dataset)
     if isinstance(found, _Missing):
         return None
@@ -217,8 +224,8 @@ def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise DataError(
-            f"{sources[-1]} holds the label {low if low < 0 else high}, expected 0 to {num_classes - 1}; "
-            "delete it and download it again"
+            f"{sources[-1]} holds the label {low if low < 0 else high}, expected 0 to"
+            f" {num_classes - 1}; delete it and download it again"
         )
 
 
@@ -227,7 +234,9 @@ def _root(dataset: datasets.Downloaded) -> Path:
 
 
 def _search(dataset: datasets.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
-    """Each split's files, all from the first folder that has every one; else what the fullest folder lacks."""
+    """Each split's files, all from the first folder that has every one; else what the fullest
+    folder lacks.
+    """
     folders = _folders(dataset)
     if (archive := _archive(dataset)) is not None:
         return {"train": (archive,), "test": (archive,)}
@@ -250,7 +259,8 @@ def _folders(dataset: datasets.Downloaded) -> tuple[Path, ...]:
     own = root / _IDX[dataset.name].folder / "raw"  # torchvision's
     if dataset.root is not None:
         return own, root / "raw", root
-    # In the cache each set has a folder to itself: the files of MNIST and Fashion-MNIST have the same names.
+    # In the cache each set has a folder to itself: the files of MNIST and Fashion-MNIST have the
+    # same names.
     return (own, DEBIAN_FASHION_MNIST) if dataset.name == "fashion_mnist" else (own,)
 
 

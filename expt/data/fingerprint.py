@@ -1,8 +1,9 @@
-"""What a dataset's files hold, in a few digits: the same on another machine, another for other files. Free of torch.
+"""What a dataset's files hold, in a few digits: the same on another machine, another for other
+files. Free of torch.
 
-A dataset of the same name and folder may be another one: the files of MNIST and Fashion-MNIST have the same names, and
-images in a folder are overwritten. A file is read once: what it held is remembered by its size and time.
-"""
+A dataset of the same name and folder may be another one: the files of MNIST and Fashion-MNIST have
+the same names, and images in a folder are overwritten. A file is read once: what it held is
+remembered by its size and time."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ from expt.runs.weights_file import weights_file
 
 SAMPLED = 20_000
 """Images of a folder that are read; of a larger one these many, the names and sizes of all."""
-# MD5 of the decompressed files: CIFAR's as torchvision lists them, the others' computed from the originals, of which
-# torchvision lists the compressed files alone.
+# MD5 of the decompressed files: CIFAR's as torchvision lists them, the others' computed from the
+# originals, of which torchvision lists the compressed files alone.
 ORIGINAL = {
     "mnist": {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -74,10 +75,10 @@ def content_of(
 ) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
-    With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
-    the files cannot be read, or are another known dataset's, and `to_train` where a folder has nothing to train on;
-    ConfigError where a checkpoint to fork is not there. `fork` is of another fork of the same run.
-    """
+    With `fetch` what torchvision has to download is there then: it is known by what it holds.
+    Raises DataError where the files cannot be read, or are another known dataset's, and `to_train`
+    where a folder has nothing to train on; ConfigError where a checkpoint to fork is not there.
+    `fork` is of another fork of the same run."""
     return lineage.as_forked(config, _of_files_alone(config, fetch=fetch, to_train=to_train), fork)
 
 
@@ -92,7 +93,8 @@ def _of_files_alone(config: RunConfig, *, fetch: bool = True, to_train: bool = T
 
 
 def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True) -> None:
-    """Raise RunFailed where files have changed since `content` was taken: the run would not be what it is known as.
+    """Raise RunFailed where files have changed since `content` was taken: the run would not be what
+    it is known as.
 
     Raises DataError where they are gone.
     """
@@ -108,7 +110,9 @@ def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True
 
 
 def of_weights(config: RunConfig) -> str | None:
-    """The checksum of the file that `config.weights` names; None where there is none, or none is needed any more."""
+    """The checksum of the file that `config.weights` names; None where there is none, or none is
+    needed any more.
+    """
     if config.weights is None:
         return None
     try:
@@ -121,7 +125,8 @@ def of_weights(config: RunConfig) -> str | None:
 
 
 def of_data(dataset: files.DatasetConfig) -> str | None:
-    """The fingerprint of a dataset's files; None where its settings say it all: no files, or the originals.
+    """The fingerprint of a dataset's files; None where its settings say it all: no files, or the
+    originals.
 
     Files that are yet to be downloaded will be the originals: torchvision checks them.
     """
@@ -186,7 +191,8 @@ def _of_folder(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> s
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:
         raise DataError(
-            f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it"
+            f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere;"
+            " remove it"
         )
     return _of_files(root, names)
 
@@ -216,7 +222,9 @@ def _of_text(dataset: datasets.Text) -> str:
 
 
 class _Remembered:
-    """Checksums on the disk, by path, size and time; where they cannot be kept, each file is read every time."""
+    """Checksums on the disk, by path, size and time; where they cannot be kept, each file is read
+    every time.
+    """
 
     def __init__(self, name: str) -> None:
         self._path = cache_dir() / "checksums" / f"{name}.json"
@@ -261,7 +269,8 @@ class _Remembered:
 
     def _once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         stat, key = path.stat(), f"{path.resolve()} {what}"
-        # The last is set by the system alone: a copy that keeps the times of its source has another.
+        # The last is set by the system alone: a copy that keeps the times of its source has
+        # another.
         state = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
         kept = self._known.get(key)
         if isinstance(kept, list) and kept[:-1] == state:

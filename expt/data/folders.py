@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def walked(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As os.walk, also into linked folders, but for those that a link lies in itself: all would be there again."""
+    """As os.walk, also into linked folders, but for those that a link lies in itself: all would be
+    there again.
+    """
     for where, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not _leads_back(where, name)]
         yield where, folders, names

@@ -24,8 +24,8 @@ _MEND = "delete it and download it again"
 def read_idx(path: Path, dims: int) -> np.ndarray:
     """The uint8 array of an IDX file with `dims` dimensions, plain (mapped into memory) or gzip.
 
-    Format: http://yann.lecun.com/exdb/mnist. Raises DataError for another format or a wrong number of bytes.
-    """
+    Format: http://yann.lecun.com/exdb/mnist. Raises DataError for another format or a wrong number
+    of bytes."""
     start = 4 + 4 * dims
     header = _take(path, start)
     if len(header) < start:
@@ -34,8 +34,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         )
     if header[:4] != bytes((0, 0, 8, dims)):
         raise DataError(
-            f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with {header[:4].hex(' ')}, "
-            f"expected 00 00 08 {dims:02x}; {_MEND}"
+            f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with"
+            f" {header[:4].hex(' ')}, expected 00 00 08 {dims:02x}; {_MEND}"
         )
     shape = struct.unpack(f">{dims}I", header[4:])
     if 0 in shape:
@@ -50,7 +50,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) -> Arrays:
-    """The batches named `members`, in that order: `sources` are their files, or the one tar.gz that holds them.
+    """The batches named `members`, in that order: `sources` are their files, or the one tar.gz that
+    holds them.
 
     Raises DataError for a missing or malformed batch.
     """
@@ -150,7 +151,9 @@ _ALLOWED = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays, numbers, text and containers; any other name in the file is refused, not imported."""
+    """Builds arrays, numbers, text and containers; any other name in the file is refused, not
+    imported.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         try:

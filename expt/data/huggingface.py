@@ -1,4 +1,7 @@
-"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet, csv, or an imagefolder. Nothing is fetched."""
+"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet, csv, or an imagefolder.
+
+Nothing is fetched.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ def source(
     num_workers: int,
     trained_on: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Its parts, by the names of its splits, and their images of classes, or rows as the configured `task` takes them.
+    """Its parts, by the names of its splits, and their images of classes, or rows as the configured
+    `task` takes them.
 
     Rows are standardised as those that a record says `trained_on` of, where it is given.
 
-    Raises ConfigError for a column that it has not, DataError for one that holds something else, and for a folder that
-    is no dataset.
-    """
+    Raises ConfigError for a column that it has not, DataError for one that holds something else,
+    and for a folder that is no dataset."""
     splits = _splits(dataset)
     if not isinstance(dataset.input, str):
         rows, parts = _table(dataset, dataset.input, splits, task)
@@ -168,9 +171,10 @@ def _table(
         part: np.arange(end - size, end)
         for part, end, size in zip(splits, ends, lengths, strict=True)
     }
-    return table.Rows(
-        whole["features"], whole["targets"], feature_names, target_names, tuple(names)
-    ), parts
+    return (
+        table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)),
+        parts,
+    )
 
 
 def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
@@ -246,7 +250,8 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
     splits = {part: split for part, split in parts.items() if split is not None and len(split)}
     if "train" not in splits:
         raise DataError(
-            f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}"
+            f"dataset.path={dataset.path}: has no rows to train on; its splits are"
+            f" {', '.join(found)}"
         )
     features = splits["train"].features
     _refuse_twice(_names(dataset.input), _names(dataset.target))
@@ -268,7 +273,8 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     try:
-        # Else tqdm makes a lock for several processes, of which Python says at the end of a failed run that it is left.
+        # Else tqdm makes a lock for several processes, of which Python says at the end of a failed
+        # run that it is left.
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
@@ -307,7 +313,9 @@ def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -> list[Any]:
-    """The targets of a split whose ClassLabel counts the classes in another order than train's by their names."""
+    """The targets of a split whose ClassLabel counts the classes in another order than train's by
+    their names.
+    """
     own = getattr(split.features[target], "names", None)
     if own is None or list(own) == list(names):
         return values
@@ -327,7 +335,8 @@ def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str
         )
         if number is None or not 0 <= number < len(names):
             raise DataError(
-                f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of train"
+                f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of"
+                " train"
             )
         found.append(number)
     return found

@@ -20,8 +20,9 @@ def check(dataset: HuggingFace) -> None:
         raise ConfigError(NEEDS)
     if not Path(dataset.path).is_dir():
         raise DataError(
-            f"dataset.path={dataset.path}: there is no such folder; nothing is fetched from the Hub: "
-            "download a dataset there, as in hf download NAME --repo-type dataset --local-dir FOLDER"
+            f"dataset.path={dataset.path}: there is no such folder; nothing is fetched from the"
+            " Hub: download a dataset there, as in hf download NAME --repo-type dataset"
+            " --local-dir FOLDER"
         )
     if not files(dataset):
         raise DataError(
@@ -30,7 +31,9 @@ def check(dataset: HuggingFace) -> None:
 
 
 def files(dataset: HuggingFace) -> list[str]:
-    """Its files by their paths below the folder, sorted; without hidden ones, as those of a download's state."""
+    """Its files by their paths below the folder, sorted; without hidden ones, as those of a
+    download's state.
+    """
     found = list[str]()
     for where, folders, names in walked(dataset.path):
         folders[:] = [name for name in folders if not name.startswith(".")]

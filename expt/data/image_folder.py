@@ -10,10 +10,11 @@ from expt.data.image_folder_files import Listing, decode
 
 
 class FolderDataset(Dataset[tuple[Tensor, int]]):
-    """Images of one part as uint8 [channels, height, width]: scaled to cover that size, then cropped at the centre.
+    """Images of one part as uint8 [channels, height, width]: scaled to cover that size, then
+    cropped at the centre.
 
-    Without a size they are as they lie, for transforms. Raises DataError, when it is read, for a file that is no image.
-    """
+    Without a size they are as they lie, for transforms. Raises DataError, when it is read, for a
+    file that is no image."""
 
     def __init__(
         self, listing: Listing, image_size: tuple[int, int] | None, channels: int = 3

@@ -1,4 +1,7 @@
-"""A folder of images that fits in memory, decoded once into the cache: by the driver, on all cores. Free of torch."""
+"""A folder of images that fits in memory, decoded once into the cache: by the driver, on all cores.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,13 @@ _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
 def prepare_folder(dataset: datasets.ImageFolder) -> None:
-    """Decode the folder's images into the cache, unless they are there, do not fit, or `dataset.cache` is false.
+    """Decode the folder's images into the cache, unless they are there, do not fit, or
+    `dataset.cache` is false.
 
     For transforms none are decoded.
 
-    Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be written.
-    """
+    Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be
+    written."""
     listings = [*list_parts(dataset.root).values()]
     if dataset.cache is False or dataset.transforms:
         return
@@ -108,7 +112,9 @@ def _decode_into_cache(listing: Listing, dataset: datasets.ImageFolder) -> None:
 
 @contextlib.contextmanager
 def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Processes to decode `size` images, none where one core is enough; an error stops what has not begun."""
+    """Processes to decode `size` images, none where one core is enough; an error stops what has not
+    begun.
+    """
     count = min(usable_cpus(), -(-size // CHUNK))
     if count == 1:
         yield None
@@ -121,8 +127,8 @@ def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
         yield pool
     except (BrokenProcessPool, EOFError) as error:  # EOFError: even that which they are forked from
         raise DataError(
-            "dataset=image_folder: a process that decoded images was killed, by lack of memory perhaps; "
-            "use dataset.cache=false"
+            "dataset=image_folder: a process that decoded images was killed, by lack of memory"
+            " perhaps; use dataset.cache=false"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -88,25 +88,27 @@ def class_folders(root: Path) -> tuple[str, ...]:
         only += [f"{other / name}" for name in others_names if name not in names]
         if only:
             raise DataError(
-                f"{first} and {other} have different classes: only one of them has {', '.join(only)}; "
-                "give both the same class folders"
+                f"{first} and {other} have different classes: only one of them has"
+                f" {', '.join(only)}; give both the same class folders"
             )
     return names
 
 
 def refuse_without_train(root: Path) -> None:
-    """Raise DataError where there is nothing to train on: an evaluation may have one of the other parts alone."""
+    """Raise DataError where there is nothing to train on: an evaluation may have one of the other
+    parts alone.
+    """
     if not (root / "train").is_dir():
         _subfolders(root / "train")
 
 
 def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> np.ndarray:
-    """An image as uint8 [height, width, channels]: scaled to cover that size, then cropped at the centre.
+    """An image as uint8 [height, width, channels]: scaled to cover that size, then cropped at the
+    centre.
 
     Without a size it is as it lies; of one channel it is grey.
-    The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises DataError for a file
-    that is no image.
-    """
+    The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises
+    DataError for a file that is no image."""
     import numpy as np
 
     image = read_image(path, MODES[channels])
@@ -152,7 +154,10 @@ def images_below(folder: Path) -> list[str]:
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
-    layout = f"expected {folder}/CLASS/IMAGE; dataset.root is the folder that holds train/, val/ and test/"
+    layout = (
+        f"expected {folder}/CLASS/IMAGE; dataset.root is the folder that holds train/, val/ and"
+        " test/"
+    )
     if not folder.is_dir():
         raise DataError(f"dataset.root={folder.parent}: no folder {folder}: {layout}")
     names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
@@ -173,13 +178,17 @@ def in_mode(image: Any, mode: str) -> Any:
         image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError(
-            f"its pixels are 32-bit {'floats' if image.mode == 'F' else 'integers'}; save it with 8 or 16 bits"
+            f"its pixels are 32-bit {'floats' if image.mode == 'F' else 'integers'}; save it with 8"
+            " or 16 bits"
         )
     return image.convert(mode)
 
 
 def read_image(path: str, mode: str | None = None) -> Any:
-    """A picture of Pillow's, in its own mode or another. Raises DataError for a file that is none."""
+    """A picture of Pillow's, in its own mode or another.
+
+    Raises DataError for a file that is none.
+    """
     from PIL import Image
 
     try:

@@ -13,11 +13,11 @@ from expt.data.files import load
 
 
 class ImagesAndNoise(Dataset[dict[str, Tensor]]):
-    """{"image": [1, H, W] in [0, 1], "noise": [noise]}: the digits, or Fashion-MNIST of the folder `root`.
+    """{"image": [1, H, W] in [0, 1], "noise": [noise]}: the digits, or Fashion-MNIST of the folder
+    `root`.
 
-    The noise is drawn here, and not in the model: so it hangs on the seed, the epoch and the sample alone, whatever the
-    number of workers.
-    """
+    The noise is drawn here, and not in the model: so it hangs on the seed, the epoch and the sample
+    alone, whatever the number of workers."""
 
     def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
         how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}

@@ -1,4 +1,6 @@
-"""Which samples a worker takes, and in which order: index arithmetic that depends on no device and no process."""
+"""Which samples a worker takes, and in which order: index arithmetic that depends on no device and
+no process.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ class Piece(NamedTuple):
     global_size: int
     """samples of the whole batch, over all workers"""
     weightless: bool
-    """no sample was left for this worker: the piece is the batch's first sample, and must count for nothing"""
+    """no sample was left for this worker: the piece is the batch's first sample, and must count for
+    nothing
+    """
 
 
 def mix(*numbers: int) -> int:
-    """A seed below 2**32 from several integers; differs whenever exactly one of them does, by less than 2**32."""
+    """A seed below 2**32 from several integers; differs whenever exactly one of them does, by less
+    than 2**32.
+    """
     # torch's CPU generator uses the low 32 bits of its seed only, so they must hold everything.
     return zlib.crc32(
         struct.pack(f"<{len(numbers)}Q", *(number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers))
@@ -39,10 +45,11 @@ def permutation(size: int, seed: int, epoch: int) -> Tensor:
 
 
 def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
-    """An order of as many samples as `classes` [size] tells of, int64 [size], the same for every rank and world size.
+    """An order of as many samples as `classes` [size] tells of, int64 [size], the same for every
+    rank and world size.
 
-    Every class that is there comes equally often, and so does every sample of a class; but for one, drawn anew.
-    """
+    Every class that is there comes equally often, and so does every sample of a class; but for one,
+    drawn anew."""
     drawn = torch.Generator().manual_seed(mix(_BALANCE_SEED, seed, epoch))
     members = [torch.nonzero(classes == each).flatten() for each in torch.unique(classes)]
     base, extra = divmod(len(classes), len(members))
@@ -69,11 +76,12 @@ def times_before(order: Tensor) -> Tensor:
 def split(
     size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Indices for training and for validation, each int64 and ascending; the run's seed has no part in them.
+    """Indices for training and for validation, each int64 and ascending; the run's seed has no part
+    in them.
 
-    Validation takes its fraction of all `size` samples (at least one if it is above 0, and never all of them);
-    training `limit` of the others: the first, or of each class its share where the samples' `classes` [size] are given.
-    """
+    Validation takes its fraction of all `size` samples (at least one if it is above 0, and never
+    all of them); training `limit` of the others: the first, or of each class its share where the
+    samples' `classes` [size] are given."""
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
@@ -83,10 +91,11 @@ def split(
 def split_fold(
     strata: Tensor, folds: int, fold: int, limit: int | None, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `split`, where part `fold` of `folds` validates: each sample is in one of them, the same for all runs.
+    """As `split`, where part `fold` of `folds` validates: each sample is in one of them, the same
+    for all runs.
 
-    The folds' sizes differ by one sample at most, and so do their samples of each class in `strata` [size].
-    """
+    The folds' sizes differ by one sample at most, and so do their samples of each class in `strata`
+    [size]."""
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
     val, train = (
@@ -103,13 +112,16 @@ def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor
 
 
 def _shares(classes: Tensor) -> Tensor:
-    """An order of samples of whose first N each class has its share, rounded; drawn alike for all runs."""
+    """An order of samples of whose first N each class has its share, rounded; drawn alike for all
+    runs.
+    """
     drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     members, counts = torch.unique(classes[drawn], return_inverse=True, return_counts=True)[1:]
     by_class = members.argsort(stable=True)
     place = torch.empty_like(drawn)  # of each sample in its class
     place[by_class] = torch.arange(len(classes)) - (counts.cumsum(0) - counts)[members[by_class]]
-    # The n-th of a class that has m comes when (n + 1/2) / m of all have: Sainte-Lague's way of giving out seats.
+    # The n-th of a class that has m comes when (n + 1/2) / m of all have: Sainte-Lague's way of
+    # giving out seats.
     return drawn[((place + 0.5) / counts[members]).argsort(stable=True)]
 
 
@@ -119,14 +131,18 @@ def num_batches(size: int, batch_size: int, drop_last: bool) -> int:
 
 
 def local_slice(batch_len: int, rank: int, world_size: int) -> slice:
-    """The rank's contiguous part of a batch; parts differ by one sample at most, the larger ones first."""
+    """The rank's contiguous part of a batch; parts differ by one sample at most, the larger ones
+    first.
+    """
     base, extra = divmod(batch_len, world_size)
     start = rank * base + min(rank, extra)
     return slice(start, start + base + (rank < extra))
 
 
 def eval_range(size: int, rank: int, world_size: int) -> slice:
-    """The rank's contiguous part of an evaluation: unequal rather than padded, so that every sample counts once."""
+    """The rank's contiguous part of an evaluation: unequal rather than padded, so that every sample
+    counts once.
+    """
     return local_slice(size, rank, world_size)
 
 
@@ -147,7 +163,8 @@ def train_pieces(
 def with_partners(
     pieces: Sequence[Piece], batch_size: int, skip: int
 ) -> tuple[Tensor, list[Piece]]:
-    """Positions int64 [N] that hold for each piece its first sample's partner, then its own; and where each lies there.
+    """Positions int64 [N] that hold for each piece its first sample's partner, then its own; and
+    where each lies there.
 
     The pieces are a worker's, of the global batches from number `skip` on.
     """

@@ -1,4 +1,6 @@
-"""The loader of an IterableDataset of known length: which samples are whose is a matter of their positions."""
+"""The loader of an IterableDataset of known length: which samples are whose is a matter of their
+positions.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from expt.errors import ConfigError, DataError, ExptError
 class IterableLoader(ShardedLoader):
     """Batches of the samples at given positions, in the order in which they come; see Loader.
 
-    Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps those of its part of
-    each batch, so that a batch is the same on any number of workers. They must come alike on all: what is drawn at
-    random from torch's, NumPy's or Python's own generator hangs on the seed, the epoch and the position alone, and a
-    method `set_epoch(epoch)` is told of each epoch (0 in an evaluation).
-    """
+    Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps
+    those of its part of each batch, so that a batch is the same on any number of workers. They must
+    come alike on all: what is drawn at random from torch's, NumPy's or Python's own generator hangs
+    on the seed, the epoch and the position alone, and a method `set_epoch(epoch)` is told of each
+    epoch (0 in an evaluation)."""
 
     def __init__(
         self,
@@ -39,15 +41,18 @@ class IterableLoader(ShardedLoader):
     ) -> None:
         if options.balanced is not None:
             raise ConfigError(
-                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be drawn from; use "
-                "dataset.sampling=null with task.class_weights=balanced, or a map-style Dataset"
+                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
+                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
+                " map-style Dataset"
             )
         super().__init__(indices.sort().values, options)
         self._dataset, self._check, self._collate = dataset, check, Collated(collate)
         self._num_workers, self._finish = min(num_workers, 1), finish
 
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in this epoch."""
+        """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in
+        this epoch.
+        """
         length = len(cast(Sized, self._dataset))
         samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
@@ -79,7 +84,9 @@ class IterableLoader(ShardedLoader):
 
 
 class _Chosen(IterableDataset[Any]):
-    """For each of the lists of positions `wanted` its samples; an error for a person is handed on as a value."""
+    """For each of the lists of positions `wanted` its samples; an error for a person is handed on
+    as a value.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Batches of samples of one class each that a person's own `collate` makes, or whose inputs are no images."""
+"""Batches of samples of one class each that a person's own `collate` makes, or whose inputs are no
+images.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Labelled:
         return {} if self.channels is None else {"finish": Finish(options, channels=self.channels)}
 
     def checked(self, batch: tuple[Any, Any], *, mixes: bool) -> tuple[Any, Any]:
-        """A batch of `collate`. Raises DataError for one of which the model or the task could make no sense.
+        """A batch of `collate`.
+
+        Raises DataError for one of which the model or the task could make no sense.
 
         Only class numbers can be drawn, and mixed.
         """
@@ -46,8 +50,8 @@ class Labelled:
                 or inputs.shape[1] != self.channels
             ):
                 raise DataError(
-                    f"collate makes inputs of {_told(inputs)}, and of the first sample images of {self.channels} "
-                    "channels; let them be [samples, channels, height, width]"
+                    f"collate makes inputs of {_told(inputs)}, and of the first sample images of"
+                    f" {self.channels} channels; let them be [samples, channels, height, width]"
                 )
             if not _has_pixels(inputs):
                 raise DataError(
@@ -61,8 +65,8 @@ class Labelled:
             wrong = (targets < 0) | (targets >= self.num_classes)
             if wrong.any():
                 raise DataError(
-                    f"collate makes the label {int(targets[wrong][0])}, expected 0 to {self.num_classes - 1}; mend it, "
-                    "or dataset.num_classes"
+                    f"collate makes the label {int(targets[wrong][0])}, expected 0 to"
+                    f" {self.num_classes - 1}; mend it, or dataset.num_classes"
                 )
             return targets.long()
         takes_shares = self.channels is None and not mixes
@@ -76,7 +80,8 @@ class Labelled:
             f", or the share of each class, [samples, {self.num_classes}]" if takes_shares else ""
         )
         raise DataError(
-            f"collate makes targets of {_told(targets)}; let them be class numbers, int64 [samples]{also}"
+            f"collate makes targets of {_told(targets)}; let them be class numbers, int64"
+            f" [samples]{also}"
         )
 
 

@@ -23,17 +23,22 @@ NO_AUGMENTATION = Augmentation()
 class Batch(NamedTuple):
     """A worker's part of a global batch.
 
-    When the last global batch has fewer samples than workers, a worker with none gets the batch's first sample, which
-    is weightless: it counts for nothing, but the worker still takes part in the step.
-    """
+    When the last global batch has fewer samples than workers, a worker with none gets the batch's
+    first sample, which is weightless: it counts for nothing, but the worker still takes part in the
+    step."""
 
     inputs: Any
-    """on the device: images float32 [b, C, H, W], normalised; else a tensor [b, ...], or nested containers of them"""
+    """on the device: images float32 [b, C, H, W], normalised; else a tensor [b, ...], or nested
+    containers of them
+    """
     targets: Any
-    """on the device: classes int64 [b], or float32 [b, num_classes], the share of each in a mixed sample; else a tensor
+    """on the device: classes int64 [b], or float32 [b, num_classes], the share of each in a mixed
+    sample; else a tensor
     [b, ...], containers of them, or None"""
     global_size: int
-    """samples of the whole global batch over all workers; of this worker's own batch in an evaluation"""
+    """samples of the whole global batch over all workers; of this worker's own batch in an
+    evaluation
+    """
     weightless: bool = False
 
     @property
@@ -89,13 +94,19 @@ class Loader(Protocol):
         """Batches per epoch; the same number on every worker."""
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """This worker's parts of the global batches of an epoch; the first `skip` are passed over unread."""
+        """This worker's parts of the global batches of an epoch; the first `skip` are passed over
+        unread.
+        """
 
     def indices(self, epoch: int, number: int) -> Tensor:
-        """Which samples of the dataset this worker's part of an epoch's batch `number` (from 0) holds, int64 [b]."""
+        """Which samples of the dataset this worker's part of an epoch's batch `number` (from 0)
+        holds, int64 [b].
+        """
 
     def evaluation(self) -> Iterator[Batch]:
-        """This worker's samples, each once over all workers; workers may get unequal numbers of batches, or none."""
+        """This worker's samples, each once over all workers; workers may get unequal numbers of
+        batches, or none.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +130,23 @@ class LoaderOptions:
     augment: Augmentation = NO_AUGMENTATION
     """of training images; an evaluation sees them as they are"""
     balanced: Tensor | None = None
-    """the class of each of the split's samples [N]: an epoch takes each equally often; None takes every sample once"""
+    """the class of each of the split's samples [N]: an epoch takes each equally often; None takes
+    every sample once
+    """
     transforms: Sequence[Callable[[Any], Any]] = ()
     """of each training image, one after the other, before `augment`"""
     mixing: Mixing | None = None
     """of training batches"""
     eval_batch_size: int | None = None
-    """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
+    """samples that a worker evaluates at a time; None is its share of `batch_size`, at least
+    MIN_EVAL_BATCH
+    """
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
     prepared: torch.dtype | None = None
-    """in which images in memory are normalised and padded once; None does so in each step, in float32"""
+    """in which images in memory are normalised and padded once; None does so in each step, in
+    float32
+    """
 
 
 class Load(Protocol):
@@ -178,7 +195,9 @@ class ShardedLoader(ABC):
         )
 
     def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
-        """The batches; who asks for one more has the next epoch's order prepared, while a GPU computes on the last."""
+        """The batches; who asks for one more has the next epoch's order prepared, while a GPU
+        computes on the last.
+        """
         yield from batches
         self._ahead = self._whole_order(next_epoch)
 
@@ -251,7 +270,9 @@ class Finish:
 
 
 class Normalise:
-    """Images as float32, (pixel - mean) / std per channel, pixels counted in [0, 1]; None leaves them there."""
+    """Images as float32, (pixel - mean) / std per channel, pixels counted in [0, 1]; None leaves
+    them there.
+    """
 
     def __init__(
         self,
@@ -273,7 +294,9 @@ class Normalise:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 in 0..255, or float in [0, 1], [b, C, H, W] on the device; float32 images are overwritten."""
+        """uint8 in 0..255, or float in [0, 1], [b, C, H, W] on the device; float32 images are
+        overwritten.
+        """
         pixels = images.to(torch.float32, memory_format=self._layout)
         if self._identity:
             return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels

@@ -1,8 +1,8 @@
 """LSUN's scenes, each of a class in a database of its own.
 
-torchvision's class writes what it has pickled into the current folder, and reads it from there again; and a database
-that is open must not be used in a process that is forked afterwards, as those that read samples are.
-"""
+torchvision's class writes what it has pickled into the current folder, and reads it from there
+again; and a database that is open must not be used in a process that is forked afterwards, as those
+that read samples are."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def list_parts(root: str | Path) -> dict[Part, list[Pair]]:
 
 
 def refuse_without_train(root: Path) -> None:
-    """Raise DataError where there is nothing to train on: an evaluation may have one of the other parts alone."""
+    """Raise DataError where there is nothing to train on: an evaluation may have one of the other
+    parts alone.
+    """
     if not (root / "train").is_dir():
         _by_stem(root, root / "train" / "images")
 
@@ -46,13 +48,14 @@ def refuse_without_train(root: Path) -> None:
 def list_pairs(root: Path, part: Part) -> list[Pair]:
     """The pairs of one part, sorted by their path below `images`.
 
-    Raises DataError for a missing folder, and for an image without a mask or a mask without an image.
-    """
+    Raises DataError for a missing folder, and for an image without a mask or a mask without an
+    image."""
     images, masks = (_by_stem(root, root / part / kind) for kind in ("images", "masks"))
     for stem, image in images.items():
         if stem not in masks:
             raise DataError(
-                f"{image} has no mask {root / part / 'masks' / stem}.png; add it, or remove the image"
+                f"{image} has no mask {root / part / 'masks' / stem}.png; add it, or remove the"
+                " image"
             )
     for stem, mask in masks.items():
         if stem not in images:
@@ -87,11 +90,11 @@ def decode(
     check: Callable[[str, np.ndarray], None],
     channels: int = 3,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The image, uint8 [height, width, channels], and the mask, int64 [height, width], resized: bilinear, and nearest.
+    """The image, uint8 [height, width, channels], and the mask, int64 [height, width], resized:
+    bilinear, and nearest.
 
-    `check` gets the mask's file and all its values before that. Raises DataError for a file that cannot be read, and
-    for a mask that is a colour picture or of another size.
-    """
+    `check` gets the mask's file and all its values before that. Raises DataError for a file that
+    cannot be read, and for a mask that is a colour picture or of another size."""
     image, mask = read_image(pair.image, MODES[channels]), read_image(pair.mask)
     values = numbers_of(mask, image, pair.mask, f" {pair.image}")
     check(pair.mask, values)
@@ -107,8 +110,8 @@ def numbers_of(mask: Any, image: Any, name: str, of: str = "") -> np.ndarray:
 
     if mask.mode not in _MODES:
         raise DataError(
-            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each pixel, as a grey or "
-            "palette PNG"
+            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
+            " pixel, as a grey or palette PNG"
         )
     if mask.size != image.size:
         raise DataError(
@@ -126,7 +129,8 @@ def resized(
     height, width = image_size
     if image.size != (width, height):
         image = stretched(image, image_size)
-        # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the new one's lies.
+        # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the
+        # new one's lies.
         rows, columns = (
             ((np.arange(new) + 0.5) * old / new).astype(int)
             for new, old in zip(image_size, values.shape, strict=True)

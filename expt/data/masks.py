@@ -1,4 +1,6 @@
-"""Samples of an image and a mask of class numbers: root/{train,val,test}/{images,masks}, or of a person's own."""
+"""Samples of an image and a mask of class numbers: root/{train,val,test}/{images,masks}, or of a
+person's own.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,8 @@ def values_of(dataset: object, task: Any) -> MaskValues:
 class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
     """Images uint8 [C, H, W] and masks int64 [H, W] of one part, resized to `image_size`.
 
-    Raises DataError, when it is read, for what cannot be read, a mask of another size than its image, or one with
-    other values.
-    """
+    Raises DataError, when it is read, for what cannot be read, a mask of another size than its
+    image, or one with other values."""
 
     def __init__(
         self, pairs: list[Pair], image_size: tuple[int, int], values: MaskValues, channels: int = 3
@@ -77,16 +78,18 @@ class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
     def _refuse(self, mask: str, array: Any) -> None:
         if (wrong := self._values.wrong(torch.from_numpy(array))) is not None:
             raise DataError(
-                f"{mask} holds the class {wrong}, {self._values.expected}; mend the mask, or dataset.num_classes"
+                f"{mask} holds the class {wrong}, {self._values.expected}; mend the mask, or"
+                " dataset.num_classes"
             )
 
 
 class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset of (picture, mask), both Pillow's, as images uint8 [C, H, W] and masks int64 [H, W].
+    """A dataset of (picture, mask), both Pillow's, as images uint8 [C, H, W] and masks int64 [H,
+    W].
 
-    They are resized to `size`, without one all must have that of the first. `classes` makes of a mask's numbers those
-    of its classes. Raises DataError, when it is read, for what is damaged, and as MaskFolder for a mask.
-    """
+    They are resized to `size`, without one all must have that of the first. `classes` makes of a
+    mask's numbers those of its classes. Raises DataError, when it is read, for what is damaged, and
+    as MaskFolder for a mask."""
 
     def __init__(
         self,
@@ -121,7 +124,8 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
         mask = self._classes(numbers_of(drawn, picture, f"sample {index}: its mask"))
         if (wrong := self._values.wrong(torch.from_numpy(mask))) is not None:
             raise DataError(
-                f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend the mask"
+                f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend"
+                " the mask"
             )
         height_width = mask.shape[0], mask.shape[1]
         if not self._resizes and self.size not in (None, height_width):
@@ -137,7 +141,10 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
 def of_mask_pictures(
     sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int
 ) -> Source:
-    """The parts `train`, and `val` and `test` if there are. Raises DataError where the first sample cannot be read."""
+    """The parts `train`, and `val` and `test` if there are.
+
+    Raises DataError where the first sample cannot be read.
+    """
     channels, height, width = sets["train"][0][0].shape
     for each in sets.values():
         each.size = height, width
@@ -158,7 +165,10 @@ def of_masks(parts: Mapping[str, Part], shape: tuple[int, int, int], num_classes
 
 
 class ImageMaskLoader(SampleLoader):
-    """Batches of images and masks; see SampleLoader. The images are normalised, the masks stay as they are."""
+    """Batches of images and masks; see SampleLoader.
+
+    The images are normalised, the masks stay as they are.
+    """
 
     def __init__(
         self,
@@ -169,7 +179,8 @@ class ImageMaskLoader(SampleLoader):
         num_workers: int,
         channels: int = 3,
     ) -> None:
-        # Logits of many classes are as large as an image: no more of them at a time than in training.
+        # Logits of many classes are as large as an image: no more of them at a time than in
+        # training.
         chunk = max(1, options.batch_size // options.shard.world_size)
         options = dataclasses.replace(options, eval_batch_size=chunk)
         finish = Finish(options, channels=channels)
@@ -192,16 +203,21 @@ def loading(
 
 
 def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
-    """A person's own (inputs, mask), the mask as int64. Raises DataError for another: a GPU says nothing of it."""
+    """A person's own (inputs, mask), the mask as int64.
+
+    Raises DataError for another: a GPU says nothing of it.
+    """
     if not isinstance(sample, list | tuple) or len(sample) != 2:
         raise DataError(f"is a {type(sample).__name__}, expected (image, mask)")
     mask = torch.as_tensor(sample[1])
     if mask.dim() != 2 or mask.is_floating_point():
         raise DataError(
-            f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height, width]"
+            f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height,"
+            " width]"
         )
     if (wrong := values.wrong(mask)) is not None:
         raise DataError(
-            f"its mask holds the class {wrong}, {values.expected}; mend the mask, or task.num_classes"
+            f"its mask holds the class {wrong}, {values.expected}; mend the mask, or"
+            " task.num_classes"
         )
     return sample[0], mask.long()

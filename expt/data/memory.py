@@ -1,4 +1,6 @@
-"""The loader of images that fit in memory: several batches are one gather, augmented and normalised as a whole."""
+"""The loader of images that fit in memory: several batches are one gather, augmented and normalised
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ from expt.data.prefetch import prefetched
 from expt.data.prepared_images import PreparedImages
 from expt.data.tree import leaves, mapped
 
-# Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
+# Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
+# cost nothing.
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 _GPU_EVAL_BATCH = 2048
 """Images that fill a GPU; fewer take as many kernels each time."""
 _EVAL_TIMES = 8
-"""How many images an evaluation has where a step has one: that keeps what every layer gave, this two or three."""
+"""How many images an evaluation has where a step has one: that keeps what every layer gave, this
+two or three.
+"""
 
 
 class _Block(NamedTuple):
@@ -49,7 +54,8 @@ def place(images: Tensor, device: torch.device) -> Tensor:
 
 
 class InMemoryLoader(ShardedLoader):
-    """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit; see Loader.
+    """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit; see
+    Loader.
 
     `indices` choose the split's samples; only images from `place` are shared between loaders.
     """
@@ -80,7 +86,9 @@ class InMemoryLoader(ShardedLoader):
             yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
-        """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
+        """The batches of `pieces`, several at a time: the calls of a gather cost more than what it
+        moves.
+        """
         samples = to_device(
             order.samples, self._labels.device
         )  # once per epoch, so that no batch waits for a copy
@@ -107,7 +115,8 @@ def _eval_batch_size(options: LoaderOptions) -> int | None:
 
 
 class InMemorySampleLoader(ShardedLoader):
-    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory; see Loader.
+    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory;
+    see Loader.
 
     `indices` choose the split's samples; only tensors from `place` are shared between loaders.
     """
@@ -142,7 +151,9 @@ class InMemorySampleLoader(ShardedLoader):
 
 
 def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
-    """Runs of pieces of one size, evenly spaced, that hold up to `samples` together; at least one piece each."""
+    """Runs of pieces of one size, evenly spaced, that hold up to `samples` together; at least one
+    piece each.
+    """
     for size, run in itertools.groupby(pieces, key=_size):
         most = max(1, samples // size[0])
         while block := list(itertools.islice(run, most)):
@@ -154,7 +165,9 @@ def _size(piece: Piece) -> tuple[int, int, bool]:
 
 
 def _spread(values: Tensor, block: list[Piece]) -> Tensor:
-    """What `values` [..., N] hold at the positions of a block's pieces, one after the other [..., samples]."""
+    """What `values` [..., N] hold at the positions of a block's pieces, one after the other [...,
+    samples].
+    """
     first, last = block[0], block[-1]
     taken = values[..., first.start : last.stop]
     if len(block) == 1:

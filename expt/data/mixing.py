@@ -1,8 +1,8 @@
-"""Mixup and cutmix of whole batches: each sample with the one before it in the *global* batch, the first with the last.
+"""Mixup and cutmix of whole batches: each sample with the one before it in the *global* batch, the
+first with the last.
 
-The maths are those of torchvision.transforms.v2.MixUp and CutMix on the global batch. A worker reads the sample before
-its share too, so that any number of workers sees the same.
-"""
+The maths are those of torchvision.transforms.v2.MixUp and CutMix on the global batch. A worker
+reads the sample before its share too, so that any number of workers sees the same."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ class Mixing:
 
     num_classes: int
     mixup: float | None = None
-    """alpha of the share's Beta(alpha, alpha) distribution (Zhang et al. 2018, arXiv:1710.09412); None: no mixup"""
+    """alpha of the share's Beta(alpha, alpha) distribution (Zhang et al. 2018, arXiv:1710.09412);
+    None: no mixup
+    """
     cutmix: float | None = None
     """the same, of the area (Yun et al. 2019, arXiv:1905.04899); None: no cutmix"""
 
     def mixed(self, batches: Iterator[Batch], seed: int, epoch: int, skip: int) -> Iterator[Batch]:
-        """An epoch's batches from number `skip` on, mixed; of each the first sample is only a partner.
+        """An epoch's batches from number `skip` on, mixed; of each the first sample is only a
+        partner.
 
         Targets are float32 [b, num_classes] then: the share of each class.
         """
@@ -65,8 +68,11 @@ class Mixing:
     def drawn(
         self, seed: int, epoch: int, number: int, image_size: tuple[int, ...]
     ) -> tuple[float, Box | None]:
-        """How much of a sample stays in batch `number`, and the box that is its partner's, where it is cutmix."""
-        # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no generator.
+        """How much of a sample stays in batch `number`, and the box that is its partner's, where it
+        is cutmix.
+        """
+        # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no
+        # generator.
         generator = np.random.RandomState(mix(_SEED, seed, epoch, number))
         cuts = self.cutmix is not None and (self.mixup is None or generator.random_sample() < 0.5)
         alpha = self.cutmix if cuts else self.mixup

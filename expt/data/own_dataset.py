@@ -34,8 +34,8 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
     if not hasattr(cls, "__len__"):
         raise ConfigError(
-            f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which samples are whose, "
-            "depends on it"
+            f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which"
+            " samples are whose, depends on it"
         )
     train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
     test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
@@ -95,8 +95,8 @@ def _names(dataset: datasets.TargetDataset, train: Dataset[Any]) -> tuple[str, .
     )
     if len(names) != dataset.num_classes:
         raise ConfigError(
-            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
-            f"use dataset.num_classes={len(names)}"
+            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)};"
+            f" use dataset.num_classes={len(names)}"
         )
     return names
 
@@ -114,8 +114,8 @@ def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
     channels, height, width = shape
     if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
         raise DataError(
-            f"dataset._target_={target}: its images are {shape}, read as (channels, height, width), and "
-            "look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
+            f"dataset._target_={target}: its images are {shape}, read as (channels, height, width),"
+            " and look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
         )
 
 
@@ -163,7 +163,9 @@ def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
 
 
 def _classes_of(dataset: Dataset[Any]) -> Tensor:
-    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else all are of one."""
+    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else
+    all are of one.
+    """
     size = len(cast(Sized, dataset))
     try:
         targets = torch.as_tensor(getattr(dataset, "targets", ()))

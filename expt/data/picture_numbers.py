@@ -27,11 +27,11 @@ def of_numbers(
     scales: Scales | None = None,
     standardises: bool = False,
 ) -> Source:
-    """The parts `train`, and `val` and `test` if there are, that `made` makes with what scales a target float32 [T].
+    """The parts `train`, and `val` and `test` if there are, that `made` makes with what scales a
+    target float32 [T].
 
-    `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source `standardises`, of
-    what the training samples give, once these are chosen.
-    """
+    `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
+    `standardises`, of what the training samples give, once these are chosen."""
 
     def found(by: Scales, **more: object) -> Source:
         return _source(

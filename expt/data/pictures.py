@@ -17,11 +17,12 @@ from expt.errors import DataError
 
 
 class Pictures(Dataset[tuple[Tensor, Any]]):
-    """A dataset of (picture, class) as uint8 [C, H, W], in Pillow's `mode` L or RGB; `target` makes the class, or else.
+    """A dataset of (picture, class) as uint8 [C, H, W], in Pillow's `mode` L or RGB; `target` makes
+    the class, or else.
 
-    With a size each is scaled to cover that, then cropped at the centre, as an image folder's are. Raises DataError,
-    when it is read, for a picture that is damaged, or without a size of another than `one_size`.
-    """
+    With a size each is scaled to cover that, then cropped at the centre, as an image folder's are.
+    Raises DataError, when it is read, for a picture that is damaged, or without a size of another
+    than `one_size`."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             (width, height), (first_height, first_width) = picture.size, self.one_size
             first = f"{first_height}x{first_width}"
             raise DataError(
-                f"dataset.image_size=null: image {index} is {height}x{width}, and the first {first}; "
-                "give one size, as in 'dataset.image_size=[224,224]'"
+                f"dataset.image_size=null: image {index} is {height}x{width}, and the first"
+                f" {first}; give one size, as in 'dataset.image_size=[224,224]'"
             )
         return to_tensor(picture).contiguous(), self._target(label)
 
@@ -68,7 +69,8 @@ def of_pictures(
     num_workers: int,
     in_memory: Mapping[str, Part] | None = None,
 ) -> Source:
-    """The parts `train`, and `val` and `test` if there are; `labels` are those of train, if they are known.
+    """The parts `train`, and `val` and `test` if there are; `labels` are those of train, if they
+    are known.
 
     Without transforms the parts are those `in_memory`, where they are given.
     """

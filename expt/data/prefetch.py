@@ -1,4 +1,6 @@
-"""Batches made on a stream of their own, so that a GPU prepares the next while it computes on this one."""
+"""Batches made on a stream of their own, so that a GPU prepares the next while it computes on this
+one.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ _Made = TypeVar("_Made", bound=tuple[Any, ...])
 
 
 def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made]:
-    """`batches`, tuples that start with two trees of tensors on `device`, made on a side stream where that is a GPU.
+    """`batches`, tuples that start with two trees of tensors on `device`, made on a side stream
+    where that is a GPU.
 
-    The host runs ahead of the GPU, so a batch is copied, gathered and augmented while the step before it computes;
-    nobody waits but the stream that uses it. On a CPU there is no other core to do so.
-    """
+    The host runs ahead of the GPU, so a batch is copied, gathered and augmented while the step
+    before it computes; nobody waits but the stream that uses it. On a CPU there is no other core to
+    do so."""
     if device.type != "cuda":
         yield from batches
         return

@@ -13,14 +13,18 @@ _BYTES_AT_A_TIME = 64 << 20
 
 
 class PreparedImages:
-    """Images as the model gets them, beside one another in memory, with what a crop may reach around each.
+    """Images as the model gets them, beside one another in memory, with what a crop may reach
+    around each.
 
-    Of each pixel the channels lie side by side, so that choosing images, cropping and mirroring them is one gather of
-    pixels, and what it gives is in the memory format channels_last already.
+    Of each pixel the channels lie side by side, so that choosing images, cropping and mirroring
+    them is one gather of pixels, and what it gives is in the memory format channels_last already.
     """
 
     def __init__(self, images: Tensor, options: LoaderOptions, dtype: torch.dtype) -> None:
-        """Of uint8 `images` [N, C, H, W]. Raises ConfigError where the device has no room for them."""
+        """Of uint8 `images` [N, C, H, W].
+
+        Raises ConfigError where the device has no room for them.
+        """
         self._augment = options.augment
         self._layout = torch.channels_last if options.channels_last else torch.contiguous_format
         channels, self._height, self._width = images.shape[1:]
@@ -31,8 +35,8 @@ class PreparedImages:
         needed = len(images) * self._image * channels * dtype.itemsize
         if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
             raise ConfigError(
-                f"prepare_once=true: takes {needed / 1e9:.1f} GB of the GPU's memory, of which {free / 1e9:.1f} GB are "
-                "free; use prepare_once=false"
+                f"prepare_once=true: takes {needed / 1e9:.1f} GB of the GPU's memory, of which"
+                f" {free / 1e9:.1f} GB are free; use prepare_once=false"
             )
         normalise = Normalise(
             options.mean, options.std, channels=channels, device=device, channels_last=False
@@ -44,7 +48,9 @@ class PreparedImages:
         self._pixels = pixels.view(-1, channels)
 
     def batch(self, chosen: Tensor, drawn: Tensor | None) -> Tensor:
-        """The images `chosen` [b], augmented by the random numbers `drawn` [5, b]; both on the device."""
+        """The images `chosen` [b], augmented by the random numbers `drawn` [5, b]; both on the
+        device.
+        """
         if drawn is None:  # an evaluation
             padding, device = self._augment.crop_padding, chosen.device
             rows = torch.arange(self._height, device=device).expand(len(chosen), -1) + padding

@@ -27,9 +27,9 @@ def loading(
 ) -> Load:
     """What makes a loader of the samples at given indices.
 
-    A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as torch's
-    default_collate does, unless the dataset has a method `collate`, which makes a batch of a list of samples.
-    """
+    A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as
+    torch's default_collate does, unless the dataset has a method `collate`, which makes a batch of
+    a list of samples."""
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         own = getattr(dataset, "collate", None)
@@ -49,7 +49,10 @@ def loading(
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
-    """Inputs and targets of a batch, numbers in float32 where they were in float64. Raises DataError."""
+    """Inputs and targets of a batch, numbers in float32 where they were in float64.
+
+    Raises DataError.
+    """
     try:
         batch = (own or default_collate)(samples)
     except DataError:
@@ -71,12 +74,13 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     lengths = {len(tensor) if tensor.dim() else None for tensor in leaves((targets, inputs))}
     if None in lengths:
         raise DataError(
-            "a batch holds a tensor without a dimension for its samples; let its first be [samples, ...]"
+            "a batch holds a tensor without a dimension for its samples; let its first be [samples,"
+            " ...]"
         )
     if own and (size := len(next(leaves((targets, inputs))))) != len(samples):
         raise DataError(
-            f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once; let it keep them, "
-            "and leave others out of the dataset"
+            f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once;"
+            " let it keep them, and leave others out of the dataset"
         )
     found: tuple[Any, Any] = mapped(_single, (inputs, targets))
     return found
@@ -108,17 +112,19 @@ def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]
 
 
 def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any]:
-    """What a model may ask for: `channels` and `image_size` of inputs that are one tensor, `num_classes` outputs.
+    """What a model may ask for: `channels` and `image_size` of inputs that are one tensor,
+    `num_classes` outputs.
 
-    A table's row [features] is an image of one row. Of a dataset of tokens, which has an attribute `vocab_size`, that
-    and its `context`, the most tokens of a sample. Raises DataError where it has the first alone.
-    """
+    A table's row [features] is an image of one row. Of a dataset of tokens, which has an attribute
+    `vocab_size`, that and its `context`, the most tokens of a sample. Raises DataError where it has
+    the first alone."""
     found: dict[str, Any] = {}
     if hasattr(dataset, "vocab_size"):
         if not hasattr(dataset, "context"):
             name = type(dataset).__name__
             raise DataError(
-                f"{name} has a vocab_size, but no context; let that be the most tokens that a sample has"
+                f"{name} has a vocab_size, but no context; let that be the most tokens that a"
+                " sample has"
             )
         return {"vocab_size": dataset.vocab_size, "context": dataset.context}
     if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:

@@ -59,7 +59,9 @@ class Source:
     target_names: tuple[str, ...] = ()
     """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
-    """the same, with what is taken from the training samples at these indices, which are chosen first"""
+    """the same, with what is taken from the training samples at these indices, which are chosen
+    first
+    """
 
     normalises: bool = False
     """whether its samples are images [C, H, W], by mean and std, though not of one class each"""
@@ -67,7 +69,9 @@ class Source:
     """whether such images may be augmented: a mask would stay where it is"""
 
     targets_of: Callable[[Tensor], Tensor] | None = None
-    """the targets of the training samples at these indices, or of some of them, where they are numbers"""
+    """the targets of the training samples at these indices, or of some of them, where they are
+    numbers
+    """
 
     @property
     def tells_classes(self) -> bool:

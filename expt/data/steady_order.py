@@ -32,7 +32,8 @@ class _Sample(NamedTuple):
 
 
 def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) -> None:
-    """Raise ConfigError where the samples of a stream change places between epochs: the `held_out` are trained on then.
+    """Raise ConfigError where the samples of a stream change places between epochs: the `held_out`
+    are trained on then.
 
     Warns where it can't be told whether they do, or are augmented alone. `seed` is the run's.
     """
@@ -48,13 +49,15 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
     )
     if "another" in found:
         raise ConfigError(
-            f"{key}: gives its samples in another order in each epoch, and val is held out by their places, so that "
-            f"they would be trained on; use a map-style Dataset, or {without}, or don't shuffle in __iter__"
+            f"{key}: gives its samples in another order in each epoch, and val is held out by their"
+            f" places, so that they would be trained on; use a map-style Dataset, or {without}, or"
+            " don't shuffle in __iter__"
         )
     if "unknown" in found:
         warn(
-            f"{key}: its first samples are others in each epoch; should __iter__ shuffle, and not augment alone, val, "
-            f"which is held out by their places, is trained on: use a map-style Dataset then, or {without}"
+            f"{key}: its first samples are others in each epoch; should __iter__ shuffle, and not"
+            " augment alone, val, which is held out by their places, is trained on: use a"
+            f" map-style Dataset then, or {without}"
         )
 
 

@@ -1,4 +1,6 @@
-"""The loader of datasets too large for memory: torch's DataLoader reads this worker's samples ahead."""
+"""The loader of datasets too large for memory: torch's DataLoader reads this worker's samples
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,10 @@ Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 class SampleLoader(ShardedLoader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
-    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Random augmentation in
-    the dataset depends on the seed, the epoch and the sample alone (and how often it came before in the epoch), so
-    neither a restart nor `gpus` changes it. Raises DataError, while iterating, for what the dataset or `collate` raise
-    as such.
-    """
+    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them.
+    Random augmentation in the dataset depends on the seed, the epoch and the sample alone (and how
+    often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
+    DataError, while iterating, for what the dataset or `collate` raise as such."""
 
     def __init__(
         self,
@@ -83,7 +84,10 @@ def loaded_batches(
     device: torch.device,
     finish: Finishing,
 ) -> Iterator[Batch]:
-    """One for each of the `pieces`, of what the loader's processes read. Raises the errors that they hand on."""
+    """One for each of the `pieces`, of what the loader's processes read.
+
+    Raises the errors that they hand on.
+    """
     drawn = None if order.drawn is None else to_device(order.drawn, device)
     for loaded, piece in zip(_read_ahead(loader), pieces, strict=True):
         inputs, targets = tree_to_device(loaded, device)
@@ -93,22 +97,24 @@ def loaded_batches(
 
 def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
     with warnings.catch_warnings():
-        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
+        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
+        # parent's.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         batches = iter(loader)
     for loaded in batches:
         if isinstance(loaded, ExptError):
-            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
+            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+            # processes 5 s late.
             raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
         yield loaded
 
 
 class StreamLoader(SampleLoader):
-    """Batches of a Dataset of (image, label), whose images all have the `shape` (channels, height, width).
+    """Batches of a Dataset of (image, label), whose images all have the `shape` (channels, height,
+    width).
 
-    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raises DataError, while
-    iterating, for a sample with another shape or with a label out of range.
-    """
+    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raises
+    DataError, while iterating, for a sample with another shape or with a label out of range."""
 
     def __init__(
         self,
@@ -162,7 +168,9 @@ def _describe(image: Any) -> str:
 
 
 class _BatchSampler(Sampler[list[tuple[int, int]]]):
-    """This worker's (index, seed) pairs, batch by batch; one object, so that loader processes outlive an epoch."""
+    """This worker's (index, seed) pairs, batch by batch; one object, so that loader processes
+    outlive an epoch.
+    """
 
     def __init__(self) -> None:
         self._order = Order(torch.empty(0, dtype=torch.int64))
@@ -204,7 +212,10 @@ class _Seeded(Dataset[Any]):
 
 
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
-    """A sample (image, label) as a tensor and a number. Raises DataError where they are not as they should be."""
+    """A sample (image, label) as a tensor and a number.
+
+    Raises DataError where they are not as they should be.
+    """
     image, label = labelled(sample, "image")
     try:
         tensor = to_tensor(image)
@@ -212,8 +223,8 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
         raise DataError(str(error)) from error
     if tensor.shape != shape:
         raise DataError(
-            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in the first sample; "
-            "resize the images to one size"
+            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
+            " the first sample; resize the images to one size"
         )
     return tensor, class_of(label, num_classes)
 
@@ -235,7 +246,8 @@ def class_of(label: Any, num_classes: int) -> int:
     number = _integral(label)
     if number is None or not 0 <= number < num_classes:
         raise DataError(
-            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or dataset.num_classes"
+            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or"
+            " dataset.num_classes"
         )
     return number
 
@@ -251,7 +263,9 @@ def _integral(label: Any) -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python, NumPy and torch, and put them back: with num_workers=0 this is the training process itself."""
+    """Seed Python, NumPy and torch, and put them back: with num_workers=0 this is the training
+    process itself.
+    """
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -303,7 +317,8 @@ def _data_loader(
 
 def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
     """What torch's DataLoader is told of its processes."""
-    # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
+    # Fork, where it exists: a loader process must be this process's child to die with it, and
+    # starts in milliseconds.
     forks = (
         num_workers > 0
         and sys.platform != "darwin"
@@ -314,7 +329,8 @@ def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
         "pin_memory": device.type == "cuda",
         "prefetch_factor": _BATCHES_AHEAD if num_workers > 0 else None,
         "multiprocessing_context": "fork" if forks else None,
-        "generator": torch.Generator(),  # else each pass would draw from the generator that training uses
+        # else each pass would draw from the generator that training uses
+        "generator": torch.Generator(),
         "worker_init_fn": functools.partial(_start_process, parent=os.getpid() if forks else None),
     }
 

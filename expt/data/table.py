@@ -48,9 +48,8 @@ def found(dataset: TableConfig) -> Path:
 def load(dataset: TableConfig, task: Any, *, learns: bool = True) -> Rows:
     """The table's rows, as the configured `task` takes their targets.
 
-    Raises ConfigError for columns that are not there, DataError for a file or a cell that cannot be read, and where the
-    task `learns` of them for classes of which nothing can be learned.
-    """
+    Raises ConfigError for columns that are not there, DataError for a file or a cell that cannot be
+    read, and where the task `learns` of them for classes of which nothing can be learned."""
     path = found(dataset)
     state = path.stat()
     targets: str | tuple[str, ...] = "progression"
@@ -101,13 +100,17 @@ def _chosen(
     targets: Sequence[str],
     features: Sequence[str] | None,
 ) -> tuple[str, ...]:
-    """The columns of the features. Raises ConfigError for names that are not there, or there twice."""
+    """The columns of the features.
+
+    Raises ConfigError for names that are not there, or there twice.
+    """
     for key, names in (("targets", targets), ("features", features or ())):
         for name in names:
             if name not in columns:
                 has = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
                 raise ConfigError(
-                    f"dataset.{key}={name}: {path} has no such column, it has {has}.{did_you_mean(name, list(columns))}"
+                    f"dataset.{key}={name}: {path} has no such column, it has"
+                    f" {has}.{did_you_mean(name, list(columns))}"
                 )
             if list(names).count(name) > 1:
                 raise ConfigError(f"dataset.{key}: names {name} twice; name it once")
@@ -125,7 +128,8 @@ def _chosen(
 def standardised(
     dataset: TableConfig | datasets.HuggingFace, rows: Rows, training: np.ndarray
 ) -> tuple[Rows, dict[str, tuple[float, float]]]:
-    """The rows, with the columns that are to be so at mean 0 and deviation 1 over the rows at `training`.
+    """The rows, with the columns that are to be so at mean 0 and deviation 1 over the rows at
+    `training`.
 
     And the mean and deviation that each had. A column of one value is only shifted.
     """
@@ -160,7 +164,8 @@ def _at_unit_scale(
 def in_order_of(
     trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig | datasets.HuggingFace
 ) -> Rows:
-    """The rows with the columns of a run, in its order and by its names, as its record says of its data.
+    """The rows with the columns of a run, in its order and by its names, as its record says of its
+    data.
 
     A single target may have another name. Raises ConfigError where a column is missing.
     """
@@ -195,7 +200,9 @@ def in_order_of(
 
 
 def scaled(standardised: Mapping[str, Sequence[float]], rows: Rows) -> Rows:
-    """The rows by the mean and deviation that `standardised` has for a column's name, other columns as they are."""
+    """The rows by the mean and deviation that `standardised` has for a column's name, other columns
+    as they are.
+    """
     import numpy as np
 
     def at(names: Sequence[str], values: np.ndarray) -> np.ndarray:

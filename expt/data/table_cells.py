@@ -34,7 +34,10 @@ def _integers(cells: np.ndarray, texts: Sequence[str]) -> np.ndarray | None:
 def numbers_of(
     path: Path, columns: Mapping[str, Column], names: Sequence[str], mend: str = MEND
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The columns `names` as float64 [N, K], and the names of these K. Raises DataError for what is no number."""
+    """The columns `names` as float64 [N, K], and the names of these K.
+
+    Raises DataError for what is no number.
+    """
     import numpy as np
 
     found = [_numbers(path, name, columns[name], mend) for name in names]
@@ -54,7 +57,10 @@ def _parts(name: str, values: np.ndarray) -> list[str]:
 
 
 def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
-    """A column as float64 [N, K]. Raises DataError for a cell that is no finite number of float32."""
+    """A column as float64 [N, K].
+
+    Raises DataError for a cell that is no finite number of float32.
+    """
     import numpy as np
 
     values = as_numbers(column)
@@ -70,7 +76,9 @@ def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
 
 
 def as_numbers(column: Column) -> np.ndarray | None:
-    """A column as float64 [N, K], texts of true and false as 1 and 0; None where a cell is neither number nor such."""
+    """A column as float64 [N, K], texts of true and false as 1 and 0; None where a cell is neither
+    number nor such.
+    """
     import numpy as np
 
     try:
@@ -100,7 +108,9 @@ def _flags(column: Column) -> np.ndarray | None:
 
 
 def _may_be_numbers(column: Column) -> bool:
-    """Whether numpy may be asked: it takes a date for a number too, and drops the imaginary part of one."""
+    """Whether numpy may be asked: it takes a date for a number too, and drops the imaginary part of
+    one.
+    """
     dtype = getattr(column, "dtype", None)
     return dtype is None or dtype.kind in "biufUSO"
 
@@ -126,7 +136,8 @@ def _wrong(path: Path, name: str, row: int, cell: Any, mend: str) -> DataError:
 
 
 def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each row, int64 [N], and their names: texts in order of the alphabet, integers, or False and True.
+    """The class of each row, int64 [N], and their names: texts in order of the alphabet, integers,
+    or False and True.
 
     Raises DataError for what is no class.
     """
@@ -161,8 +172,8 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
         if (numbers != np.floor(numbers)).any():
             row = int(np.argmax(numbers != np.floor(numbers)))
             raise DataError(
-                f"{path}: column {name}, row {row + 1}: {numbers[row]:g} is no class, which is an integer or a text; "
-                "mend it, or use task=regression"
+                f"{path}: column {name}, row {row + 1}: {numbers[row]:g} is no class, which is an"
+                " integer or a text; mend it, or use task=regression"
             )
         found, classes = np.unique(numbers, return_inverse=True)
         names = np.array([f"{number:.0f}" for number in found])
@@ -170,7 +181,9 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
-    """Raise DataError where nothing can be learned of the column's classes: one alone, or too few rows of each."""
+    """Raise DataError where nothing can be learned of the column's classes: one alone, or too few
+    rows of each.
+    """
     if len(names) == 1:
         raise DataError(
             f"{path}: column {name}: all rows are of one class, {names[0]}; name another target"
@@ -178,7 +191,8 @@ def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[
     if len(names) > max(20, len(classes) / 2):
         told = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
         raise DataError(
-            f"{path}: column {name}: {told}; use task=regression for numbers, or name another target"
+            f"{path}: column {name}: {told}; use task=regression for numbers, or name another"
+            " target"
         )
 
 
@@ -194,6 +208,6 @@ def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is no label, which is 0 or 1; "
-            "mend it, or use task=regression"
+            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is no label,"
+            " which is 0 or 1; mend it, or use task=regression"
         )

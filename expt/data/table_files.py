@@ -18,7 +18,10 @@ Column: TypeAlias = "Sequence[Any] | np.ndarray"
 
 
 def columns_of(path: Path) -> Mapping[str, Column]:
-    """A table's columns by name, all of one length. Raises DataError for a file that is no table."""
+    """A table's columns by name, all of one length.
+
+    Raises DataError for a file that is no table.
+    """
     read = _READERS.get(path.suffix.lower())
     if read is None:
         raise ConfigError(
@@ -55,7 +58,10 @@ def _csv(path: Path) -> Mapping[str, Column]:
 
 
 def csv_names(path: Path, first: Sequence[str]) -> list[str]:
-    """The names of a .csv's columns, which its first line holds. Raises DataError where they are none."""
+    """The names of a .csv's columns, which its first line holds.
+
+    Raises DataError where they are none.
+    """
     names = [name.strip() for name in first]
     if len(names) == 1 and any(other in names[0] for other in ";\t"):
         raise DataError(f"{path}: its columns are not separated by commas; write it with commas")
@@ -63,7 +69,8 @@ def csv_names(path: Path, first: Sequence[str]) -> list[str]:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
     if all(map(_is_number, names)):
         raise DataError(
-            f"{path}: its first line is one of numbers ({', '.join(names)[:40]}); name the columns there"
+            f"{path}: its first line is one of numbers ({', '.join(names)[:40]}); name the columns"
+            " there"
         )
     return names
 
@@ -93,11 +100,13 @@ def _npz(path: Path) -> Mapping[str, Column]:
     for name, array in arrays.items():
         if array.ndim not in (1, 2) or not array[:1].size:
             raise DataError(
-                f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows, numbers]"
+                f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
+                " numbers]"
             )
         if len(array) != len(arrays[first]):
             raise DataError(
-                f"{path}: {first} has {len(arrays[first])} rows, and {name} {len(array)}; make them equal"
+                f"{path}: {first} has {len(arrays[first])} rows, and {name} {len(array)}; make them"
+                " equal"
             )
     return arrays
 

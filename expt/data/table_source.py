@@ -18,7 +18,8 @@ from expt.data.tree import mapped
 
 
 def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) -> Source:
-    """The rows, of which a part drawn alike for all runs is the test set; standardised by those that are trained on.
+    """The rows, of which a part drawn alike for all runs is the test set; standardised by those
+    that are trained on.
 
     Raises ConfigError and DataError, see table.load.
     """
@@ -28,7 +29,8 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
 def rows_as_in(
     trained_on: Mapping[str, Any], dataset: table.TableConfig, task: Any, device: torch.device
 ) -> Source:
-    """The rows as those were given to a run whose record says `trained_on` of its data: its columns, its scales.
+    """The rows as those were given to a run whose record says `trained_on` of its data: its
+    columns, its scales.
 
     Raises ConfigError where a column is missing, ConfigError and DataError as table.load.
     """
@@ -93,6 +95,6 @@ def _shapes(rows: table.Rows) -> Mapping[str, Any]:
 def _tensors(rows: table.Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
     """Features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
     targets = torch.from_numpy(rows.targets[index])
-    return torch.from_numpy(
-        rows.features[index]
-    ).float(), targets if rows.class_names else targets.float()
+    return torch.from_numpy(rows.features[index]).float(), (
+        targets if rows.class_names else targets.float()
+    )

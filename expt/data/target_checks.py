@@ -55,7 +55,9 @@ def _unless(sample: Any, wrong: _Wrong) -> Any:
 def _target(
     dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any
 ) -> str | None:
-    """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no tensor yet."""
+    """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no
+    tensor yet.
+    """
     if isinstance(target, Tensor | np.ndarray | np.number | float | int):
         return wrong(torch.as_tensor(target))
     if hasattr(dataset, "collate"):
@@ -68,7 +70,10 @@ def _target(
 def _label(target: Tensor) -> str | None:
     if not (wrong := (target != 0) & (target != 1)).any():
         return None
-    return f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or use task=regression"
+    return (
+        f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or"
+        " use task=regression"
+    )
 
 
 def _number(target: Tensor) -> str | None:
@@ -90,8 +95,8 @@ def _tokens(vocab_size: int) -> _Wrong:
             if wrong.any():
                 more = "".join(f", or {number} where nothing counts" for number in also)
                 return (
-                    f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to {vocab_size - 1} (vocab_size)"
-                    f"{more}; mend it, or vocab_size"
+                    f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
+                    f" {vocab_size - 1} (vocab_size){more}; mend it, or vocab_size"
                 )
         return None
 

@@ -18,13 +18,16 @@ from expt.data.text_files import Extent
 from expt.errors import DataError
 
 NO_TARGET = -100
-"""The target of a token that counts for nothing, padding as a rule: what torch's cross-entropy ignores."""
+"""The target of a token that counts for nothing, padding as a rule: what torch's cross-entropy
+ignores.
+"""
 _EVAL_TOKENS = 2**15
 """Evaluated at a time by a worker, at least: their logits are what takes memory."""
 
 
 class Windows:
-    """Consecutive windows of a part of a text: `context` tokens, and of each the next; the last may be shorter.
+    """Consecutive windows of a part of a text: `context` tokens, and of each the next; the last may
+    be shorter.
 
     Each token of the part but its first is a target, once.
     """
@@ -44,14 +47,17 @@ class Windows:
         )
         if [len(file) for file in self._files] != [*extent.sizes]:
             raise DataError(
-                f"{extent.files[0]}: the text has changed while the run was starting; start it again"
+                f"{extent.files[0]}: the text has changed while the run was starting; start it"
+                " again"
             )
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start - 1) // self.context)
 
     def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64 [b, context]; what a shorter window lacks is 0, with the target NO_TARGET."""
+        """Inputs and targets, int64 [b, context]; what a shorter window lacks is 0, with the target
+        NO_TARGET.
+        """
         chosen = list(indices)
         tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)
         for row, index in zip(tokens, chosen, strict=True):

@@ -1,4 +1,7 @@
-"""The files of a text, what its tokens are, and which of them train, validate and test. Free of torch."""
+"""The files of a text, what its tokens are, and which of them train, validate and test.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ class Parts(NamedTuple):
 def parts_of(dataset: datasets.Text) -> Parts:
     """The beginning trains, what follows validates, the end tests.
 
-    Raises DataError for a text that is missing, no plain one, or too short: a part must hold a token and its next.
-    """
+    Raises DataError for a text that is missing, no plain one, or too short: a part must hold a
+    token and its next."""
     files, unit = files_of(dataset), "bytes" if dataset.tokens == "bytes" else "tokens"
     sizes = tuple(map(_size, files))
     if unit == "tokens":
@@ -55,13 +58,14 @@ def parts_of(dataset: datasets.Text) -> Parts:
     for name, extent, is_wanted in zip(Parts._fields, extents, wanted, strict=True):
         if is_wanted and extent.stop - extent.start < 2:
             raise DataError(
-                f"dataset.root={dataset.root}: of its {total} {unit} {extent.stop - extent.start} are left for {name}, "
-                "which needs 2 or more; give a longer text"
+                f"dataset.root={dataset.root}: of its {total} {unit} {extent.stop - extent.start}"
+                f" are left for {name}, which needs 2 or more; give a longer text"
             )
     if dataset.context > extents[0].stop - 1:
         trained_on = extents[0].stop
         raise DataError(
-            f"dataset.context={dataset.context}: only {trained_on} {unit} are left to train on; use less"
+            f"dataset.context={dataset.context}: only {trained_on} {unit} are left to train on; use"
+            " less"
         )
     train, val_part, test_part = (
         extent if is_wanted else None for extent, is_wanted in zip(extents, wanted, strict=True)
@@ -77,12 +81,14 @@ def files_of(dataset: datasets.Text) -> tuple[Path, ...]:
         found = tuple(sorted(path for path in root.rglob("*.txt") if path.is_file()))
         if not found:
             raise DataError(
-                f"dataset.root={root}: no file *.txt lies below it; give a plain text, or a folder of them"
+                f"dataset.root={root}: no file *.txt lies below it; give a plain text, or a folder"
+                " of them"
             )
         return found
     if not root.exists():
         raise DataError(
-            f"dataset.root={root}: there is no such file or folder; give a plain text, or a folder of *.txt"
+            f"dataset.root={root}: there is no such file or folder; give a plain text, or a folder"
+            " of *.txt"
         )
     return (root,)
 
@@ -121,7 +127,8 @@ def decoded_text(dataset: datasets.Text, tokens: Sequence[int]) -> str:
 
 
 def tokens_of(dataset: datasets.Text) -> np.ndarray:
-    """What the tokenizer makes of the files [N], mapped into memory: it reads them once, into the cache.
+    """What the tokenizer makes of the files [N], mapped into memory: it reads them once, into the
+    cache.
 
     Raises ConfigError and DataError where there is no such tokenizer.
     """
@@ -154,7 +161,8 @@ def _tokenizer(dataset: datasets.Text) -> Any:
         ) from error
     if not Path(dataset.tokens).is_file():
         raise DataError(
-            f"dataset.tokens={dataset.tokens}: there is no such file; name a tokenizer.json, or use bytes"
+            f"dataset.tokens={dataset.tokens}: there is no such file; name a tokenizer.json, or use"
+            " bytes"
         )
     try:
         found = library.Tokenizer.from_file(dataset.tokens)

@@ -13,7 +13,10 @@ from expt.data.text_files import parts_of, tokens_of, vocab_size
 
 
 def windows(dataset: datasets.Text) -> Source:
-    """Its parts, by windows of `context` tokens. Raises ConfigError and DataError, see text_files."""
+    """Its parts, by windows of `context` tokens.
+
+    Raises ConfigError and DataError, see text_files.
+    """
     read = None if dataset.tokens == "bytes" else tokens_of(dataset)
     train, val, test = (
         part and _of_text(Windows(part, dataset.context, read)) for part in parts_of(dataset)

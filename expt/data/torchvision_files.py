@@ -1,4 +1,6 @@
-"""The files of torchvision's datasets: where they lie, and how they get there, once for all workers. Free of torch."""
+"""The files of torchvision's datasets: where they lie, and how they get there, once for all
+workers. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def missing(dataset: Torchvision) -> list[Path]:
 
 
 def files(dataset: Torchvision) -> list[str]:
-    """The dataset's files by their paths below the root, sorted; without the archives that they came from."""
+    """The dataset's files by their paths below the root, sorted; without the archives that they
+    came from.
+    """
     root, found = root_of(dataset), list[str]()
     for name in kind_of(dataset).paths:
         if not (root / name).is_dir():
@@ -99,6 +103,7 @@ def _fetch(dataset: Torchvision, root: Path) -> None:
 def _absent(dataset: Torchvision, why: str) -> DataError:
     names, root = ", ".join(path.name for path in missing(dataset)), root_of(dataset)
     return DataError(
-        f"dataset.set={dataset.set}: {names} not found in {root}{why}; put there what torchvision.datasets."
-        f"{dataset.set} unpacks on a machine with a network, or give dataset.root=FOLDER that has it"
+        f"dataset.set={dataset.set}: {names} not found in {root}{why}; put there what"
+        f" torchvision.datasets.{dataset.set} unpacks on a machine with a network, or give"
+        " dataset.root=FOLDER that has it"
     )

@@ -1,4 +1,7 @@
-"""What is known of each of torchvision's datasets before it is read: its files, parts and classes. Free of torch."""
+"""What is known of each of torchvision's datasets before it is read: its files, parts and classes.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class Kind(NamedTuple):
     parts: Mapping[str, Options | None]
     """What its class is constructed with for `train`, `val` and `test`, those that there are."""
     layout: str | None = None
-    """Of its attribute `data`, uint8 images in memory: HW, HWC or CHW; None: it reads image by image."""
+    """Of its attribute `data`, uint8 images in memory: HW, HWC or CHW; None: it reads image by
+    image.
+    """
     unfetched: str = ""
     """Why torchvision cannot download it, if so."""
     grey: bool = False

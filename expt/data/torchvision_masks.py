@@ -21,11 +21,14 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "SBDataset": {"mode": "segmentation"},
 }
 CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-"""The numbers in its masks that its benchmark counts, in the order of their classes; torchvision.datasets has them."""
+"""The numbers in its masks that its benchmark counts, in the order of their classes;
+torchvision.datasets has them.
+"""
 
 
 def source(dataset: Torchvision, num_workers: int, values: MaskValues) -> Source:
-    """Its parts, read one by one; masks hold classes from 0 on, as they are counted where such models are compared.
+    """Its parts, read one by one; masks hold classes from 0 on, as they are counted where such
+    models are compared.
 
     Raises DataError for files that are missing or damaged.
     """

@@ -44,11 +44,11 @@ def source(
     num_workers: int,
     scales: Scales | None = None,
 ) -> Source:
-    """Its parts: from memory where torchvision holds its images there and all have one size, else read one by one.
+    """Its parts: from memory where torchvision holds its images there and all have one size, else
+    read one by one.
 
-    Numbers to predict are in units of `scales`, where these are given. Raises DataError for files that are missing or
-    damaged.
-    """
+    Numbers to predict are in units of `scales`, where these are given. Raises DataError for files
+    that are missing or damaged."""
     obtain(dataset)
     kind = kind_of(dataset)
     sets = {part: found for part in kind.parts if _has_targets(found := construct(dataset, part))}
@@ -70,7 +70,8 @@ def source(
     for part, each in sets.items():
         if kind.num_classes is None and _class_names(each, None) != names:
             raise DataError(
-                f"dataset.set={dataset.set}: its {part} has other classes than its train; fetch both again"
+                f"dataset.set={dataset.set}: its {part} has other classes than its train; fetch"
+                " both again"
             )
     in_memory = None
     if kind.layout and dataset.image_size is None and dataset.channels in (None, kind.channels):
@@ -104,7 +105,9 @@ def _values_of(found: Any, *, counts: bool) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def labels_of(found: Any) -> Tensor | None:
-    """The class of each sample, int64 [N], by what torchvision's classes keep; None where they keep none."""
+    """The class of each sample, int64 [N], by what torchvision's classes keep; None where they keep
+    none.
+    """
     if (special := _LABELS.get(type(found).__name__)) is not None:
         return torch.as_tensor(special(found)).long()
     for name in ("targets", "labels", "_labels", "y"):
@@ -163,17 +166,20 @@ def construct(dataset: Torchvision, part: str, **more: Any) -> Any:
         if "pip install" in why:
             raise DataError(f"dataset.set={dataset.set}: {why}") from error
         raise DataError(
-            f"dataset.set={dataset.set}: its files in {root} cannot be read ({why}); remove them, and fetch them again"
+            f"dataset.set={dataset.set}: its files in {root} cannot be read ({why}); remove them,"
+            " and fetch them again"
         ) from error
     if not number:
         raise DataError(
-            f"dataset.set={dataset.set}: there are no samples for {part} in {root}; download it again"
+            f"dataset.set={dataset.set}: there are no samples for {part} in {root}; download it"
+            " again"
         )
     return found
 
 
 def _in_order(found: Any) -> Any:
-    """The same with its samples sorted, where torchvision has them as the file system lists them: on another machine
+    """The same with its samples sorted, where torchvision has them as the file system lists them:
+    on another machine
     in another order, so that workers of two would take some twice, and leave others out.
     """
     name = type(found).__name__
@@ -235,7 +241,8 @@ def _in_memory(dataset: Any, kind: Kind, device: torch.device) -> Part:
     if low < 0 or high >= kind.num_classes:
         wrong = low if low < 0 else high
         raise DataError(
-            f"{type(dataset).__name__}: holds the label {wrong}, expected 0 to {kind.num_classes - 1}"
+            f"{type(dataset).__name__}: holds the label {wrong}, expected 0 to"
+            f" {kind.num_classes - 1}"
         )
     return Part(len(pixels), functools.partial(InMemoryLoader, place(pixels, device), labels))
 

@@ -1,4 +1,6 @@
-"""Transforms of training images, one by one, from their configuration: torchvision.transforms.v2, or one's own."""
+"""Transforms of training images, one by one, from their configuration: torchvision.transforms.v2,
+or one's own.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from expt.data.stream import StreamLoader, to_tensor
 from expt.errors import ConfigError, DataError
 
 Transform = Callable[[Any], Any]
-_BEYOND = 0.5  # what a resize may overshoot [0, 1] by; pixels in 0..255 and normalised ones lie further out
+# what a resize may overshoot [0, 1] by; pixels in 0..255 and normalised ones lie further out
+_BEYOND = 0.5
 
 
 def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
-    """An instance of each `{_target_: a.B, ...}`. Raises ConfigError for what is no class, or makes nothing to call."""
+    """An instance of each `{_target_: a.B, ...}`.
+
+    Raises ConfigError for what is no class, or makes nothing to call.
+    """
     try:
         made = user_class.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
@@ -42,7 +48,9 @@ def transformed(
     num_classes: int,
     num_workers: int,
 ) -> Part:
-    """The same part, but that a loader with transforms reads the images `originals`, of any size, one by one."""
+    """The same part, but that a loader with transforms reads the images `originals`, of any size,
+    one by one.
+    """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         if not options.transforms:
@@ -69,7 +77,8 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 class Transformed(Dataset[tuple[Tensor, Any]]):
-    """A dataset of (image, label) with each image transformed to the `shape` (channels, height, width).
+    """A dataset of (image, label) with each image transformed to the `shape` (channels, height,
+    width).
 
     Raises DataError for a sample that a transform does not take, or makes another shape of.
     """
@@ -104,14 +113,16 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             ) from error
         if tuple(tensor.shape) != self._shape:
             raise DataError(
-                f"dataset.transforms: make of sample {index} an image {tuple(tensor.shape)}, and images are "
-                f"{self._shape} (channels, height, width) where they are evaluated; end with a crop or resize to that"
+                f"dataset.transforms: make of sample {index} an image {tuple(tensor.shape)}, and"
+                f" images are {self._shape} (channels, height, width) where they are evaluated; end"
+                " with a crop or resize to that"
             )
         if tensor.is_floating_point():
             low, high = (float(value) for value in torch.aminmax(tensor))
             if low < -_BEYOND or high > 1 + _BEYOND:
                 raise DataError(
-                    f"dataset.transforms: make of sample {index} pixels from {low:g} to {high:g}, expected [0, 1]; "
-                    "leave scaling to dataset.mean and std, which evaluations use too"
+                    f"dataset.transforms: make of sample {index} pixels from {low:g} to {high:g},"
+                    " expected [0, 1]; leave scaling to dataset.mean and std, which evaluations"
+                    " use too"
                 )
         return tensor

@@ -29,7 +29,9 @@ def leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Its tensors, each with where it is, as in `inputs['row'][0]` where the tree is called `inputs`."""
+    """Its tensors, each with where it is, as in `inputs['row'][0]` where the tree is called
+    `inputs`.
+    """
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):

@@ -1,4 +1,5 @@
-"""A trained model in use, by itself: what a run has recorded is enough; its dataset is read only where it is asked for.
+"""A trained model in use, by itself: what a run has recorded is enough; its dataset is read only
+where it is asked for.
 
 From what is called to what it calls:
 

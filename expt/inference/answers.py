@@ -1,4 +1,6 @@
-"""What a person is told of each sample, by the run's task: classes, labels, numbers, masks, or how likely a text is."""
+"""What a person is told of each sample, by the run's task: classes, labels, numbers, masks, or how
+likely a text is.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Classes(Form):
         self.beside = {"class_names": np.array(self._names)}
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
-        """Probabilities [n, C], and the likeliest class of each; of the likeliest alone where `top` says so."""
+        """Probabilities [n, C], and the likeliest class of each; of the likeliest alone where `top`
+        says so.
+        """
         _check(predicted, (None, None), "[samples, classes]")
         self._names += [
             str(number) for number in range(len(self._names), predicted.shape[1])
@@ -183,7 +187,9 @@ class Masks(Form):
 
 
 class Likelihoods(Form):
-    """How likely each text is: the mean loss of its tokens but the first [nats], and the perplexity."""
+    """How likely each text is: the mean loss of its tokens but the first [nats], and the
+    perplexity.
+    """
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """The summed loss of each window, and its tokens."""
@@ -201,8 +207,13 @@ class Likelihoods(Form):
 
     def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
         """The windows of one text as one sample, with means in the place of sums."""
-        windows = ((about, int(tokens), float(loss)) for answers in several for about, tokens, loss in
-                   zip(answers.about, answers.arrays["tokens"], answers.arrays["loss"], strict=True))  # fmt: skip
+        windows = (
+            (about, int(tokens), float(loss))
+            for answers in several
+            for about, tokens, loss in zip(  # fmt: skip
+                answers.about, answers.arrays["tokens"], answers.arrays["loss"], strict=True
+            )
+        )
         texts = itertools.groupby(windows, key=lambda window: window[0])
         while some := list(
             itertools.islice(((about, list(group)) for about, group in texts), 1024)
@@ -216,14 +227,17 @@ class Likelihoods(Form):
 
 
 class Outputs(Form):
-    """What a task of one's own predicts, as it is; with the targets, where they are one value for each sample."""
+    """What a task of one's own predicts, as it is; with the targets, where they are one value for
+    each sample.
+    """
 
     def arrays(self, predicted: Any, targets: Any) -> dict[str, np.ndarray]:
         """Each tensor by itself."""
         found = [_numbers(tensor) for tensor in leaves(mapped(Tensor.detach, predicted))]
         if not found:
             raise ConfigError(
-                f"the task predicts a {type(predicted).__name__}; let its `predict` give tensors [B, ...]"
+                f"the task predicts a {type(predicted).__name__}; let its `predict` give tensors"
+                " [B, ...]"
             )
         names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
@@ -306,7 +320,9 @@ def _check(predicted: Any, shape: tuple[int | None, ...] | None, wanted: str) ->
 
 
 def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """In the target's unit, to five decimals after the first digit of its deviation: a float32 is no more exact."""
+    """In the target's unit, to five decimals after the first digit of its deviation: a float32 is
+    no more exact.
+    """
     decimals = 5 - math.floor(math.log10(deviation))
     numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
     return numbers

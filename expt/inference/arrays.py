@@ -46,7 +46,8 @@ def opened(path: str) -> np.ndarray:
             if name is None:
                 has = ", ".join(names) or "none"
                 raise ConfigError(
-                    f"{path}: holds the arrays {has}; call the one of the samples {' or '.join(NAMES)}"
+                    f"{path}: holds the arrays {has}; call the one of the samples"
+                    f" {' or '.join(NAMES)}"
                 )
             found: np.ndarray = file[name]
             return found
@@ -60,11 +61,11 @@ def opened(path: str) -> np.ndarray:
 def images(
     path: str, array: np.ndarray, data: Mapping[str, Any], *, in_unit_range: bool
 ) -> Samples:
-    """Images of the size that a model was trained on, as [N, C, H, W]; C may also come last, or be missing.
+    """Images of the size that a model was trained on, as [N, C, H, W]; C may also come last, or be
+    missing.
 
-    Raises ConfigError for other shapes, numbers that are neither uint8 nor float, and where they are to be
-    `in_unit_range` for others than 0 to 1.
-    """
+    Raises ConfigError for other shapes, numbers that are neither uint8 nor float, and where they
+    are to be `in_unit_range` for others than 0 to 1."""
     channels, (height, width) = data["channels"], data["image_size"]
     first, last, grey = (channels, height, width), (height, width, channels), (height, width)
     shape = array.shape
@@ -97,7 +98,8 @@ def _checked(path: str, in_unit_range: bool) -> Callable[[np.ndarray], np.ndarra
         ):
             low, high = piece.min(), piece.max()
             raise ConfigError(
-                f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1; divide them by 255"
+                f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1; divide them"
+                " by 255"
             )
         return piece
 
@@ -105,7 +107,10 @@ def _checked(path: str, in_unit_range: bool) -> Callable[[np.ndarray], np.ndarra
 
 
 def any_samples(path: str, array: np.ndarray, data: Mapping[str, Any]) -> Samples:
-    """Samples of a dataset of one's own, as that gives them to the model. Raises ConfigError for another shape."""
+    """Samples of a dataset of one's own, as that gives them to the model.
+
+    Raises ConfigError for another shape.
+    """
     shape = array.shape[1:]
     if "image_size" in data and len(shape) <= 3:
         seen, wanted = (1,) * (3 - len(shape)) + shape, (data["channels"], *data["image_size"])

@@ -57,7 +57,9 @@ def words(
     *,
     preprocess: bool,
 ) -> tuple[str, str]:
-    """What the numbers mean that go in, and those that come out; empty where only a person's own task knows."""
+    """What the numbers mean that go in, and those that come out; empty where only a person's own
+    task knows.
+    """
     scales, names = scales_of(config.dataset, trained_on), _names(config.dataset, trained_on)
     inputs = _inputs(config, trained_on, scales, names, preprocess)
     return inputs, _outputs(config.task, scales, names, class_names, preprocess)
@@ -96,7 +98,10 @@ def _inputs(
         isinstance(config.dataset, TargetDataset) and not normalised
     ):
         return ""
-    return f"pixels in [0, 1]{', normalised, see the metadata' if normalised and not preprocess else ''}"
+    return (
+        "pixels in [0,"
+        f" 1]{', normalised, see the metadata' if normalised and not preprocess else ''}"
+    )
 
 
 def _outputs(

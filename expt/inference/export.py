@@ -74,11 +74,10 @@ def export(
 ) -> Exported:
     """Write the model of a run to `file`, for batches of any size, or of one.
 
-    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table, normalises them itself, and
-    gives a regression's numbers in the targets' own units.
-    It is there only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises
-    ConfigError for what cannot be done, RunFailed where the export or the check fails.
-    """
+    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
+    normalises them itself, and gives a regression's numbers in the targets' own units. It is there
+    only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises
+    ConfigError for what cannot be done, RunFailed where the export or the check fails."""
     record, state = saved(run, which)
     model = rebuilt(record, state, torch.device("cpu"), plain=True)
     expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).views
@@ -125,8 +124,8 @@ def export(
             difference = max(difference, _difference(wanted, got))
         if not difference <= allowed:  # nan too
             raise RunFailed(
-                f"{file}: is not written: its outputs differ from the model's by up to {difference:.2g}, and "
-                f"{allowed:.1g} is allowed; --tolerance allows more"
+                f"{file}: is not written: its outputs differ from the model's by up to"
+                f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
         _publish(beside, file, force=force)
     position = state["position"]["epoch"]
@@ -151,14 +150,18 @@ class _Preprocessed(nn.Module):
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
-    """What the task calls the model with. Raises ConfigError where that is more than tensors by their place."""
+    """What the task calls the model with.
+
+    Raises ConfigError where that is more than tensors by their place.
+    """
     calls: list[tuple[Any, ...]] = []
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not all(isinstance(leaf, Tensor) for leaf in args):
             given = ", ".join([*(type(arg).__name__ for arg in args), *kwargs])
             raise ConfigError(
-                f"the task calls the model with {given}; only tensors by their place can be exported"
+                f"the task calls the model with {given}; only tensors by their place can be"
+                " exported"
             )
         calls.append(args)
         return module(*args)

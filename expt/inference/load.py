@@ -58,7 +58,9 @@ class TrainedModel(nn.Module):
 
     @property
     def views(self) -> nn.Module:
-        """`model`, with test_time_augmentation behind what averages its outputs over several views of an image."""
+        """`model`, with test_time_augmentation behind what averages its outputs over several views
+        of an image.
+        """
         return with_views(self.model, self._test_time)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,21 +76,25 @@ def load(
     device: str | torch.device = "cpu",
     amp: Amp = False,
 ) -> TrainedModel:
-    """The model of the run in the folder `run`, in eval mode, with the weights of its best checkpoint.
+    """The model of the run in the folder `run`, in eval mode, with the weights of its best
+    checkpoint.
 
     Those of its last where `which`, or `RUN@last`, says so.
-    Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must be importable as it
-    was for the run, from the current folder too. It computes in float32, to be put under an autocast of one's own;
-    with `amp="recorded"` as the run did, whose evaluations had mixed precision where it was trained so, and with true,
-    bf16 or fp16 so in any case. torch.compile is not applied. Raises ConfigError for a folder without that
-    checkpoint, and CheckpointError for a damaged one.
-    """
+    Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must
+    be importable as it was for the run, from the current folder too. It computes in float32, to be
+    put under an autocast of one's own; with `amp="recorded"` as the run did, whose evaluations had
+    mixed precision where it was trained so, and with true, bf16 or fp16 so in any case.
+    torch.compile is not applied. Raises ConfigError for a folder without that checkpoint, and
+    CheckpointError for a damaged one."""
     record, state = saved(run, which)
     return rebuilt(record, state, torch.device(device), amp=amp)
 
 
 def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, Any]]:
-    """The record of the run, and what its best or last checkpoint has of the model. Warns and raises as `load`."""
+    """The record of the run, and what its best or last checkpoint has of the model.
+
+    Warns and raises as `load`.
+    """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
 
@@ -110,7 +116,9 @@ def rebuilt(
     amp: Amp = False,
     plain: bool = False,
 ) -> TrainedModel:
-    """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory format."""
+    """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory
+    format.
+    """
     with importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
@@ -162,5 +170,6 @@ def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     code = record.get("content", {}).get("code")
     if names and not others and code is not None and fingerprint(names) not in (None, code):
         warn(
-            f"model._target_={names[0]}: its source has changed since the run; its outputs may be others"
+            f"model._target_={names[0]}: its source has changed since the run; its outputs may be"
+            " others"
         )

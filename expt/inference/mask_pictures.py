@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class MaskPictures(Writer):
-    """A PNG for each sample, of its picture's size, and named as it is below the folder that holds them all."""
+    """A PNG for each sample, of its picture's size, and named as it is below the folder that holds
+    them all.
+    """
 
     def __init__(self, folder: Path, paths: Sequence[str], root: str, *, force: bool) -> None:
         """The `paths`, and others that come, lie below `root`.
@@ -38,7 +40,8 @@ class MaskPictures(Writer):
                 )
             if os.path.abspath(folder / mask) == os.path.abspath(path):
                 raise ConfigError(
-                    f"--output {folder}: the mask of {path} would take its place; choose another folder"
+                    f"--output {folder}: the mask of {path} would take its place; choose another"
+                    " folder"
                 )
             names[mask] = path
 
@@ -62,7 +65,8 @@ class MaskPictures(Writer):
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.exists() and not self._force:
                 raise ConfigError(
-                    f"{place}: is there since this command was begun; use --force, or another folder"
+                    f"{place}: is there since this command was begun; use --force, or another"
+                    " folder"
                 )
             path.replace(place)
 

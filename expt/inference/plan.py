@@ -133,8 +133,9 @@ def _warn_of_own_pictures(config: RunConfig, record: Record) -> None:
     if isinstance(config.dataset, datasets.TargetDataset):
         size = "x".join(map(str, record["data"]["image_size"]))
         warn(
-            f"{config.dataset.target}: what this class does to a picture is not known here: it is scaled to {size}, "
-            "counted in [0, 1] and normalised by dataset.mean and std; --split has its own"
+            f"{config.dataset.target}: what this class does to a picture is not known here: it is"
+            f" scaled to {size}, counted in [0, 1] and normalised by dataset.mean and std; --split"
+            " has its own"
         )
 
 
@@ -201,5 +202,6 @@ def _check_device(device: str) -> None:
     gpus = len(machine.visible_gpus()) if device.startswith("cuda") else 1
     if int(known[1] or 0) >= gpus:
         raise ConfigError(
-            f"--device {device}: this machine shows {gpus} GPUs; use --device cpu, or another of them"
+            f"--device {device}: this machine shows {gpus} GPUs; use --device cpu, or another of"
+            " them"
         )

@@ -27,7 +27,9 @@ _NUMBERS, _MOST = 10_000_000, 1024
 
 
 class Predictor:
-    """The run's model on its device, and the samples that are left out because they could not be read."""
+    """The run's model on its device, and the samples that are left out because they could not be
+    read.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Raises ConfigError and CheckpointError, see `load`."""
@@ -38,7 +40,8 @@ class Predictor:
             self._task = _task(plan.config, plan)
         if isinstance(self._task, PhasedTask):
             raise ConfigError(
-                f"{asked.run}: a model of several phases says nothing of a sample; use expt.load in Python"
+                f"{asked.run}: a model of several phases says nothing of a sample; use expt.load in"
+                " Python"
             )
         self.form: Form = form_of(plan)
         self.seen = 0
@@ -47,7 +50,10 @@ class Predictor:
         """Why a sample was left out, a line for each."""
 
     def __iter__(self) -> Iterator[Answers]:
-        """In the order of the samples. Raises ConfigError for what can't be read or does not fit the model."""
+        """In the order of the samples.
+
+        Raises ConfigError for what can't be read or does not fit the model.
+        """
         answers = self._answers()
         yield from self.form.joined(answers) if isinstance(self.form, Likelihoods) else answers
 

@@ -1,4 +1,6 @@
-"""What a model gets of what a person has: images, rows of a table and texts as its dataset gave them."""
+"""What a model gets of what a person has: images, rows of a table and texts as its dataset gave
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,21 @@ from expt.data.text_files import encoded
 from expt.errors import ConfigError
 
 Sample: TypeAlias = Any
-"""A picture's path or a picture of Pillow's; a text; or a tensor or array, by itself or with a batch's dimension."""
+"""A picture's path or a picture of Pillow's; a text; or a tensor or array, by itself or with a
+batch's dimension.
+"""
 
 
 class Preprocess:
-    """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its device.
+    """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its
+    device.
 
-    Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
-    where those with masks were; as tensors they are uint8, or float in [0, 1], [C, H, W] or [N, C, H,
-    W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table, lists of
-    numbers too, come out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of
-    none of these kinds, as the samples of one's own dataset without classes, is refused where it is no tensor, and
-    else only moved.
-    """
+    Images are scaled to cover the size that the model was trained on and cropped at the centre, or
+    stretched to it where those with masks were; as tensors they are uint8, or float in [0, 1], [C,
+    H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F]
+    or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
+    out as its tokens, int64 [1, length]. What is of none of these kinds, as the samples of one's
+    own dataset without classes, is refused where it is no tensor, and else only moved."""
 
     def __init__(
         self,
@@ -49,7 +53,8 @@ class Preprocess:
         self.standardised: dict[str, tuple[float, float]] = (
             dict(data.get("standardised", {})) if scaled else {}
         )
-        """Of a table's columns the mean and the deviation: first of the features, in their order."""
+        """Of a table's columns the mean and the deviation: first of the features, in their order.
+        """
         self._normalise: Normalise | None = None
         if "channels" in data and not self._is_table and not as_they_are:
             mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
@@ -59,7 +64,9 @@ class Preprocess:
             )
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        """See the class. Raises ConfigError for what it cannot make a batch of, DataError for a damaged picture."""
+        """See the class. Raises ConfigError for what it cannot make a batch of, DataError for a
+        damaged picture.
+        """
         if self._is_text:
             return self._tokens(samples)
         if self._is_table and isinstance(samples, list | tuple) and not _are_tensors(samples):
@@ -84,7 +91,9 @@ class Preprocess:
         return self._normalise(images.to(self._device, copy=True))
 
     def picture(self, given: Any) -> Tensor:
-        """A picture's path, or a picture of Pillow's, as uint8 [C, H, W] of the model's size, not yet normalised."""
+        """A picture's path, or a picture of Pillow's, as uint8 [C, H, W] of the model's size, not
+        yet normalised.
+        """
         mode = {1: "L", 3: "RGB"}.get(self._data["channels"])
         if mode is None:
             raise ConfigError(
@@ -103,7 +112,8 @@ class Preprocess:
         num_features = self._data["image_size"][1]
         if rows.dim() != 2 or rows.shape[1] != num_features:
             raise ConfigError(
-                f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give [N, F]"
+                f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give"
+                " [N, F]"
             )
         # Targets, where they are standardised, come after them.
         if scales := list(self.standardised.values())[:num_features]:

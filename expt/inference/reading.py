@@ -62,7 +62,10 @@ def pictures(
         except DataError as error:
             return str(error)
         except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-            return f"{path} cannot be read as an image ({type(error).__name__}: {error}); replace or remove it"
+            return (
+                f"{path} cannot be read as an image ({type(error).__name__}: {error}); replace or"
+                " remove it"
+            )
 
     for read_ones in _ahead(read, files, size):
         good = [each for each in read_ones if isinstance(each, _Picture)]
@@ -76,7 +79,9 @@ def pictures(
 
 
 def _ahead(read: Callable[[T], U], items: Iterable[T], size: int) -> Iterator[list[U]]:
-    """What `read` gives of each, `size` at a time, in order; the next batches are being read meanwhile."""
+    """What `read` gives of each, `size` at a time, in order; the next batches are being read
+    meanwhile.
+    """
     remaining = iter(items)
     pending = collections.deque[list[Future[U]]]()
     with ThreadPoolExecutor(min(machine.usable_cpus(), 16)) as threads:
@@ -118,7 +123,8 @@ def rows(
 
 
 def texts(files: Sequence[str], device: torch.device, context: int, size: int) -> Iterator[Chunk]:
-    """Of each file its lines, which count from 1, without those that are blank, in windows as an evaluation has them.
+    """Of each file its lines, which count from 1, without those that are blank, in windows as an
+    evaluation has them.
 
     A line's windows come one after the other, and say the same of where they are from.
     """

@@ -1,4 +1,6 @@
-"""A few samples as a run's model gets them: of its dataset where that is there, else drawn at random."""
+"""A few samples as a run's model gets them: of its dataset where that is there, else drawn at
+random.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,8 @@ def samples(
 ) -> Samples:
     """Up to `number` samples of the test set, or of another part; nothing is downloaded for them.
 
-    Not `normalised` images are pixels in [0, 1], and rows [N, F] as they stand in the table. Raises ConfigError where
-    there are none, and what they are like is not known either.
-    """
+    Not `normalised` images are pixels in [0, 1], and rows [N, F] as they stand in the table. Raises
+    ConfigError where there are none, and what they are like is not known either."""
     try:
         return _real(config, trained_on, number, normalised=normalised)
     except (ExptError, OSError, ImportError) as error:

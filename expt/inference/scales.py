@@ -23,7 +23,9 @@ class Scales(NamedTuple):
 
 
 def scales_of(dataset: object, trained_on: Mapping[str, Any]) -> Scales:
-    """Of the run whose record says `trained_on` of its data: first come the features, in their order."""
+    """Of the run whose record says `trained_on` of its data: first come the features, in their
+    order.
+    """
     known: list[tuple[str, tuple[float, float]]] = list(trained_on.get("standardised", {}).items())
     rows = has_rows(dataset) and getattr(dataset, "standardise", False)
     number = trained_on["image_size"][1] if rows else 0
@@ -31,7 +33,9 @@ def scales_of(dataset: object, trained_on: Mapping[str, Any]) -> Scales:
 
 
 class Undone(nn.Module):
-    """A model whose numbers come out in the targets' own units, float64: float32 would lose those far from 0."""
+    """A model whose numbers come out in the targets' own units, float64: float32 would lose those
+    far from 0.
+    """
 
     mean: Tensor
     deviation: Tensor

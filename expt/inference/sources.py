@@ -1,4 +1,6 @@
-"""What a person has that a run's model may be asked about: files of the kind that it was trained on. Free of torch."""
+"""What a person has that a run's model may be asked about: files of the kind that it was trained
+on. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
 def listed(kind: Kind, given: Sequence[Path], *, trained_on: str) -> list[str]:
     """The files that are named, and in place of a folder those below it, sorted by folder.
 
-    Raises ConfigError for a path where nothing lies, a folder without such files, and a file of another kind.
-    """
+    Raises ConfigError for a path where nothing lies, a folder without such files, and a file of
+    another kind."""
     found: list[str] = []
     for path in given:
         if path.is_dir():
@@ -73,7 +75,8 @@ def listed(kind: Kind, given: Sequence[Path], *, trained_on: str) -> list[str]:
     kinds = {Path(file).suffix.lower() in ARRAYS for file in found}
     if kind is PICTURES and len(kinds) > 1:
         raise ConfigError(
-            "pictures and arrays: their rows are told apart by other columns; give one kind at a time"
+            "pictures and arrays: their rows are told apart by other columns; give one kind at a"
+            " time"
         )
     return found
 

@@ -69,7 +69,8 @@ def _loader(config: RunConfig, record: Record, split: str, device: torch.device)
     (loader,) = data.loaders
     if not isinstance(loader, ShardedLoader):
         raise DataError(
-            f"--split {split}: the dataset has no such part any more; put back what the run was trained on"
+            f"--split {split}: the dataset has no such part any more; put back what the run was"
+            " trained on"
         )
     return loader
 

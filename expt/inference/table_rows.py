@@ -1,4 +1,6 @@
-"""The features of a table's rows, in the order in which a model was trained on them, piece by piece. Free of torch."""
+"""The features of a table's rows, in the order in which a model was trained on them, piece by
+piece. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Rows(NamedTuple):
 
 
 class Features:
-    """What a model takes of a table: columns by name, or where they are not known all but the `targets`."""
+    """What a model takes of a table: columns by name, or where they are not known all but the
+    `targets`.
+    """
 
     def __init__(self, names: Sequence[str], targets: Sequence[str], number: int) -> None:
         self._names, self._targets, self._number = list(names), {*targets}, number
@@ -69,12 +73,16 @@ class Features:
         if array.ndim != 2 or array.shape[1] != self._number or array.dtype.kind not in "biuf":
             wanted = f"[rows, {self._number}]"
             raise ConfigError(
-                f"{path}: is {list(array.shape)} of {array.dtype}, and the model takes {wanted} numbers"
+                f"{path}: is {list(array.shape)} of {array.dtype}, and the model takes {wanted}"
+                " numbers"
             )
         return array
 
     def _chosen(self, path: str, columns: Mapping[str, int]) -> list[tuple[str, int | None]]:
-        """Columns, and which number of one that has several in each row. `columns` says how many each has."""
+        """Columns, and which number of one that has several in each row.
+
+        `columns` says how many each has.
+        """
         if not self._names:
             chosen = [
                 (name, part if width > 1 else None)
@@ -102,7 +110,8 @@ class Features:
             )
         has = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
         raise ConfigError(
-            f"{path}: has no column {name}, which the model takes; it has {has}.{did_you_mean(name, list(columns))}"
+            f"{path}: has no column {name}, which the model takes; it has"
+            f" {has}.{did_you_mean(name, list(columns))}"
         )
 
 

@@ -1,4 +1,6 @@
-"""Predictions in a file, which is there when they all are: .csv, .jsonl, .npz, or a folder of masks."""
+"""Predictions in a file, which is there when they all are: .csv, .jsonl, .npz, or a folder of
+masks.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
             )
     elif suffix not in SUFFIXES:
         raise ConfigError(
-            f"--output {output}: name a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; - is the terminal"
+            f"--output {output}: name a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; - is the"
+            " terminal"
         )
     elif output.is_dir():
         raise ConfigError(f"--output {output}: is a folder; name a file in it")
@@ -71,7 +74,10 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
 
 @contextlib.contextmanager
 def writer(output: Path, *, force: bool) -> Iterator[Writer]:
-    """What writes a file that takes its name where the block ends well. Raises ConfigError for one that is there."""
+    """What writes a file that takes its name where the block ends well.
+
+    Raises ConfigError for one that is there.
+    """
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
         with (
@@ -82,14 +88,17 @@ def writer(output: Path, *, force: bool) -> Iterator[Writer]:
             made.finish()
     except FileExistsError:
         raise ConfigError(
-            f"--output {output}: is there since this command was begun; use --force, or another name"
+            f"--output {output}: is there since this command was begun; use --force, or another"
+            " name"
         ) from None
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}") from error
 
 
 class CSV(Writer):
-    """A line for each sample, and one of names above; cells that a spreadsheet would compute are quoted."""
+    """A line for each sample, and one of names above; cells that a spreadsheet would compute are
+    quoted.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
@@ -126,7 +135,9 @@ class JSONL(Writer):
 
 
 class NPZ(Writer):
-    """Arrays by name, one entry for each sample; what they hold waits on the disk until their length is known."""
+    """Arrays by name, one entry for each sample; what they hold waits on the disk until their
+    length is known.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._length = file, 0
@@ -212,7 +223,8 @@ class Lines(Writer):
                 str(each) if name == "path" else f"{name} {each}" for name, each in about.items()
             )
             self._print(
-                f"{where}  {_in_words({key: each for key, each in record.items() if key not in about})}"
+                f"{where} "
+                f" {_in_words({key: each for key, each in record.items() if key not in about})}"
             )
 
 
@@ -235,7 +247,9 @@ def _in_words(told: Record) -> str:
 
 
 def flat(record: Record) -> dict[str, Any]:
-    """One cell for each number: `p_NAME` are probabilities, `class_2` and on the next likeliest, `target` the truth."""
+    """One cell for each number: `p_NAME` are probabilities, `class_2` and on the next likeliest,
+    `target` the truth.
+    """
     cells: dict[str, Any] = {}
     for key, value in record.items():
         if key == "top":

@@ -1,4 +1,6 @@
-"""Evaluations on this machine, by the pool that trains: each with its workers, side by side where there is room."""
+"""Evaluations on this machine, by the pool that trains: each with its workers, side by side where
+there is room.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from expt.runs.view.printed import Printed, show_printed
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
-    """Measure what is asked for; returns the failures. Of what is refused or interrupted nothing is left.
+    """Measure what is asked for; returns the failures.
+
+    Of what is refused or interrupted nothing is left.
 
     Raises Interrupted, and ConfigError where nothing was asked for but what is refused.
     """
@@ -42,7 +46,9 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
 
 
 def remove(paths: RunPaths) -> None:
-    """Remove the folder of an evaluation that has come to nothing, and with the last one what is around it."""
+    """Remove the folder of an evaluation that has come to nothing, and with the last one what is
+    around it.
+    """
     shutil.rmtree(paths.folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         paths.folder.parent.rmdir()

@@ -26,14 +26,18 @@ _NCCL_ABORTED = (
 
 
 class Aftermath:
-    """The workers of one attempt after one of them has failed; exit codes by rank, None for those alive."""
+    """The workers of one attempt after one of them has failed; exit codes by rank, None for those
+    alive.
+    """
 
     def __init__(self, paths: RunPaths, attempt: int, codes: Sequence[int | None]) -> None:
         self._paths, self._attempt, self._size, self._codes = paths, attempt, len(codes), codes
         self._stacks: dict[int, str] = {}
 
     def timed_out(self) -> bool:
-        """Whether the failure is that a worker waited in vain: those who did not wait are then the late ones."""
+        """Whether the failure is that a worker waited in vain: those who did not wait are then the
+        late ones.
+        """
         rank = self._first_failed()
         raised = self._raised(rank)
         if raised is not None:
@@ -46,7 +50,9 @@ class Aftermath:
         return raised is not None and raised.beats is not None
 
     def lost_others(self) -> bool:
-        """Whether all that is known is that a worker has lost others, who have not ended yet: they know why."""
+        """Whether all that is known is that a worker has lost others, who have not ended yet: they
+        know why.
+        """
         raised = self._raised(self._first_failed())
         return raised is not None and raised.has_lost_others and None in self._codes
 
@@ -111,11 +117,12 @@ class Aftermath:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
 
     def _first_failed(self) -> int:
-        """Bad input comes first, then a rank that vanished, for the errors of the others may follow from either; then
+        """Bad input comes first, then a rank that vanished, for the errors of the others may follow
+        from either; then
         the earliest, and last who has lost others, whose file may bear the same time.
 
-        Of those that got no further, it is who had come the least far. Whom NCCL ended has lost others: it comes last.
-        """
+        Of those that got no further, it is who had come the least far. Whom NCCL ended has lost
+        others: it comes last."""
         told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
         if refused := [
             rank for rank, found in told.items() if found.is_refusal

@@ -1,4 +1,7 @@
-"""The one process that every worker is forked from, with torch and expt imported. Free of torch itself."""
+"""The one process that every worker is forked from, with torch and expt imported.
+
+Free of torch itself.
+"""
 
 from __future__ import annotations
 
@@ -31,42 +34,60 @@ _LIBRARIES = {
     "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }
 _KILLED_WITH_THE_DRIVER = (
-    "import fcntl, os, select; fcntl.fcntl({0}, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl({0}, fcntl.F_SETSIG, 9); "
-    "fcntl.fcntl({0}, fcntl.F_SETFL, fcntl.fcntl({0}, fcntl.F_GETFL) | os.O_ASYNC); "
-    "select.select([{0}], [], [], 0)[0] and os._exit(0); "
+    "import fcntl, os, select; fcntl.fcntl({0}, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl({0},"
+    " fcntl.F_SETSIG, 9); fcntl.fcntl({0}, fcntl.F_SETFL, fcntl.fcntl({0}, fcntl.F_GETFL) |"
+    " os.O_ASYNC); select.select([{0}], [], [], 0)[0] and os._exit(0); "
 )
-"""Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its imports too: until it
-has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then, as it is sent along.
-So it dies without a word of what its libraries have left."""
-_READS_NOTHING = "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and os.close(nothing); "
-"""Workers get nothing of what is typed for the command, which several of them would share, in any order."""
+"""Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its
+imports too: until it
+has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then,
+as it is sent along. So it dies without a word of what its libraries have left."""
+_READS_NOTHING = (
+    "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and"
+    " os.close(nothing); "
+)
+"""Workers get nothing of what is typed for the command, which several of them would share, in any
+order.
+"""
 _QUIET_AT_ITS_END = (
     "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
 )
-"""Where the kernel does not do that: the process ends by itself after its imports, without that word."""
+"""Where the kernel does not do that: the process ends by itself after its imports, without that
+word.
+"""
 LOADING = "EXPT_LOADING"
-"""Environment variable of the forkserver: a descriptor that it closes once it has loaded torch's libraries. One that
+"""Environment variable of the forkserver: a descriptor that it closes once it has loaded torch's
+libraries. One that
 was forked with them closes it at once."""
-_TELLS = f"import os, sys; os.close({{0}}) if 'torch' in sys.modules else os.environ.update({LOADING}='{{0}}'); "
+_TELLS = (
+    "import os, sys; os.close({0}) if 'torch' in sys.modules else"
+    f" os.environ.update({LOADING}='{{0}}'); "
+)
 _LONGEST_LOAD_S = 1.0
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
-    """The libraries, slow to import, that a command asks for: to import them once and not in each worker."""
+    """The libraries, slow to import, that a command asks for: to import them once and not in each
+    worker.
+    """
     return [name for name, pattern in _LIBRARIES.items() if re.search(pattern, " ".join(words))]
 
 
 def warm(extra_modules: Sequence[str] = ()) -> None:
-    """Start importing what a worker needs, in the background; returns at once. Later calls do nothing."""
+    """Start importing what a worker needs, in the background; returns at once.
+
+    Later calls do nothing.
+    """
     multiprocessing.set_forkserver_preload([*WORKER_MODULES, *extra_modules])
     ensure_running()
 
 
 def leave_it_both_cores() -> None:
-    """Wait, on a machine of two, until the forkserver has loaded torch's libraries while it imports, on a core each.
+    """Wait, on a machine of two, until the forkserver has loaded torch's libraries while it
+    imports, on a core each.
 
-    Nothing that this process has to do is due before all is imported. Where the warm server has forked it, it has them.
-    """
+    Nothing that this process has to do is due before all is imported. Where the warm server has
+    forked it, it has them."""
     if _loading is not None and usable_cpus() <= 2:
         select.select([_loading], [], [], _LONGEST_LOAD_S)
 
@@ -80,7 +101,9 @@ def ensure_running() -> int | None:
 
 @contextlib.contextmanager
 def _heard_later() -> Iterator[None]:
-    """While entered, what a person asks by a signal waits: nothing half made is interrupted, and nothing is lost."""
+    """While entered, what a person asks by a signal waits: nothing half made is interrupted, and
+    nothing is lost.
+    """
     kept = list[int]()
     in_main = (
         threading.current_thread() is threading.main_thread()
@@ -99,12 +122,16 @@ def _heard_later() -> Iterator[None]:
 
 
 def _reaching_all() -> tuple[signal.Signals, ...]:
-    """What reaches every process at once, and the driver answers: the forkserver and workers ignore it from birth."""
+    """What reaches every process at once, and the driver answers: the forkserver and workers ignore
+    it from birth.
+    """
     return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 
 def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
-    """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die with it."""
+    """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die
+    with it.
+    """
     if _borrowed and _borrowed.pid == pid:
         return _borrowed.has_ended(within_s)
     deadline = time.monotonic() + within_s
@@ -119,8 +146,8 @@ def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
 def kill() -> None:
     """End the forkserver at once, even in the middle of its imports. It has no state to lose.
 
-    By names that are Python's own: where a version has none of them, the forkserver ends by itself with this process.
-    """
+    By names that are Python's own: where a version has none of them, the forkserver ends by itself
+    with this process."""
     if _borrowed:
         _borrowed.kill()
         return
@@ -133,7 +160,9 @@ def kill() -> None:
 
 
 class _Borrowed:
-    """A forkserver that is a child of the warm server, and so not one that this process can wait for."""
+    """A forkserver that is a child of the warm server, and so not one that this process can wait
+    for.
+    """
 
     def __init__(self, server: Any) -> None:
         self._server, self.pid = server, int(server._forkserver_pid)
@@ -174,7 +203,9 @@ _borrowed: _Borrowed | None = None
 
 
 def _start() -> None:
-    """Have the warm server of `expt warm` fork it, where there is one for this process; else start a Python."""
+    """Have the warm server of `expt warm` fork it, where there is one for this process; else start
+    a Python.
+    """
     global _borrowed
     server: Any = getattr(forkserver, "_forkserver", None)
     parts = ("ensure_running", "_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
@@ -196,7 +227,9 @@ def _forked_where_warm(_: Spawn, command: Sequence[Any], descriptors: Sequence[i
 
 
 def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it."""
+    """Start a Python that never hears what reaches all: it is blocked until the program's first
+    line ignores it.
+    """
     *options, program = command
     numbers = [int(number) for number in _reaching_all()]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

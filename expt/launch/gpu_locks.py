@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 
 
 class GpuLocks:
-    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder.
+    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with
+    its holder.
 
     `uuid_of` a device is what all commands call it, whatever number it has in each.
     """

@@ -12,11 +12,11 @@ SIZE = 2**21
 
 
 def collapse() -> int:
-    """Have the kernel put what this process has written into large pages, as far as it can; returns their number.
+    """Have the kernel put what this process has written into large pages, as far as it can; returns
+    their number.
 
-    A fork then copies a few hundred entries of the page table, and not 100,000: with torch imported it takes 5 ms in
-    place of 10. To collapse takes 0.6 s.
-    """
+    A fork then copies a few hundred entries of the page table, and not 100,000: with torch imported
+    it takes 5 ms in place of 10. To collapse takes 0.6 s."""
     if sys.platform != "linux":
         return 0
     madvise = ctypes.CDLL(None).madvise
@@ -28,7 +28,7 @@ def _addresses() -> list[int]:
     """Where large pages may begin, in memory that is of no file and this process's own."""
     found = list[int]()
     for line in Path("/proc/self/maps").read_text().splitlines():
-        (ends, rights, _, _, _, *name) = line.split(maxsplit=5)
+        ends, rights, _, _, _, *name = line.split(maxsplit=5)
         if rights == "rw-p" and name in ([], ["[heap]"]):
             begin, end = (int(each, 16) for each in ends.split("-"))
             found += range(-(-begin // SIZE) * SIZE, end - SIZE + 1, SIZE)

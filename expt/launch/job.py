@@ -30,7 +30,10 @@ DROPPED = "dropped by a person"
 
 @dataclass(eq=False)
 class Job:
-    """A run in the pool: what is asked for, and what has become of it so far. The pool alone changes it."""
+    """A run in the pool: what is asked for, and what has become of it so far.
+
+    The pool alone changes it.
+    """
 
     paths: RunPaths
     request: RunRequest | None
@@ -70,17 +73,22 @@ class Job:
             return False
         if alike := self.fails_alike(error):
             warn(
-                f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again"
+                f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not"
+                " tried again"
             )
         return not alike
 
     def try_again(self) -> None:
-        """Let the run, which has failed, wait for another start; what it has cost until now is counted already."""
+        """Let the run, which has failed, wait for another start; what it has cost until now is
+        counted already.
+        """
         self.retries, self.status = self.retries + 1, QUEUED
         self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
 
     def fails_alike(self, error: ExptError) -> bool:
-        """Whether this attempt fails as the one before: by the same mistake in the code, and no further on."""
+        """Whether this attempt fails as the one before: by the same mistake in the code, and no
+        further on.
+        """
         before, points = self._mistake, MetricsReader(self.paths).read()
         self._mistake = mistake_in(str(error)), points[-1].step if points else 0
         return bool(before[0]) and before == self._mistake
@@ -113,16 +121,23 @@ class Job:
 
 
 class Observer:
-    """Is told of jobs' progress, from within the loop that watches them; by itself it warns of a restart alone."""
+    """Is told of jobs' progress, from within the loop that watches them; by itself it warns of a
+    restart alone.
+    """
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
 
     def job_locked_out(self, job: Job) -> None:
-        """It is the job's turn, but another command is at work in its folder; told once of each job."""
+        """It is the job's turn, but another command is at work in its folder; told once of each
+        job.
+        """
 
     def job_next(self, job: Job) -> None:
-        """The job is likely to be the next to start; told many times. What that takes may be prepared, in memory."""
+        """The job is likely to be the next to start; told many times.
+
+        What that takes may be prepared, in memory.
+        """
 
     def job_starting(self, job: Job) -> None:
         """The job's workers are about to start, maybe once more."""
@@ -133,7 +148,8 @@ class Observer:
             job.retries, request_of(job).config.max_restarts
         )  # workers that were lost at once get one unasked
         warn(
-            f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}"
+            f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries}"
+            f" of {of}"
         )
 
     def job_held(self, job: Job) -> None:

@@ -1,9 +1,10 @@
-"""The process that looks after result.json where no driver does: `python -m expt.launch.last_word FOLDER ATTEMPT`.
+"""The process that looks after result.json where no driver does: `python -m expt.launch.last_word
+FOLDER ATTEMPT`.
 
-Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by SIGABRT, in C, and the
-system any by SIGKILL: the record would say "running" for ever. This process waits for the end of rank 0 by a pipe, and
-writes down what ended the run where nobody has. It imports nothing before.
-"""
+Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by
+SIGABRT, in C, and the system any by SIGKILL: the record would say "running" for ever. This process
+waits for the end of rank 0 by a pipe, and writes down what ended the run where nobody has. It
+imports nothing before."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def main(folder: Path, attempt: int) -> None:
 
 
 def write_end(folder: Path, attempt: int) -> None:
-    """Say in result.json what ended the run, where that still says that it runs and nobody is at work there."""
+    """Say in result.json what ended the run, where that still says that it runs and nobody is at
+    work there.
+    """
     from expt.errors import ConfigError
     from expt.runs.attempt import record_end
     from expt.runs.folder_lock import at_work
@@ -67,7 +70,9 @@ def write_end(folder: Path, attempt: int) -> None:
 
 
 def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
-    """By what the ranks have left in the same folder: a signal that Python wrote of as it came, and errors."""
+    """By what the ranks have left in the same folder: a signal that Python wrote of as it came, and
+    errors.
+    """
     from expt.errors import RunFailed
     from expt.launch.failure import Aftermath
     from expt.runs.paths import RunPaths

@@ -1,4 +1,6 @@
-"""Who starts a run's workers, chosen here and nowhere else: expt itself, or torchrun or Slurm, which already have."""
+"""Who starts a run's workers, chosen here and nowhere else: expt itself, or torchrun or Slurm,
+which already have.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ class Launcher(Protocol):
     """Whether it starts them; else it is one of them."""
 
     def refuse_sweep(self, word: str) -> None:
-        """Raise ConfigError for a command of several runs, which `word` asks for, where there can be but one."""
+        """Raise ConfigError for a command of several runs, which `word` asks for, where there can
+        be but one.
+        """
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 tells; returns the run's folder. None where this process itself decides what is trained.
+        """Train as rank 0 tells; returns the run's folder.
+
+        None where this process itself decides what is trained.
 
         To be called before any other part of a run.
         """
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, this process decides what is trained; whoever waits for it hears where that is refused."""
+        """While entered, this process decides what is trained; whoever waits for it hears where
+        that is refused.
+        """
 
     def earlier_folder(self) -> Path | None:
         """The folder in which this job's run began, where the workers have been started again."""
@@ -47,7 +55,10 @@ class Launcher(Protocol):
 
 
 def launcher() -> Launcher:
-    """This process's, by its environment. Free of torch, and quick: see each method for what it imports."""
+    """This process's, by its environment.
+
+    Free of torch, and quick: see each method for what it imports.
+    """
     return OneOfMany() if machine.is_external_worker() else Driver()
 
 
@@ -88,11 +99,14 @@ class OneOfMany:
         if os.environ["RANK"] != "0":
             sys.exit(ConfigError.exit_code)
         raise ConfigError(
-            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m expt -m ..."
+            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m"
+            " expt -m ..."
         )
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Every rank but 0. Raises ConfigError where the environment does not say where the others are."""
+        """Every rank but 0. Raises ConfigError where the environment does not say where the others
+        are.
+        """
         slurm_variables.check(os.environ)
         if os.environ["RANK"] == "0":
             return None

@@ -1,7 +1,8 @@
-"""A pool that can be told, while it runs, to take further jobs, to pause and drop some, and to use other GPUs.
+"""A pool that can be told, while it runs, to take further jobs, to pause and drop some, and to use
+other GPUs.
 
-A run in whose folder another command is at work waits until that has ended, or its last worker: a search would choose
-without it otherwise, and go on to other points than one that was never killed.
+A run in whose folder another command is at work waits until that has ended, or its last worker: a
+search would choose without it otherwise, and go on to other points than one that was never killed.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class LivePool(Pool):
         self._observer.job_dropped(job)
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
-        """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""
+        """Use these alone from now on; returns the running jobs that pause for it, and wait for
+        their turn again.
+        """
         self._gpus.use(gpus)
         moved = [
             (number, job) for number, job in self._active.items() if not {*job.devices} <= {*gpus}
@@ -134,7 +137,9 @@ class LivePool(Pool):
         return was_in_use or self._gpus.withdraw(number) or self._cores.withdraw(number)
 
     def has_room(self) -> bool:
-        """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
+        """Whether a further job, as large as the last, could start now: none waits, and devices are
+        free for it.
+        """
         most = self._options.max_concurrent
         if self._waiting() or self._closed or self._finishing or self.is_paused:
             return False
@@ -185,7 +190,9 @@ class LivePool(Pool):
         super()._start_ready()
 
     def _set_aside(self, number: int, error: ExptError) -> bool:
-        """Whether the job has ended because it was asked to pause: a worker that has only just begun dies of that."""
+        """Whether the job has ended because it was asked to pause: a worker that has only just
+        begun dies of that.
+        """
         if (
             number not in self._stopping
             or self._asked_at

@@ -1,4 +1,6 @@
-"""A queue of cluster jobs that can be told, while it waits for them, to submit more, and to pause and drop some."""
+"""A queue of cluster jobs that can be told, while it waits for them, to submit more, and to pause
+and drop some.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
 
 class LiveQueue(Queue):
-    """Each method is called from within the loop, by the observer's `tick`; they are those of LivePool.
+    """Each method is called from within the loop, by the observer's `tick`; they are those of
+    LivePool.
 
-    To pause a job is to cancel it, before which its run saves; to let it go on is to submit it once more.
-    """
+    To pause a job is to cancel it, before which its run saves; to let it go on is to submit it once
+    more."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -51,7 +54,9 @@ class LiveQueue(Queue):
         self._submit([job])
 
     def pause(self, jobs: Iterable[Job]) -> None:
-        """Let running ones save and end, and waiting ones leave the cluster's queue, until `let_go_on`."""
+        """Let running ones save and end, and waiting ones leave the cluster's queue, until
+        `let_go_on`.
+        """
         for job in jobs:
             if job in self._active:
                 self._cancel(job)

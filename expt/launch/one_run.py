@@ -1,4 +1,6 @@
-"""One run in its folder, on this machine: by workers that the pool starts, or with `debug=true` in this process."""
+"""One run in its folder, on this machine: by workers that the pool starts, or with `debug=true` in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,17 @@ from expt.runs.view.summary import print_summary
 from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
-    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "
-    "copies the model to each of them in every step, and gathers the outputs on the first"
+    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
+    " drives all GPUs, copies the model to each of them in every step, and gathers the outputs on"
+    " the first"
 )
 
 
 def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
-    Where it is refused before it has come to anything, nothing of it is left in a new folder: the mended command may
-    name it again. What was there before stays, whatever it is.
-    """
+    Where it is refused before it has come to anything, nothing of it is left in a new folder: the
+    mended command may name it again. What was there before stays, whatever it is."""
     console, is_new = Console(), request.paths.is_new()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
@@ -98,7 +100,8 @@ def _run_workers(
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
-    """What to say after the `error` of a run that has a checkpoint; nothing where it would fail again.
+    """What to say after the `error` of a run that has a checkpoint; nothing where it would fail
+    again.
 
     In its folder no run goes on by other source of its own classes than it began with.
     """
@@ -108,11 +111,15 @@ def way_on(request: RunRequest, error: ExptError) -> str:
             changed = f"\nor, after a change of your own code: {_by_other_code(request)}"
         return f"\nto go on from its last checkpoint: {command}{changed}"
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
-        # A sample that nobody had read before, and not a refusal, after which the record is what it was.
+        # A sample that nobody had read before, and not a refusal, after which the record is what it
+        # was.
         if request.content.code:
             changed = f", or after a change of your own code by {_by_other_code(request)}"
             if not resume.is_trained(request.config, paths):
-                changed += f"; with more samples or fewer, train anew: {resume.rerun_command(_shown(request))}"
+                changed += (
+                    "; with more samples or fewer, train anew:"
+                    f" {resume.rerun_command(_shown(request))}"
+                )
         return f"; then go on by {command}{changed}"
     return ""
 

@@ -1,9 +1,10 @@
-"""Which waiting run starts next, and on which devices: list scheduling with backfill, in which no run starves.
+"""Which waiting run starts next, and on which devices: list scheduling with backfill, in which no
+run starves.
 
-Larger runs come first (list scheduling by decreasing size); what is left over goes to the first that fits. The first
-run that does not fit keeps a claim on as many devices as it needs, busy ones before idle ones: smaller runs may use the
-idle ones meanwhile, but nothing new starts on a claimed device, so the wait ends with the runs that are there now.
-"""
+Larger runs come first (list scheduling by decreasing size); what is left over goes to the first
+that fits. The first run that does not fit keeps a claim on as many devices as it needs, busy ones
+before idle ones: smaller runs may use the idle ones meanwhile, but nothing new starts on a claimed
+device, so the wait ends with the runs that are there now."""
 
 from __future__ import annotations
 
@@ -127,7 +128,9 @@ class Packing:
         del self._running[run], self._taken[run]
 
     def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
-        """Let a run that has just been taken wait again: some of its devices are in other hands until then."""
+        """Let a run that has just been taken wait again: some of its devices are in other hands
+        until then.
+        """
         demand = self._taken[run]
         self.end(run)
         self._unavailable |= dict.fromkeys(unavailable, until)
@@ -148,7 +151,9 @@ class Packing:
         return len(self._waiting) < before
 
     def use(self, devices: Collection[str]) -> None:
-        """Start runs on these devices alone from now on; one that needs others, or more of them, waits."""
+        """Start runs on these devices alone from now on; one that needs others, or more of them,
+        waits.
+        """
         self._devices = [device for device in self._all if device in devices]
         self._claim = None
 
@@ -170,8 +175,8 @@ class Packing:
     def _claimed_by(self, demand: Demand, load: Mapping[str, int]) -> frozenset[str]:
         if demand.devices is not None:
             return frozenset(demand.devices)
-        # Those of the longest-running runs come first: they should be free the soonest. Nobody knows when another
-        # command gives up the devices that it holds: those come last.
+        # Those of the longest-running runs come first: they should be free the soonest. Nobody
+        # knows when another command gives up the devices that it holds: those come last.
         busy = [
             device
             for device in itertools.chain(*self._running.values())

@@ -25,7 +25,9 @@ from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 
 POLL_S = 0.02
 SPARE_DESCRIPTORS = 96
-"""How many files and pipes a run's start may take: two for each of its workers, and a few for a moment."""
+"""How many files and pipes a run's start may take: two for each of its workers, and a few for a
+moment.
+"""
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
 
@@ -66,11 +68,11 @@ class Pool:
         self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job | None]) -> None:
-        """Run every job that `source` yields; it is asked for more between two looks at the running ones.
+        """Run every job that `source` yields; it is asked for more between two looks at the running
+        ones.
 
-        None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure is kept in the job.
-        Raises KeyboardInterrupt, with everything stopped and recorded.
-        """
+        None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure
+        is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded."""
         with signals.Heeded():
             try:
                 self._run(source)
@@ -79,7 +81,9 @@ class Pool:
                     self._spares.close()
 
     def finish(self, why: str) -> None:
-        """Start no further job, and let those that run save and end; that is no interruption of the command."""
+        """Start no further job, and let those that run save and end; that is no interruption of the
+        command.
+        """
         self._finishing = self._finishing or why
 
     def _run(self, source: Iterator[Job | None]) -> None:
@@ -116,7 +120,10 @@ class Pool:
             raise
 
     def _ask_to_stop(self) -> None:
-        """Let the workers save and end, start no others. Raises KeyboardInterrupt if they take too long."""
+        """Let the workers save and end, start no others.
+
+        Raises KeyboardInterrupt if they take too long.
+        """
         if self._asked_at is None:
             self._asked_at = self._clock()
             self._gpus.drop_waiting()
@@ -194,7 +201,9 @@ class Pool:
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:
-        """Beside the runs that train, do for the next ones what takes a moment, and leaves no trace."""
+        """Beside the runs that train, do for the next ones what takes a moment, and leaves no
+        trace.
+        """
         if not self._active or self._asked_at is not None:
             return
         for packing in (self._gpus, self._cores):
@@ -205,11 +214,14 @@ class Pool:
                     self._spares.keep(request_of(job).config.world_size)
 
     def _is_full(self) -> bool:
-        """Whether to wait for the end of a run, since this process may open no further files and pipes."""
+        """Whether to wait for the end of a run, since this process may open no further files and
+        pipes.
+        """
         short = bool(self._active and self._waiting()) and free_descriptors() < SPARE_DESCRIPTORS
         if short and not self._full:
             warn(
-                f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others wait"
+                f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others"
+                " wait"
             )
         self._full |= short
         return short
@@ -250,7 +262,9 @@ class Pool:
             self._end(number, failure)
 
     def _poll(self) -> bool:
-        """Look what has become of the runs under way; returns whether one has given back its devices."""
+        """Look what has become of the runs under way; returns whether one has given back its
+        devices.
+        """
         before = len(self._active)
         for number, job in list(self._active.items()):
             if number not in self._active:
@@ -288,7 +302,9 @@ class Pool:
         self._queue(number, job)
 
     def _release(self, number: int) -> None:
-        """Give back what the job has held, but for its folder; one that was not active has held nothing."""
+        """Give back what the job has held, but for its folder; one that was not active has held
+        nothing.
+        """
         job = self._active.pop(number, None)
         if job is None:
             return

@@ -51,7 +51,10 @@ class Tried:
 def try_out(
     requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
 ) -> list[Tried]:
-    """Take a few steps of each, side by side where there is room. Raises KeyboardInterrupt, with all stopped."""
+    """Take a few steps of each, side by side where there is room.
+
+    Raises KeyboardInterrupt, with all stopped.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
         console.status("trying out") as status,
@@ -85,7 +88,9 @@ class _Shown(Observer):
 def together_s(
     runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
 ) -> float:
-    """How long runs of known lengths [s] take together, packed as the pool packs them and started without delay."""
+    """How long runs of known lengths [s] take together, packed as the pool packs them and started
+    without delay.
+    """
     lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0
     share, most = options.runs_per_gpu, options.max_concurrent
     gpus = Packing(machine.gpus, share=share, max_concurrent=most)

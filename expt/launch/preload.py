@@ -1,4 +1,6 @@
-"""What the forkserver imports: all that a worker needs, a tenth sooner without the garbage collector."""
+"""What the forkserver imports: all that a worker needs, a tenth sooner without the garbage
+collector.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the forkserver imports beside the rest for sharded models: else each worker would, in 2 seconds of a core."""
+"""What the forkserver imports beside the rest for sharded models: else each worker would, in 2
+seconds of a core.
+"""
 
 from __future__ import annotations
 
@@ -9,5 +11,6 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-torch.compiler.reset()  # imports torch._dynamo, by which fully_shard keeps its hooks from being compiled
+# imports torch._dynamo, by which fully_shard keeps its hooks from being compiled
+torch.compiler.reset()
 gc.freeze()  # as expt.launch.preload says

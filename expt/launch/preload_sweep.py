@@ -1,4 +1,6 @@
-"""What the forkserver imports and makes beside that, where many runs share it: else each worker would, in 40 ms."""
+"""What the forkserver imports and makes beside that, where many runs share it: else each worker
+would, in 40 ms.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ result.as_written()
 
 
 def _load_once() -> None:
-    """Read a checkpoint, as each run does for its test: what torch makes when it reads its first takes 6 ms."""
+    """Read a checkpoint, as each run does for its test: what torch makes when it reads its first
+    takes 6 ms.
+    """
     torch.save({"model": {"weight": torch.zeros(1)}}, file := io.BytesIO())
     file.seek(0)
     torch.load(file, map_location="cpu", weights_only=True)

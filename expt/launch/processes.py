@@ -1,7 +1,8 @@
-"""One worker as a process: forked from the warm forkserver, with an environment and log files of its own.
+"""One worker as a process: forked from the warm forkserver, with an environment and log files of
+its own.
 
-Plain multiprocessing: torch elastic's would have the driver import torch, and hold up a run's first step.
-"""
+Plain multiprocessing: torch elastic's would have the driver import torch, and hold up a run's first
+step."""
 
 from __future__ import annotations
 
@@ -24,15 +25,22 @@ from expt.launch import forkserver
 from expt.signals import without_main
 
 UNKNOWN = 255
-"""The exit code of a worker that has ended, or whose forkserver has, which alone could tell the code."""
+"""The exit code of a worker that has ended, or whose forkserver has, which alone could tell the
+code.
+"""
 TRIES = 3
 FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
 FINISHED = 93
-"""The exit code of a worker that came to its end. One that exits otherwise has failed, with 0 too."""
+"""The exit code of a worker that came to its end.
+
+One that exits otherwise has failed, with 0 too.
+"""
 
 
 class Kept(NamedTuple):
-    """A descriptor that a process gets, and has open as long as it lives; the processes that it forks do not."""
+    """A descriptor that a process gets, and has open as long as it lives; the processes that it
+    forks do not.
+    """
 
     descriptor: int
 
@@ -167,7 +175,8 @@ def do(work: Work, tell: Callable[[], object] = lambda: None) -> NoReturn:
         os.umask(work.umask)
     os.environ.update(work.env)
     print_to(work.stdout, work.stderr)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker that is killed leaves its lines
+    # a worker that is killed leaves its lines
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     pkgutil.resolve_name(work.function)(*work.arguments)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,9 @@
-"""Where the workers that torchrun or Slurm has started meet, before they have a process group: a store they all know.
+"""Where the workers that torchrun or Slurm has started meet, before they have a process group: a
+store they all know.
 
-Rank 0 decides and the others hear it. A store may outlive a round of workers (torchrun starts them again beside it), so
-whatever a round says stands under a name of its own, and a worker believes only what answers its own hello.
-"""
+Rank 0 decides and the others hear it. A store may outlive a round of workers (torchrun starts them
+again beside it), so whatever a round says stands under a name of its own, and a worker believes
+only what answers its own hello."""
 
 from __future__ import annotations
 
@@ -64,7 +65,10 @@ class Rendezvous:
         return self._store.get(EARLIER).decode() if self._store.check([EARLIER]) else None
 
     def gather(self) -> list[Arrival]:
-        """Rank 0: every worker, by rank, once all have arrived. Raises RunFailed, naming those that have not."""
+        """Rank 0: every worker, by rank, once all have arrived.
+
+        Raises RunFailed, naming those that have not.
+        """
         others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
         quiet_s = min(QUIET_S, self._arrive_s)
         if missing := self._missing(others, quiet_s):
@@ -85,7 +89,9 @@ class Rendezvous:
         return f"rank {who} of {self._world_size}" if missing else ""
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
-        """Rank 0: let the workers that have arrived hear `content`, which is JSON; `listen` returns it."""
+        """Rank 0: let the workers that have arrived hear `content`, which is JSON; `listen` returns
+        it.
+        """
         if "folder" in content:
             self._store.set(EARLIER, content["folder"])
         tokens = [arrival.token for arrival in arrivals]
@@ -150,14 +156,18 @@ def of_environment() -> Rendezvous:
 
 
 def _let_gloo_reach(address: str) -> None:
-    """Name the interface that leads to rank 0: gloo takes what the host name resolves to, often the loopback."""
+    """Name the interface that leads to rank 0: gloo takes what the host name resolves to, often the
+    loopback.
+    """
     interface = interface_towards(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface by which this machine reaches `address`; None where it has no name here."""
+    """The network interface by which this machine reaches `address`; None where it has no name
+    here.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # no packet leaves

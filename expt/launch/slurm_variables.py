@@ -1,4 +1,6 @@
-"""The tasks of a scheduler as torch's workers: RANK and its companions, from what Slurm's srun or submitit has set."""
+"""The tasks of a scheduler as torch's workers: RANK and its companions, from what Slurm's srun or
+submitit has set.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def check(environment: Mapping[str, str]) -> None:
     missing = [name for name in REQUIRED if name not in environment]
     if missing:
         raise ConfigError(
-            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be set too"
+            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
+            " set too"
         )
 
 

@@ -1,8 +1,9 @@
-"""Workers that are forked before a run's turn comes: each waits, and knows of no run until it is given its work.
+"""Workers that are forked before a run's turn comes: each waits, and knows of no run until it is
+given its work.
 
-What a process takes to begin and to end then passes beside the training of another run: CPU, and not the time between
-one run and the next. For runs on CPUs alone: memory of a GPU is free only when the process is gone.
-"""
+What a process takes to begin and to end then passes beside the training of another run: CPU, and
+not the time between one run and the next. For runs on CPUs alone: memory of a GPU is free only when
+the process is gone."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Spares:
         self._leaving: list[BaseProcess] = []
 
     def keep(self, number: int) -> None:
-        """Have one more where fewer than `number` wait; to be called again, for each takes a moment."""
+        """Have one more where fewer than `number` wait; to be called again, for each takes a
+        moment.
+        """
         self._forget_the_gone()
         if len(self._waiting) < number:
             with contextlib.suppress(
@@ -70,7 +73,9 @@ class Spares:
 
 
 class Worker:
-    """A process that takes its work from a line, and says there when it is done: a moment before it is gone."""
+    """A process that takes its work from a line, and says there when it is done: a moment before it
+    is gone.
+    """
 
     def __init__(
         self, process: BaseProcess, line: socket.socket, leaving: list[BaseProcess]
@@ -110,7 +115,9 @@ class Worker:
 
     @property
     def exitcode(self) -> int | None:
-        """As multiprocessing has it; that of a process which came to its end from when it has said so."""
+        """As multiprocessing has it; that of a process which came to its end from when it has said
+        so.
+        """
         with contextlib.suppress(BlockingIOError):
             if self._line:
                 self._done = self._heard() == _DONE

@@ -1,4 +1,6 @@
-"""A sweep whose runs are jobs of a cluster: submitted through submitit, watched through their run folders."""
+"""A sweep whose runs are jobs of a cluster: submitted through submitit, watched through their run
+folders.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ POLL_S = 0.2
 RESULT_S = 5.0
 """How long what a job has left may take to be seen here, where it has ended on another node."""
 PREEMPTED = signal.SIGUSR2
-"""What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the queue again."""
+"""What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the
+queue again.
+"""
 SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
 """What a search takes for a bad point, and no failure."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
@@ -84,7 +88,9 @@ class Queue:
         """Called between two looks at the jobs, as the observer is."""
 
     def finish(self, why: str) -> None:
-        """Have the jobs under way save and end, as when one is cancelled; that is no interruption of the command."""
+        """Have the jobs under way save and end, as when one is cancelled; that is no interruption
+        of the command.
+        """
         if self._finishing is None:
             self._finishing = why
             for job in self._active:
@@ -134,7 +140,9 @@ class Queue:
         return bool(self._active)
 
     def _has_ended(self, job: Job, submitted: Any) -> bool:
-        """Whether it has, and what it has left is here; one that this command has cancelled may leave nothing."""
+        """Whether it has, and what it has left is here; one that this command has cancelled may
+        leave nothing.
+        """
         if not submitted.done():
             return False
         if job in self._cancelled_at or _has_told(job) or _has_result(submitted):
@@ -158,7 +166,9 @@ class Queue:
             record_end(job.paths, error, self._worked_until(job))
 
     def _worked_until(self, job: Job) -> float | None:
-        """When a job that was cancelled was last at work, by time.time: Slurm says a minute late that it has ended."""
+        """When a job that was cancelled was last at work, by time.time: Slurm says a minute late
+        that it has ended.
+        """
         cancelled_at = self._cancelled_at.get(job)
         with contextlib.suppress(OSError):
             return cancelled_at and max(cancelled_at, job.paths.metrics.stat().st_mtime)
@@ -250,7 +260,9 @@ def _problem(submitted: Any) -> str:
 
 @dataclass
 class ClusterJob:
-    """What each task of a job does, pickled: carries out one request, alone or with the job's other tasks."""
+    """What each task of a job does, pickled: carries out one request, alone or with the job's other
+    tasks.
+    """
 
     sent: Mapping[str, Any]
     """See expt.runs.request.RunRequest.to_send."""

@@ -1,4 +1,5 @@
-"""What a process inherits and cannot change later: all of it is the same where a warm server may be used.
+"""What a process inherits and cannot change later: all of it is the same where a warm server may be
+used.
 
 Free of torch: it is looked at before anything is imported, within a few ms.
 """
@@ -20,8 +21,8 @@ from typing import Any
 
 import expt
 
-# What no library reads as it is imported: where a person sits, and what expt sets in each worker by itself. A worker
-# has them as the command has.
+# What no library reads as it is imported: where a person sits, and what expt sets in each worker by
+# itself. A worker has them as the command has.
 OF_THE_TERMINAL = {
     *(
         "PWD",
@@ -65,8 +66,8 @@ OF_THE_TERMINAL = {
     ),
     *("CUDA_VISIBLE_DEVICES", "EXPT_CACHE_GB", "EXPT_SIMULATED_GPUS"),
 }
-# Of /proc/self/status: users and groups, rights, umask, what may not be called, huge pages, whose memory; signals that
-# are blocked or ignored.
+# Of /proc/self/status: users and groups, rights, umask, what may not be called, huge pages, whose
+# memory; signals that are blocked or ignored.
 _STATUS = (
     *(
         "Uid",
@@ -84,7 +85,8 @@ _STATUS = (
     *("THP_enabled", "Mems_allowed"),
 )
 _SIGNALS = ("SigBlk", "SigIgn")
-# Each forkserver is deaf to the first two, see expt.launch.forkserver; the third is told apart, see expt.launch.warm.
+# Each forkserver is deaf to the first two, see expt.launch.forkserver; the third is told apart, see
+# expt.launch.warm.
 _DEAF_TO = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -101,7 +103,9 @@ def fingerprint() -> str | None:
 
 
 def parts() -> dict[str, str]:
-    """The same by what it is made of, each part in a few digits; empty where they cannot all be known."""
+    """The same by what it is made of, each part in a few digits; empty where they cannot all be
+    known.
+    """
     try:
         found = {**_python(), **_process(), **_environment()}
     except (OSError, AttributeError):  # no Linux, or a /proc that is hidden

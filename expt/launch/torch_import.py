@@ -1,4 +1,6 @@
-"""torch's import, sooner: what need not wait for it, and what no machine without a driver of CUDA has a use for."""
+"""torch's import, sooner: what need not wait for it, and what no machine without a driver of CUDA
+has a use for.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ MEANWHILE = (
     *("expt.config.schema", "expt.data.files", "expt.runs.request", "concurrent.futures.process"),
     *("torchgen.model", "urllib.request", "tqdm", "tarfile", "dill"),
 )
-"""What a worker needs, or torch, that is Python alone but for libraries of `OF_PYTHON`, and pydantic's: 0.3 s."""
+"""What a worker needs, or torch, that is Python alone but for libraries of `OF_PYTHON`, and
+pydantic's: 0.3 s.
+"""
 OF_PYTHON = (
     *(
         "_blake2",
@@ -61,7 +65,8 @@ COMPILED_LATE = ("__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__")
 
 @contextlib.contextmanager
 def libraries_loaded() -> Iterator[None]:
-    """A thread loads torch's libraries meanwhile: 0.4 s, in which Python has nothing to do but import `MEANWHILE`.
+    """A thread loads torch's libraries meanwhile: 0.4 s, in which Python has nothing to do but
+    import `MEANWHILE`.
 
     Where they are elsewhere, or cannot be loaded so, torch's own import does it.
     """
@@ -89,7 +94,9 @@ def libraries_loaded() -> Iterator[None]:
 
 
 def _load_others() -> None:
-    """No thread can load a library, nor use pydantic's for the first time, while another thread loads torch's."""
+    """No thread can load a library, nor use pydantic's for the first time, while another thread
+    loads torch's.
+    """
     for name in OF_PYTHON:
         with contextlib.suppress(
             ImportError
@@ -125,7 +132,10 @@ def tell_loaded() -> None:
 
 
 def import_meanwhile() -> None:
-    """Import what torch's libraries are not needed for. What is not installed, torch does without as well."""
+    """Import what torch's libraries are not needed for.
+
+    What is not installed, torch does without as well.
+    """
     for name in MEANWHILE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -133,7 +143,10 @@ def import_meanwhile() -> None:
 
 @contextlib.contextmanager
 def without_cuda() -> Iterator[None]:
-    """Let torch's import find no packages for CUDA's driver where there is none: 0.06 s. They can be imported later."""
+    """Let torch's import find no packages for CUDA's driver where there is none: 0.06 s.
+
+    They can be imported later.
+    """
     try:
         ctypes.CDLL("libcuda.so.1")
         names: tuple[str, ...] = ()
@@ -150,7 +163,9 @@ def without_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_source() -> Iterator[None]:
-    """Let torch's import note where its operators are defined without reading the lines around it: 0.05 s."""
+    """Let torch's import note where its operators are defined without reading the lines around it:
+    0.05 s.
+    """
     real = inspect.getframeinfo
     inspect.getframeinfo = functools.partial(real, context=0)
     try:
@@ -161,10 +176,11 @@ def without_source() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dataclasses_compiled_late() -> Iterator[None]:
-    """Let the methods of dataclasses that are made meanwhile be compiled when they are first called: 0.1 s.
+    """Let the methods of dataclasses that are made meanwhile be compiled when they are first
+    called: 0.1 s.
 
-    Torch and expt have 400 of them, and few of these methods are ever called. Python 3.13 compiles them otherwise.
-    """
+    Torch and expt have 400 of them, and few of these methods are ever called. Python 3.13 compiles
+    them otherwise."""
     create = getattr(dataclasses, "_create_fn", None)
     if create is None:
         yield

@@ -1,4 +1,6 @@
-"""A run whose workers torchrun or Slurm has started: rank 0 composes it, the others hear of it from there."""
+"""A run whose workers torchrun or Slurm has started: rank 0 composes it, the others hear of it from
+there.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def earlier_folder() -> Path | None:
 
 
 def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
-    """Rank 0's part: make the folder the run's, tell the others, train. Raises what a person must know."""
+    """Rank 0's part: make the folder the run's, tell the others, train.
+
+    Raises what a person must know.
+    """
     config, paths = request.config, request.paths
     meeting = rendezvous.of_environment()
     arrivals = meeting.gather()
@@ -58,14 +63,16 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
         ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
         if ran and not paths.checkpoints.exists():
             warn(
-                f"{paths.folder}: has no checkpoint on this machine, the run starts from the beginning"
+                f"{paths.folder}: has no checkpoint on this machine, the run starts from the"
+                " beginning"
             )
         request = dataclasses.replace(
             request,
             may_have_run=request.may_have_run or ran,
             about={**request.about, **_where(arrivals)},
         )
-        # Where the logs of the first attempt are on another machine's disk, this is not the first all the same.
+        # Where the logs of the first attempt are on another machine's disk, this is not the first
+        # all the same.
         attempt = Attempt(
             request=request,
             number=max(request.next_attempt(), int(ran)),
@@ -94,7 +101,8 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
 
 
 def _started_again(meeting: Rendezvous) -> bool:
-    # Torchrun's count is this node's own, and starts anew with a new torchrun: what the store knows counts too.
+    # Torchrun's count is this node's own, and starts anew with a new torchrun: what the store knows
+    # counts too.
     return (
         meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     )

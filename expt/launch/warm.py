@@ -1,11 +1,12 @@
-"""The warm server of `expt warm`, as a command meets it: a process to fork the forkserver from, its imports made.
+"""The warm server of `expt warm`, as a command meets it: a process to fork the forkserver from, its
+imports made.
 
-Beside it waits another, with the imports of a driver and without torch, to fork the command itself from.
+Beside it waits another, with the imports of a driver and without torch, to fork the command itself
+from.
 
-Opt-in, and never a stale or foreign one: its socket bears the fingerprint of all that cannot be changed later, see
-expt.launch.surroundings, and lies in a folder that only this user can enter. Free of torch, and of all that a command
-which hands itself over has no need of.
-"""
+Opt-in, and never a stale or foreign one: its socket bears the fingerprint of all that cannot be
+changed later, see expt.launch.surroundings, and lies in a folder that only this user can enter.
+Free of torch, and of all that a command which hands itself over has no need of."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ from typing import Any
 from expt.launch.surroundings import fingerprint
 
 SERVER, DRIVERS = "socket", "drivers"
-"""What the names of the two sockets end with: that of the process with torch, and that of the one without."""
+"""What the names of the two sockets end with: that of the process with torch, and that of the one
+without.
+"""
 PATIENCE_S = 0.2
 """How long a command waits for a warm server before it starts a forkserver of its own."""
 FORK_PATIENCE_S = 5.0
-"""How long it waits for one that has just answered: the process that it is to fork holds the command's descriptors."""
+"""How long it waits for one that has just answered: the process that it is to fork holds the
+command's descriptors.
+"""
 MAX_BYTES = 1 << 20
 """Of a message; one with an environment that is larger is not sent."""
 
@@ -39,11 +44,11 @@ class Cold(Exception):
 
 
 def fork(program: str, descriptors: Sequence[int]) -> int:
-    """Have the warm server fork a process that runs `program`; returns its pid, that of nobody's child here.
+    """Have the warm server fork a process that runs `program`; returns its pid, that of nobody's
+    child here.
 
-    It has this process's folder, environment, umask, stdout and stderr, and `descriptors` by the same numbers. Raises
-    Cold, within PATIENCE_S of one that does not answer.
-    """
+    It has this process's folder, environment, umask, stdout and stderr, and `descriptors` by the
+    same numbers. Raises Cold, within PATIENCE_S of one that does not answer."""
     from expt import machine, signals  # late: who hands the command over imports neither
 
     sent = [1, 2, *descriptors]
@@ -64,11 +69,11 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
 def fork_driver(
     request: Mapping[str, object], descriptors: Sequence[int]
 ) -> tuple[socket.socket, int]:
-    """Have a driver forked; returns the line on which its exit code will come, and a descriptor of the process.
+    """Have a driver forked; returns the line on which its exit code will come, and a descriptor of
+    the process.
 
-    One that comes too late, when nobody waits for it, does nothing: see expt.command.warm_drivers. Raises Cold as
-    `fork` does.
-    """
+    One that comes too late, when nobody waits for it, does nothing: see expt.command.warm_drivers.
+    Raises Cold as `fork` does."""
     with _asked_to_fork(DRIVERS, request, descriptors) as server:
         server.settimeout(FORK_PATIENCE_S)
         _, received, _, _ = socket.recv_fds(server, MAX_BYTES, 1)
@@ -81,7 +86,10 @@ def fork_driver(
 def _asked_to_fork(
     kind: str, request: Mapping[str, object], descriptors: Sequence[int]
 ) -> Iterator[socket.socket]:
-    """The line to a process that has been told to fork. Raises Cold, within PATIENCE_S of one that does not answer."""
+    """The line to a process that has been told to fork.
+
+    Raises Cold, within PATIENCE_S of one that does not answer.
+    """
     until = time.monotonic() + PATIENCE_S
     if not is_private(folder()) or not any(sockets()):
         raise Cold
@@ -97,7 +105,8 @@ def _asked_to_fork(
             question = {"what": "fork", "folder": here, "path": sys.path}
             if _asked(server, question, until) != {"ready": True}:
                 raise Cold
-            # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
+            # Only to one that is awake: the descriptors are not to be shared with a process that
+            # comes too late.
             server.settimeout(_left(until))
             socket.send_fds(server, [json.dumps(request).encode()], descriptors)
             yield server
@@ -125,7 +134,10 @@ def name_here() -> str | None:
 
 
 def ask(name: str, what: str, timeout_s: float = 2.0, **more: object) -> dict[str, Any]:
-    """What the warm server says to "status", "keep" or "stop". Raises Cold where it does not answer."""
+    """What the warm server says to "status", "keep" or "stop".
+
+    Raises Cold where it does not answer.
+    """
     until = time.monotonic() + timeout_s
     with _connected(name, until) as server:
         return _asked(server, {"what": what, **more}, until)

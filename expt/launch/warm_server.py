@@ -1,7 +1,8 @@
-"""What `expt warm` keeps: a process that has imported what workers need, to fork each command's forkserver from.
+"""What `expt warm` keeps: a process that has imported what workers need, to fork each command's
+forkserver from.
 
-It serves one command after another, by a socket that bears the fingerprint of its surroundings; ends when idle.
-"""
+It serves one command after another, by a socket that bears the fingerprint of its surroundings;
+ends when idle."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ MAX_DESCRIPTORS = 16
 
 
 def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> None:
-    """Import, let the socket `name` appear, write a byte to `ready`, and serve until nothing was asked for `idle_s`.
+    """Import, let the socket `name` appear, write a byte to `ready`, and serve until nothing was
+    asked for `idle_s`.
 
     `beside` is the pid of the process that drivers are forked from.
     """
@@ -39,7 +41,8 @@ def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> Non
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     for module in (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES):
         importlib.import_module(module)
-    huge_pages.collapse()  # what is forked from here, and the workers from that, begins and ends sooner
+    # what is forked from here, and the workers from that, begins and ends sooner
+    huge_pages.collapse()
     with warm.listening(name, warm.SERVER) as listener:
         os.write(ready, b"1")
         os.close(ready)
@@ -47,7 +50,9 @@ def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> Non
 
 
 class Imported:
-    """The files of all that this process has imported, and of what it has `read`, as they were then."""
+    """The files of all that this process has imported, and of what it has `read`, as they were
+    then.
+    """
 
     def __init__(self, began_ns: int, read: Iterable[Path] = ()) -> None:
         found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
@@ -60,7 +65,9 @@ class Imported:
         return self._newer or any(_state(file) != state for file, state in self._states.items())
 
     def is_shadowed(self, path: Sequence[str], folder: Path) -> bool:
-        """Whether a process that imports by `path`, in `folder`, would find another file for one of them."""
+        """Whether a process that imports by `path`, in `folder`, would find another file for one of
+        them.
+        """
         root = str(Path(expt.__file__).parents[1])  # wherever it stands: it is looked into
         ours = list(dict.fromkeys(entry for entry in sys.path if entry in path and entry != root))
         if ours != list(dict.fromkeys(entry for entry in path if entry in ours)):
@@ -233,13 +240,17 @@ def _state(file: str) -> tuple[int, int] | None:
 
 
 def _is_of_packages(entry: str) -> bool:
-    """Whether what comes or goes there is seen elsewhere, see expt.launch.surroundings, or is Python's own."""
+    """Whether what comes or goes there is seen elsewhere, see expt.launch.surroundings, or is
+    Python's own.
+    """
     installed = (*surroundings.of_packages(), Path(sysconfig.get_path("stdlib")))
     return any(Path(entry).is_relative_to(folder) for folder in installed)
 
 
 def _shadows(folder: Path, before: Sequence[str] = ()) -> bool:
-    """Whether something in it would be imported in the place of what is imported here, if not from what is `before`."""
+    """Whether something in it would be imported in the place of what is imported here, if not from
+    what is `before`.
+    """
     if not folder.is_dir():
         return folder.exists()  # a zip file, which is not looked into
     files = {
@@ -263,7 +274,9 @@ def _entry_of(file: Path) -> Path:
 
 
 def _mebibytes(pid: int | str) -> int:
-    """What a process holds of the machine's memory, what it shares with others in part; 0 of one that is gone."""
+    """What a process holds of the machine's memory, what it shares with others in part; 0 of one
+    that is gone.
+    """
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) // 1024

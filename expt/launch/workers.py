@@ -1,4 +1,7 @@
-"""One run's workers: start them, poll them, stop them, and say what went wrong. The driver's side."""
+"""One run's workers: start them, poll them, stop them, and say what went wrong.
+
+The driver's side.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,13 @@ from expt.worker.meeting import Meeting
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3
-"""After a worker's end, how long its peers get to end by themselves, so that their exit codes can be compared."""
+"""After a worker's end, how long its peers get to end by themselves, so that their exit codes can
+be compared.
+"""
 LATE_S = 1.0
-"""After a worker has waited in vain, or lost another, how long the others get to notice, and to say why."""
+"""After a worker has waited in vain, or lost another, how long the others get to notice, and to say
+why.
+"""
 
 
 class Live(Protocol):
@@ -50,7 +57,9 @@ class Live(Protocol):
 
     @property
     def sentinels(self) -> Sequence[int]:
-        """Of each a handle that is ready to be read once it has ended, for multiprocessing.connection.wait."""
+        """Of each a handle that is ready to be read once it has ended, for
+        multiprocessing.connection.wait.
+        """
 
 
 @dataclass
@@ -64,13 +73,19 @@ class Workers:
     forkserver: int | None = None
     """The pid of the process that they are forked from."""
     saves: bool = True
-    """Whether they have something to save before they end; an evaluation and a preflight have nothing."""
+    """Whether they have something to save before they end; an evaluation and a preflight have
+    nothing.
+    """
     _ended: set[int] = field(default_factory=set)
-    """The ranks of those that `poll` has found so: what is ready for ever would keep the driver awake."""
+    """The ranks of those that `poll` has found so: what is ready for ever would keep the driver
+    awake.
+    """
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen yet."""
+        """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen
+        yet.
+        """
         left = (worker for rank, worker in enumerate(self.processes) if rank not in self._ended)
         return [ready for worker in left for ready in _sentinels(worker)]
 
@@ -124,7 +139,8 @@ class Workers:
             processes.wait_for_all(self.processes, LATE_S)
             after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
-            # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
+            # Who waited gives up too, from lack of the one that has: who is left then is who was
+            # waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
             processes.wait_for_all(self.processes, LATE_S + apart_s)
             if (
@@ -142,10 +158,11 @@ class Workers:
 
 
 def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
-    """Start the workers of this attempt at a run, and return at once; on CPUs by `spares`, where such wait.
+    """Start the workers of this attempt at a run, and return at once; on CPUs by `spares`, where
+    such wait.
 
-    Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they could not meet.
-    """
+    Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they
+    could not meet."""
     config, paths = attempt.request.config, attempt.paths
     together = config.world_size > 1
     if together:
@@ -171,7 +188,9 @@ def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
 
 
 def check_loopback() -> None:
-    """Raise RunFailed where this machine cannot reach itself, as in a container whose network is off."""
+    """Raise RunFailed where this machine cannot reach itself, as in a container whose network is
+    off.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((LOOPBACK, 9))  # no packet leaves
@@ -219,7 +238,8 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # that of NVML and nvidia-smi, by which the devices are numbered
+        # that of NVML and nvidia-smi, by which the devices are numbered
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
         SIMULATED_GPUS: os.environ.get(SIMULATED_GPUS, ""),  # the forkserver may be older than it
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic

@@ -1,4 +1,6 @@
-"""A small, fast network for small photographs: that of https://github.com/KellerJordan/cifar10-airbench."""
+"""A small, fast network for small photographs: that of
+https://github.com/KellerJordan/cifar10-airbench.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _EPS = 1e-12
 class Airbench(nn.Module):
     """Images [B, C, H, W] to logits [B, num_classes].
 
-    Its first convolution has two kernels for each number in a patch of the image, to be set by `whitening`; the
-    others begin as the identity of as many channels as they can, which makes paths around them.
-    """
+    Its first convolution has two kernels for each number in a patch of the image, to be set by
+    `whitening`; the others begin as the identity of as many channels as they can, which makes paths
+    around them."""
 
     def __init__(
         self,
@@ -34,9 +36,9 @@ class Airbench(nn.Module):
         smallest = 2 ** len(widths) + whitening_kernel - 1
         if min(image_size) < smallest:
             raise ConfigError(
-                f"model.widths=[{','.join(map(str, widths))}]: {len(widths)} halvings are too many for images of "
-                f"{image_size[0]}x{image_size[1]}, which must be {smallest}x{smallest} or larger; use fewer, or "
-                "model=mlp"
+                f"model.widths=[{','.join(map(str, widths))}]: {len(widths)} halvings are too many"
+                f" for images of {image_size[0]}x{image_size[1]}, which must be"
+                f" {smallest}x{smallest} or larger; use fewer, or model=mlp"
             )
         super().__init__()
         before = 2 * channels * whitening_kernel**2

@@ -11,9 +11,9 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 def blocks(module: nn.Module) -> dict[str, nn.Module]:
     """Those of `module`, by name and in their order; empty where it has none.
 
-    They are the elements of a Sequential, ModuleList or ModuleDict, outermost first, that are all of one class and made
-    of further modules: a transformer's blocks, the residual blocks of each stage of a ResNet.
-    """
+    They are the elements of a Sequential, ModuleList or ModuleDict, outermost first, that are all
+    of one class and made of further modules: a transformer's blocks, the residual blocks of each
+    stage of a ResNet."""
     found: dict[str, nn.Module] = {}
     _add(module, "", found)
     return found

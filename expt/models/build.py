@@ -43,9 +43,8 @@ NAMES = ("name", "size")
 def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Those of the data's `shapes` that the run's model may ask for.
 
-    Where the dataset says no number of classes, it is how many numbers a target has; what a task of a person's own
-    makes of these is for its model to say, if that does.
-    """
+    Where the dataset says no number of classes, it is how many numbers a target has; what a task of
+    a person's own makes of these is for its model to say, if that does."""
     dataset, model = config.dataset, config.model
     is_said = not isinstance(dataset, TargetDataset) or dataset.num_classes is not None
     if (
@@ -69,11 +68,12 @@ def build(
     *,
     fetch: bool = True,
 ) -> nn.Module:
-    """The model for data of these `shapes`, its keywords, on the CPU, initialised from torch's global generator.
+    """The model for data of these `shapes`, its keywords, on the CPU, initialised from torch's
+    global generator.
 
-    `example` is a blank batch of one sample, on the CPU. Without `fetch` published weights are left out, for others
-    are to be loaded. Raises ConfigError if a person's own class is no Module or does not take the keywords.
-    """
+    `example` is a blank batch of one sample, on the CPU. Without `fetch` published weights are left
+    out, for others are to be loaded. Raises ConfigError if a person's own class is no Module or
+    does not take the keywords."""
     if isinstance(config, constraints.Target):
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
@@ -103,7 +103,8 @@ def build(
 
 @torch.no_grad()
 def _give_memory(module: nn.Module) -> None:
-    """Let what is expanded have an element in memory for each number: else it can't be broadcast, nor loaded.
+    """Let what is expanded have an element in memory for each number: else it can't be broadcast,
+    nor loaded.
 
     Not where another parameter or buffer shows the same memory: it is to follow that one.
     """
@@ -126,7 +127,10 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 def _wanted(
     builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any
 ) -> dict[str, Any]:
-    """Those of `shapes` that the builder needs. Raises ConfigError where it takes other inputs than the `example`."""
+    """Those of `shapes` that the builder needs.
+
+    Raises ConfigError where it takes other inputs than the `example`.
+    """
     parameters = inspect.signature(builder).parameters.values()
     needs = [
         each.name for each in parameters if each.default is each.empty and each.name != "config"
@@ -153,7 +157,8 @@ def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
     if not example.is_floating_point():
         dtype = str(example.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"model={model}: takes float32, and a sample's inputs are {dtype}; let the dataset convert them"
+            f"model={model}: takes float32, and a sample's inputs are {dtype}; let the dataset"
+            " convert them"
         )
     if example.dim() != 4 and model != "mlp":
         raise ConfigError(
@@ -163,7 +168,9 @@ def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
 
 
 def _refuse_sparse(module: nn.Module) -> None:
-    """Raise ConfigError for layers whose gradients neither the optimisers here nor a sharded model can take."""
+    """Raise ConfigError for layers whose gradients neither the optimisers here nor a sharded model
+    can take.
+    """
     embeddings = (nn.Embedding, nn.EmbeddingBag)
     layers = [
         name
@@ -172,8 +179,8 @@ def _refuse_sparse(module: nn.Module) -> None:
     ]
     if layers:
         raise ConfigError(
-            f"{type(module).__name__}: {', '.join(layers)} would have sparse gradients, which no optimiser here takes; "
-            "build it with sparse=False"
+            f"{type(module).__name__}: {', '.join(layers)} would have sparse gradients, which no"
+            " optimiser here takes; build it with sparse=False"
         )
 
 
@@ -186,8 +193,8 @@ def _give_shapes(module: nn.Module, example: Any) -> None:
     module.train()
     if left := _without_shape(module):
         raise ConfigError(
-            f"{type(module).__name__}: {', '.join(left)} of its lazy layers saw nothing when a sample went through it "
-            "in evaluation; give such a layer its sizes"
+            f"{type(module).__name__}: {', '.join(left)} of its lazy layers saw nothing when a"
+            " sample went through it in evaluation; give such a layer its sizes"
         )
 
 

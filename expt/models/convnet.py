@@ -1,4 +1,6 @@
-"""A plain convnet: convolutions, each with batch norm and pooling if wanted, and linear layers behind them."""
+"""A plain convnet: convolutions, each with batch norm and pooling if wanted, and linear layers
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,9 @@ from expt.errors import ConfigError
 class ConvNet(nn.Sequential):
     """Images [B, C, H, W] to logits [B, num_classes].
 
-    The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose Rescaling layer is
-    the data's business here, and whose batch norms shift but do not scale. Behind padding `same` a side is
-    side / stride pixels long, or one more.
-    """
+    The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose
+    Rescaling layer is the data's business here, and whose batch norms shift but do not scale.
+    Behind padding `same` a side is side / stride pixels long, or one more."""
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ def _padding(kernel: int, stride: int, name: str) -> int | str:
 def _side_after(
     side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int
 ) -> int:
-    """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than what reaches it."""
+    """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than
+    what reaches it.
+    """
     for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
         if pad != "same":
             side = (

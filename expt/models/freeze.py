@@ -13,9 +13,8 @@ from expt.errors import ConfigError, did_you_mean
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Let no gradient reach the parameters in whose name one of the regular expressions is found.
 
-    Their batch norms follow the images all the same. Raises ConfigError for one that is found nowhere, and where
-    nothing is left to train.
-    """
+    Their batch norms follow the images all the same. Raises ConfigError for one that is found
+    nowhere, and where nothing is left to train."""
     parameters = dict(module.named_parameters())
     for pattern in patterns:
         found = [name for name in parameters if re.search(pattern, name)]

@@ -15,7 +15,8 @@ INITIALISED = (
 
 
 def initialise(module: nn.Module, config: groups.Init) -> None:
-    """Draw the weights of `module`'s linear and convolution layers anew, from torch's global generator, in order.
+    """Draw the weights of `module`'s linear and convolution layers anew, from torch's global
+    generator, in order.
 
     Other layers, batch norms say, keep what they have.
     """

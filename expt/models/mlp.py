@@ -10,8 +10,8 @@ from torch import nn
 class MLP(nn.Sequential):
     """Images [B, C, H, W] to logits [B, num_classes] through hidden layers with ReLU.
 
-    With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP introductions.
-    """
+    With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP
+    introductions."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Models by the name that torchvision or timm has for them. Neither is imported where no such model is chosen."""
+"""Models by the name that torchvision or timm has for them.
+
+Neither is imported where no such model is chosen.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,12 @@ def build(
     num_classes: int,
     fetch: bool = True,
 ) -> nn.Module:
-    """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global generator.
+    """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global
+    generator.
 
-    Without `fetch` it is the same network, but that its weights are not the published ones. Raises ConfigError for a
-    name that the library has not, images that the network can't take, and published weights that can't be had.
-    """
+    Without `fetch` it is the same network, but that its weights are not the published ones. Raises
+    ConfigError for a name that the library has not, images that the network can't take, and
+    published weights that can't be had."""
     fetches = config.pretrained and fetch
     build_one = _torchvision if config.name == "torchvision" else _timm
     try:
@@ -72,17 +76,25 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
 def _in_words(error: Exception, config: NamedModel, images: str) -> str:
     why = " ".join(str(error).split()) or type(error).__name__
     if config.pretrained and isinstance(error, OSError):
-        return f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use model.pretrained=false"
+        return (
+            f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use"
+            " model.pretrained=false"
+        )
     wanted, mend = (
         (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
     )
-    return f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use another arch{mend}"
+    return (
+        f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use"
+        f" another arch{mend}"
+    )
 
 
 def _torchvision(
     config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
 ) -> nn.Module:
-    """An architecture has no word for the images' channels: its first convolution, made for 3, is adapted to them."""
+    """An architecture has no word for the images' channels: its first convolution, made for 3, is
+    adapted to them.
+    """
     models: Any = importlib.import_module("torchvision.models")
     known = models.list_models(
         module=models
@@ -116,8 +128,8 @@ def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
             raise OSError(error) from error
         why = secrets.said(error)
         raise ConfigError(
-            f"model.pretrained=true: {file}, the weights of {config.arch} as they were fetched before, can't be read "
-            f"({why}); remove it, and they are fetched again"
+            f"model.pretrained=true: {file}, the weights of {config.arch} as they were fetched"
+            f" before, can't be read ({why}); remove it, and they are fetched again"
         ) from error
     return state
 
@@ -144,10 +156,10 @@ def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> 
 def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     """Let the first convolution give for `channels` what it gave for three.
 
-    Its weights for red, green and blue are added up for one channel, which is as if a grey image were repeated three
-    times, at a third of the cost; for others they are repeated and scaled, as timm does it. So an architecture keeps
-    its own way to draw first weights, and published ones keep their meaning.
-    """
+    Its weights for red, green and blue are added up for one channel, which is as if a grey image
+    were repeated three times, at a third of the cost; for others they are repeated and scaled, as
+    timm does it. So an architecture keeps its own way to draw first weights, and published ones
+    keep their meaning."""
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     layer.in_channels = channels
     layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))
@@ -198,7 +210,9 @@ def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
 
 @contextlib.contextmanager
 def _fetching_alone() -> Iterator[None]:
-    """Of the workers of this machine one fetches weights, and the others find them; not forever behind a firewall."""
+    """Of the workers of this machine one fetches weights, and the others find them; not forever
+    behind a firewall.
+    """
     folder, before = Path(torch.hub.get_dir()), socket.getdefaulttimeout()
     folder.mkdir(parents=True, exist_ok=True)
     from filelock import FileLock  # late: for published weights
@@ -212,7 +226,9 @@ def _fetching_alone() -> Iterator[None]:
 
 
 def _know_whether_online() -> None:
-    """Tell timm's hub where it can't be reached: it would try for a minute, even for weights that are there."""
+    """Tell timm's hub where it can't be reached: it would try for a minute, even for weights that
+    are there.
+    """
     if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
         return
     try:
@@ -225,7 +241,9 @@ def _know_whether_online() -> None:
 def _see_an_image(
     module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int
 ) -> None:
-    """Raise what the library raises for images that are too small, and ValueError where no logits come out."""
+    """Raise what the library raises for images that are too small, and ValueError where no logits
+    come out.
+    """
     output = module.eval()(
         torch.zeros(1, channels, *image_size)
     )  # not train: batch norms would count it

@@ -1,4 +1,6 @@
-"""Weights into a model that has not all of them, or others: what fits is loaded, and the rest is told."""
+"""Weights into a model that has not all of them, or others: what fits is loaded, and the rest is
+told.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ SHOWN = 4
 
 
 def plain_weights(content: Any, names: Collection[str]) -> dict[str, Any]:
-    """The state_dict in a checkpoint of expt's, of a moving average where it has one, or of another program's.
+    """The state_dict in a checkpoint of expt's, of a moving average where it has one, or of another
+    program's.
 
     By the `names` that the model alone has for its tensors.
     """
@@ -58,15 +61,18 @@ class Fit:
 
 
 def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load `state`, which was saved of a model of the same making. Raises ConfigError where it is of another."""
+    """Load `state`, which was saved of a model of the same making.
+
+    Raises ConfigError where it is of another.
+    """
     try:
         module.load_state_dict(state)
     except RuntimeError as error:  # torch's has a line for each tensor
         if not (misfits := what_fits(module, state).misfits()):
             raise
         raise ConfigError(
-            f"model: is not the one that the checkpoint was saved of ({misfits}); put its class back as it was, or "
-            "begin a new run with weights=RUN, which takes what fits"
+            f"model: is not the one that the checkpoint was saved of ({misfits}); put its class"
+            " back as it was, or begin a new run with weights=RUN, which takes what fits"
         ) from error
 
 

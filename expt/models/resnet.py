@@ -11,10 +11,10 @@ from torch import Tensor, nn
 class ResNet18(nn.Module):
     """Images [B, C, H, W] to logits [B, num_classes].
 
-    torchvision's, with its names and its first weights, but not imported from it: that takes as long as torch itself.
-    `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in Dive into Deep Learning, section 13.6;
-    `stem="imagenet"` is the 7x7 of stride 2 with max pooling of He et al., 2015.
-    """
+    torchvision's, with its names and its first weights, but not imported from it: that takes as
+    long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
+    Dive into Deep Learning, section 13.6; `stem="imagenet"` is the 7x7 of stride 2 with max pooling
+    of He et al., 2015."""
 
     def __init__(
         self,

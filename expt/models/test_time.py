@@ -14,16 +14,17 @@ TestTime: TypeAlias = Literal["flip", "flip_shift"]
 
 
 def with_views(module: nn.Module, kind: TestTime | None) -> nn.Module:
-    """What gives the outputs of `module` averaged over the views of that `kind`; None is the module itself."""
+    """What gives the outputs of `module` averaged over the views of that `kind`; None is the module
+    itself.
+    """
     return module if kind is None else AveragedOverViews(module, kind)
 
 
 class AveragedOverViews(nn.Module):
     """`flip`: each image and its mirror image.
 
-    `flip_shift`: these, and with half of the weight also both shifted by a pixel up and left, and down and right, where
-    the edge shows its mirror image (Jordan, 2024).
-    """
+    `flip_shift`: these, and with half of the weight also both shifted by a pixel up and left, and
+    down and right, where the edge shows its mirror image (Jordan, 2024)."""
 
     def __init__(self, module: nn.Module, kind: TestTime) -> None:
         super().__init__()
@@ -33,8 +34,8 @@ class AveragedOverViews(nn.Module):
         """The mean of the outputs, in float32 at least."""
         if not isinstance(images, Tensor) or images.dim() != 4:
             raise ConfigError(
-                f"test_time_augmentation={self._kind}: is of images [channels, height, width], and these samples are "
-                "none; use null"
+                f"test_time_augmentation={self._kind}: is of images [channels, height, width], and"
+                " these samples are none; use null"
             )
         if self._kind == "flip":
             return self._both(images)
@@ -50,8 +51,8 @@ class AveragedOverViews(nn.Module):
         one = self._module(images)
         if not isinstance(one, Tensor):
             raise ConfigError(
-                f"test_time_augmentation={self._kind}: averages outputs that are a tensor, and the model gives a "
-                f"{type(one).__name__}; use null"
+                f"test_time_augmentation={self._kind}: averages outputs that are a tensor, and the"
+                f" model gives a {type(one).__name__}; use null"
             )
         wide = torch.promote_types(one.dtype, torch.float32)
         half = 0.5 * one.to(

@@ -12,7 +12,9 @@ from torch.nn import functional
 from expt.errors import DataError
 
 INIT_STD = 0.02
-"""GPT-2's, of all weight matrices; those that end in the residual stream are smaller by the root of their number."""
+"""GPT-2's, of all weight matrices; those that end in the residual stream are smaller by the root of
+their number.
+"""
 ROTARY_BASE = 10_000.0
 """Of the wavelengths of rotary positions (Su et al., 2021): the longest is 2 pi times it."""
 NORM_EPS = 1e-5
@@ -22,12 +24,13 @@ MLP = Literal["gelu", "swiglu"]
 
 
 class Transformer(nn.Module):
-    """Tokens [B, T], T at most `context`, to the logits of the tokens that follow [B, T, vocab_size].
+    """Tokens [B, T], T at most `context`, to the logits of the tokens that follow [B, T,
+    vocab_size].
 
-    As it is, GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP and at the end.
-    With norm="rms", positions="rotary", mlp="swiglu" and bias=False what Llama (Touvron et al., 2023) has made of it;
-    rotary positions have no end, so that T may be larger there. A `tied` head has the weights of the token embedding.
-    """
+    As it is, GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP
+    and at the end. With norm="rms", positions="rotary", mlp="swiglu" and bias=False what Llama
+    (Touvron et al., 2023) has made of it; rotary positions have no end, so that T may be larger
+    there. A `tied` head has the weights of the token embedding."""
 
     def __init__(
         self,
@@ -131,12 +134,15 @@ class _Attention(nn.Module):
 
 
 def swiglu_width(width: int) -> int:
-    """Of the hidden layer, so that its three matrices have the weights of the two of GELU, up to a multiple of 64."""
+    """Of the hidden layer, so that its three matrices have the weights of the two of GELU, up to a
+    multiple of 64.
+    """
     return -(-8 * width // 3 // 64) * 64
 
 
 def rotations(length: int, width: int, device: torch.device) -> Tensor:
-    """Cosines and sines [2, T, width/2] of the angles by which each position turns a head's pairs of channels.
+    """Cosines and sines [2, T, width/2] of the angles by which each position turns a head's pairs
+    of channels.
 
     Computed anew in each forward pass: a buffer would be sent to all workers in every step.
     """
@@ -166,6 +172,6 @@ def _norm(kind: Norm, width: int, bias: bool) -> nn.Module:
 def _refuse_longer(length: int, context: int) -> None:
     if length > context:
         raise DataError(
-            f"a sample has {length} tokens, and the model takes {context}; cut it, or let the dataset's context be "
-            f"{length}"
+            f"a sample has {length} tokens, and the model takes {context}; cut it, or let the"
+            f" dataset's context be {length}"
         )

@@ -1,4 +1,6 @@
-"""A small U-Net (Ronneberger et al. 2015, https://arxiv.org/abs/1505.04597) with padded convolutions."""
+"""A small U-Net (Ronneberger et al. 2015, https://arxiv.org/abs/1505.04597) with padded
+convolutions.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from expt.errors import ConfigError
 class UNet(nn.Module):
     """Images [B, C, H, W] to logits [B, num_classes, H, W].
 
-    Going up, features are repeated to the size of the level above, whatever that is, and convolved: transposed
-    convolutions leave checkerboards. Sides may be of any length from 2 ** (len(widths) - 1) on.
-    """
+    Going up, features are repeated to the size of the level above, whatever that is, and convolved:
+    transposed convolutions leave checkerboards. Sides may be of any length from 2 ** (len(widths) -
+    1) on."""
 
     def __init__(
         self,
@@ -32,8 +34,9 @@ class UNet(nn.Module):
         smallest = 2 ** (len(widths) - 1)
         if min(image_size) < smallest:
             raise ConfigError(
-                f"model.widths={list(widths)}: {len(widths)} levels need images of {smallest}x{smallest} or more, and "
-                f"these are {image_size[0]}x{image_size[1]}; use fewer"
+                f"model.widths={list(widths)}: {len(widths)} levels need images of"
+                f" {smallest}x{smallest} or more, and these are {image_size[0]}x{image_size[1]};"
+                " use fewer"
             )
         self.down = nn.ModuleList(
             _convolutions(before, width, batch_norm)

@@ -26,26 +26,26 @@ def convolution(module: nn.Module, name: str) -> nn.Conv2d:
     numbers = layer.weight[0].numel()
     if layer.groups != 1 or layer.out_channels != 2 * numbers:
         raise ConfigError(
-            f"{where}: has {layer.out_channels} kernels of {numbers} numbers, and takes two for each number; use "
-            f"another layer, or a model whose layer has {2 * numbers}"
+            f"{where}: has {layer.out_channels} kernels of {numbers} numbers, and takes two for"
+            f" each number; use another layer, or a model whose layer has {2 * numbers}"
         )
     return layer
 
 
 @torch.no_grad()
 def whiten(layer: nn.Conv2d, batches: Iterable[Tensor], *, eps: float) -> None:
-    """Set the kernels to the principal directions of all patches in the `batches` [b, C, H, W], and to their negatives.
+    """Set the kernels to the principal directions of all patches in the `batches` [b, C, H, W], and
+    to their negatives.
 
-    Each is divided by the deviation along it, with `eps` added to its square. Computed in float64, so that neither the
-    order of sums nor the number of threads shows in the weights.
-    """
+    Each is divided by the deviation along it, with `eps` added to its square. Computed in float64,
+    so that neither the order of sums nor the number of threads shows in the weights."""
     channels, height, width = layer.weight[0].shape
     total, count = torch.zeros(()), 0
     for images in batches:
         if images.shape[1] != channels:
             raise ConfigError(
-                f"whitening: its layer takes {channels} channels, and the images have {images.shape[1]}; name the "
-                "first convolution as whitening.layer"
+                f"whitening: its layer takes {channels} channels, and the images have"
+                f" {images.shape[1]}; name the first convolution as whitening.layer"
             )
         for part in images.split(_AT_A_TIME):
             patches = part.double().unfold(2, height, 1).unfold(3, width, 1)

@@ -1,1 +1,3 @@
-"""What a run will take, before it runs: memory of each card, time of a step, and which strategy to choose."""
+"""What a run will take, before it runs: memory of each card, time of a step, and which strategy to
+choose.
+"""

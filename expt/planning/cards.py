@@ -50,7 +50,8 @@ def _card(
 CARDS = {
     card.name: card
     for card in (
-        # GiB as the driver reports them, TFLOP/s, TB/s of memory, and GB/s: NVLink's or PCIe's of what they reach.
+        # GiB as the driver reports them, TFLOP/s, TB/s of memory, and GB/s: NVLink's or PCIe's of
+        # what they reach.
         _card("b200", 178.0, 2250, 1125, 75, 8.0, 700),
         _card("h200", 139.8, 989, 495, 67, 4.8, 360),
         _card("h100", 79.2, 989, 495, 67, 3.35, 360),
@@ -68,7 +69,10 @@ CARDS = {
 
 
 def card(text: str) -> Card:
-    """The card of that name, or one of so much memory, as in 24GiB. Raises ConfigError for neither."""
+    """The card of that name, or one of so much memory, as in 24GiB.
+
+    Raises ConfigError for neither.
+    """
     if found := CARDS.get(text.lower()):
         return found
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB)", text, re.IGNORECASE):
@@ -78,11 +82,12 @@ def card(text: str) -> Card:
             if found.usable_bytes > 0:
                 return found
             raise ConfigError(
-                f"--card {text}: {CUDA_BYTES // GIB} GiB is for CUDA and NCCL, and {FRAGMENTS:.0%} fragments, which "
-                "leaves nothing for tensors; give a larger card"
+                f"--card {text}: {CUDA_BYTES // GIB} GiB is for CUDA and NCCL, and {FRAGMENTS:.0%}"
+                " fragments, which leaves nothing for tensors; give a larger card"
             )
     sizes = [name for name in CARDS if name.startswith(f"{text.lower()}-")]
     hint = f" Did you mean {' or '.join(map(repr, sizes))}?" if sizes else did_you_mean(text, CARDS)
     raise ConfigError(
-        f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB.{hint}"
+        f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in"
+        f" 24GiB.{hint}"
     )

@@ -1,8 +1,9 @@
-"""A model's memory and work, measured on tensors without numbers: a step is carried out, and nothing is computed.
+"""A model's memory and work, measured on tensors without numbers: a step is carried out, and
+nothing is computed.
 
-torch's FakeTensorMode knows of each tensor its size and type alone, so that a model of any size is measured in seconds,
-on any machine. What it takes as CPU tensors has the sizes that it has on a GPU.
-"""
+torch's FakeTensorMode knows of each tensor its size and type alone, so that a model of any size is
+measured in seconds, on any machine. What it takes as CPU tensors has the sizes that it has on a
+GPU."""
 
 from __future__ import annotations
 
@@ -64,11 +65,15 @@ class Model:
     against_sharding: Refusal | None
     """Why it can't be shared out, where it can't."""
     gathered_dtype: torch.dtype | None
-    """That of mixed precision in which sharded parameters travel by themselves; None is that of the parameters."""
+    """That of mixed precision in which sharded parameters travel by themselves; None is that of the
+    parameters.
+    """
 
 
 class Moment(NamedTuple):
-    """Of a pass: what is held beside parameters and the gradients handed on, at most, since the one before."""
+    """Of a pass: what is held beside parameters and the gradients handed on, at most, since the one
+    before.
+    """
 
     gradient_bytes: int
     """Of the gradients that are handed on by then."""
@@ -196,7 +201,8 @@ class Measuring:
         )
         if isinstance(task, PhasedTask):
             raise ConfigError(
-                f"plan: {type(task).__name__} has steps of several updates, of which it knows nothing"
+                f"plan: {type(task).__name__} has steps of several updates, of which it knows"
+                " nothing"
             )
         return task
 
@@ -220,7 +226,9 @@ class Measuring:
 
 @contextlib.contextmanager
 def _in_words(of: str, config: RunConfig) -> Iterator[None]:
-    """Raise ConfigError for what asks for the numbers of tensors that have none, and for whatever else `of` raises."""
+    """Raise ConfigError for what asks for the numbers of tensors that have none, and for whatever
+    else `of` raises.
+    """
     try:
         yield
     except ExptError:
@@ -244,7 +252,10 @@ def _in_words(of: str, config: RunConfig) -> Iterator[None]:
 def _of_lone_sample(config: RunConfig) -> str:
     if config.batch_norm == "sync" and config.world_size > 1:
         parts = config.world_size * config.gradient_accumulation
-        return f"plan: batch_norm=sync is measured on the samples of one worker; use batch_size={2 * parts} or more"
+        return (
+            "plan: batch_norm=sync is measured on the samples of one worker; use"
+            f" batch_size={2 * parts} or more"
+        )
     return lone_sample.refusal(config)
 
 

@@ -1,4 +1,6 @@
-"""What a step takes of a card's memory, by its moments: gradients come as activations go, and units are gathered."""
+"""What a step takes of a card's memory, by its moments: gradients come as activations go, and units
+are gathered.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ class Memory:
     activation_bytes: float
     """Or what the update takes, where that is more; what is left for them beside all gradients."""
     other_bytes: float
-    """Buffers, the moving average, and of sharded parameters those that are gathered for a moment."""
+    """Buffers, the moving average, and of sharded parameters those that are gathered for a moment.
+    """
     largest_part: int | None
     """Samples that fit on a card at a time; 0 if none does."""
 
@@ -81,7 +84,9 @@ class _Load(NamedTuple):
 def memory(
     strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Setting, card: Card | None
 ) -> Memory:
-    """By `passes` of two sizes, the first of which is the asked one; between and beyond activations are a line."""
+    """By `passes` of two sizes, the first of which is the asked one; between and beyond activations
+    are a line.
+    """
     share = 1 / setting.shards_of(strategy)
     parameters, states = share * model.parameter_bytes, share * model.state_bytes
     in_update = states
@@ -113,7 +118,9 @@ def memory(
 
 
 def kept_gradients(strategy: Strategy, model: Model, setting: Setting) -> float:
-    """What all gradients take between backward and update, or, where that is more, between the parts of a step."""
+    """What all gradients take between backward and update, or, where that is more, between the
+    parts of a step.
+    """
     if strategy == "ddp":
         return model.gradient_bytes
     if setting.keeps_whole_gradients:
@@ -150,12 +157,13 @@ def _loads(
 
 
 def _gathered(model: Model, setting: Setting, done: int) -> float:
-    """Whole parameters and gradients that sharding has on a card for a moment, where `done` bytes of these are shared.
+    """Whole parameters and gradients that sharding has on a card for a moment, where `done` bytes
+    of these are shared.
 
-    What is in no unit from the first use to the last gradient. Of the units, as FSDP2 goes through them: the one in
-    use; the next one, on its way; the gradients of the one before, as they are sent; and, where they are not added to
-    those of another part, its own. Once it has these it drops its parameters.
-    """
+    What is in no unit from the first use to the last gradient. Of the units, as FSDP2 goes through
+    them: the one in use; the next one, on its way; the gradients of the one before, as they are
+    sent; and, where they are not added to those of another part, its own. Once it has these it
+    drops its parameters."""
     size, sent = setting.gather_size, setting.reduce_size
     fresh = 0.0 if setting.keeps_whole_gradients else size
     units = (0, *model.unit_bytes, 0)

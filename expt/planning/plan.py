@@ -44,10 +44,11 @@ class Planned:
 def planned(
     config: RunConfig, card: Card | None, *, tokens: int | None, per_node: int, network: float
 ) -> Planned:
-    """What the run takes on `per_node` GPUs of each machine, with a `network` of bytes a second for each GPU.
+    """What the run takes on `per_node` GPUs of each machine, with a `network` of bytes a second for
+    each GPU.
 
-    `tokens` is the size of a vocabulary that no file says. Raises ConfigError and DataError, see Measuring and sample.
-    """
+    `tokens` is the size of a vocabulary that no file says. Raises ConfigError and DataError, see
+    Measuring and sample."""
     measuring = Measuring(config, sample(config, tokens), on_gpus=card is not None)
     part = config.batch_size // config.world_size // config.gradient_accumulation
     model = measuring.model()
@@ -84,7 +85,9 @@ def planned(
 
 
 def _without_offload(other: Plan | None, chosen: Plan | None) -> str:
-    """What to say of the plan that is best where states stay on the card, beside the one that is with offload=cpu."""
+    """What to say of the plan that is best where states stay on the card, beside the one that is
+    with offload=cpu.
+    """
     if other is None or chosen is None:
         return ""
     if (other.strategy, other.checkpointing) == (chosen.strategy, chosen.checkpointing):
@@ -120,7 +123,9 @@ def _against_sharding(config: RunConfig, model: Model) -> str:
 
 
 def _strategies(config: RunConfig, against: str, per_node: int) -> list[Strategy]:
-    """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
+    """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or
+    more.
+    """
     if config.world_size == 1 or against:
         return ["ddp"]
     typed = config.sharding.shards
@@ -134,7 +139,10 @@ def _against_hsdp(workers: int, per_node: int) -> str:
     if per_node == 1:
         return "its replicas are machines, and one GPU has nothing to share out"
     if workers % per_node:
-        return f"its replicas are whole machines, and {workers} GPUs do not fill machines of {per_node}"
+        return (
+            f"its replicas are whole machines, and {workers} GPUs do not fill machines of"
+            f" {per_node}"
+        )
     return ""
 
 
@@ -167,12 +175,14 @@ def _notes(
     copied = model.parameter_bytes + model.buffer_bytes + model.state_bytes + model.average_bytes
     if not config.num_gpus and copied >= 2**20:  # those of a GPU are in the host's memory
         notes.append(
-            f"no checkpoint on its way to the disk, of which rank 0 has a copy: up to {in_bytes(copied)} more"
+            "no checkpoint on its way to the disk, of which rank 0 has a copy: up to"
+            f" {in_bytes(copied)} more"
         )
     if config.offload and config.num_gpus:
         speed = f"{HOST_BYTES_PER_S / 1e9:g} GB/s"
         notes.append(
-            f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way"
+            f"offload=cpu: states wait in the host's memory, to which each card has {speed}"
+            " each way"
         )
     elif config.offload:
         notes.append(
@@ -191,10 +201,12 @@ def _notes(
     notes.append(f"1 GiB of the card for CUDA and NCCL, and {FRAGMENTS:.0%} that fragments")
     if card.bf16_flops:
         notes.append(
-            f"products at {UTILISATION:.0%} of the card's peak; data always ready, no card slower than others"
+            f"products at {UTILISATION:.0%} of the card's peak; data always ready, no card slower"
+            " than others"
         )
     if config.world_size > per_node:
         notes.append(
-            f"{per_node} GPUs in each machine, {network * 8 / 1e9:g} Gbit/s between them for each GPU"
+            f"{per_node} GPUs in each machine, {network * 8 / 1e9:g} Gbit/s between them for"
+            " each GPU"
         )
     return notes

@@ -42,7 +42,8 @@ class Sample(NamedTuple):
 
 
 def sample(config: RunConfig, tokens: int | None = None) -> Sample:
-    """One of the run's dataset; of a text whose tokenizer is not there `tokens` is the size of the vocabulary.
+    """One of the run's dataset; of a text whose tokenizer is not there `tokens` is the size of the
+    vocabulary.
 
     Raises ConfigError and DataError where it must be read to be known, and can't.
     """

@@ -16,11 +16,14 @@ UTILISATION = 0.4
 """Share of a card's peak that a step's products reach; 0.3 to 0.5 are usual for transformers."""
 
 NEAR = 1.25
-"""Steps that differ by less are told apart by no such model: of those the simplest strategy is taken."""
+"""Steps that differ by less are told apart by no such model: of those the simplest strategy is
+taken.
+"""
 
 
 HOST_BYTES_PER_S = 20e9
-"""Between a card and the host's pinned memory, each way; 12 to 25 GB/s are usual of PCIe 3 and 4."""
+"""Between a card and the host's pinned memory, each way; 12 to 25 GB/s are usual of PCIe 3 and 4.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,9 @@ def plan(
 def _step_s(
     strategy: Strategy, model: Model, asked: Pass, setting: Setting, cluster: Cluster, card: Card
 ) -> float:
-    """Computation at a usual share of the card's peak, the update, and what of the exchange does not hide."""
+    """Computation at a usual share of the card's peak, the update, and what of the exchange does
+    not hide.
+    """
     part_s = asked.flop / (setting.flops * UTILISATION)
     share = setting.shards_of(strategy)
     touched = 3 * (model.parameter_bytes + model.gradient_bytes + 2 * model.state_bytes) / share
@@ -105,7 +110,9 @@ def _sharded_exchange_s(
 
 
 def _last(model: Model, units: Sequence[int]) -> float:
-    """Share of the parameters, those in no unit, that nothing hides: gathered before all else, and summed after it."""
+    """Share of the parameters, those in no unit, that nothing hides: gathered before all else, and
+    summed after it.
+    """
     return 1 - sum(units) / model.parameter_bytes if units else 0.0
 
 
@@ -134,8 +141,14 @@ def _why_none(plans: Sequence[Plan], part: int) -> str:
     room = max(each.largest_part or 0 for each in plans)
     if room:
         roomy = max(plans, key=lambda each: each.largest_part or 0)
-        return f"{part} samples at a time fit with none; {room} do with {name(roomy)}: raise gradient_accumulation"
-    return f"not one sample fits; {name(smallest)} takes least: more cards, larger ones, or a smaller model"
+        return (
+            f"{part} samples at a time fit with none; {room} do with {name(roomy)}: raise"
+            " gradient_accumulation"
+        )
+    return (
+        f"not one sample fits; {name(smallest)} takes least: more cards, larger ones, or a smaller"
+        " model"
+    )
 
 
 def name(plan: Plan) -> str:

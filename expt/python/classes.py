@@ -1,4 +1,6 @@
-"""A class as a configuration names it: by the module that each worker, and a later rerun, imports it from."""
+"""A class as a configuration names it: by the module that each worker, and a later rerun, imports
+it from.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,8 @@ _KINDS = {
 def dotted(key: str, cls: Any, group: str | None) -> str:
     """The name of `cls`, as in `mine.Net`; `group` says what it is to be a subclass of.
 
-    Raises ConfigError for what a worker could not import: a function, a class within another or within a function,
-    and one of `__main__` of which the source is not known.
-    """
+    Raises ConfigError for what a worker could not import: a function, a class within another or
+    within a function, and one of `__main__` of which the source is not known."""
     if not isinstance(cls, type):
         what = "a function" if inspect.isroutine(cls) else f"an object ({type(cls).__name__})"
         raise ConfigError(f"{key}={getattr(cls, '__name__', cls)!s}: is {what}; give a class")
@@ -52,7 +53,8 @@ def dotted(key: str, cls: Any, group: str | None) -> str:
     there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
     if there is not cls:
         raise ConfigError(
-            f"{key}={cls.__name__}: {cls.__module__} has no such class now, or another; import it from there anew"
+            f"{key}={cls.__name__}: {cls.__module__} has no such class now, or another; import it"
+            " from there anew"
         )
     return f"{cls.__module__}.{cls.__name__}"
 

@@ -32,7 +32,9 @@ class Definition(NamedTuple):
     """Those that it uses of the module around it."""
     annotations_are_texts: bool
     codes: tuple[types.CodeType, ...]
-    """The functions in it, as Python makes them of its text: of the whole script, and of this definition alone."""
+    """The functions in it, as Python makes them of its text: of the whole script, and of this
+    definition alone.
+    """
 
 
 def definition_of(named: type | types.FunctionType) -> Definition:

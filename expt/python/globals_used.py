@@ -1,4 +1,6 @@
-"""What a class or a function of `__main__` uses from around it, as the lines that make it again in another module."""
+"""What a class or a function of `__main__` uses from around it, as the lines that make it again in
+another module.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def _imports_of(definition: Definition, name: str, module: types.ModuleType) -> 
 
 
 def _imported(definition: Definition, name: str, value: Any) -> str | None:
-    """By where a class or function says it is, else by the import statement of the script or of a cell."""
+    """By where a class or function says it is, else by the import statement of the script or of a
+    cell.
+    """
     module, called = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if isinstance(module, str) and isinstance(called, str) and _has(module, called, value):
         return _from(module, called, name)

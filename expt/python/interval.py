@@ -22,7 +22,8 @@ class Interval:
 
 
 def interval(low: float, high: float, *, log: bool = False) -> Interval:
-    """All numbers from `low` to `high`, an axis of a search: whole ones where both are, by their logarithm with `log`.
+    """All numbers from `low` to `high`, an axis of a search: whole ones where both are, by their
+    logarithm with `log`.
 
     >>> str(interval(1e-4, 1.0, log=True))
     'tag(log,interval(0.0001,1.0))'

@@ -31,7 +31,10 @@ def words_of(
     *,
     sweep: bool = False,
 ) -> list[str]:
-    """The words for what expt.run or expt.sweep is called with. Raises ConfigError for what cannot be said in words."""
+    """The words for what expt.run or expt.sweep is called with.
+
+    Raises ConfigError for what cannot be said in words.
+    """
     words = list[str]()
     for argument in arguments:
         if isinstance(argument, str):
@@ -72,7 +75,8 @@ class _Setting:
         if isinstance(value, Interval):
             if not self._sweep:
                 raise ConfigError(
-                    f"{self._key}={value}: many values make a search; use expt.sweep with search=..."
+                    f"{self._key}={value}: many values make a search; use expt.sweep with"
+                    " search=..."
                 )
             yield Exact(f"{self._key}={value}")
         elif self._key == "search":
@@ -107,7 +111,8 @@ class _Setting:
             if isinstance(value, Mapping) and "_target_" not in value:
                 one = f"{self._key}={{'name': ..., 'key': [...]}}"
                 raise ConfigError(
-                    f"{self._key}={value!r}: an axis has names and classes; sweep a key of one as in {one}"
+                    f"{self._key}={value!r}: an axis has names and classes; sweep a key of one as"
+                    f" in {one}"
                 )
             if not isinstance(value, str | Mapping) and not (
                 self._may_be_class and hasattr(value, "__name__")
@@ -128,7 +133,9 @@ class _Setting:
                 yield from _Setting(f"{self._key}.{name}", self._sweep).words(value)
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """The class with its arguments; of one that is an axis the first value, and the axis by itself."""
+        """The class with its arguments; of one that is an axis the first value, and the axis by
+        itself.
+        """
         axes = {}
         if self._sweep:
             axes = {
@@ -160,11 +167,14 @@ class _Setting:
 
 
 def _of_search(value: Any) -> Iterator[str]:
-    """The words of a sampler's name, or of a dict of its `name` and keys, in which a list is no axis."""
+    """The words of a sampler's name, or of a dict of its `name` and keys, in which a list is no
+    axis.
+    """
     settings = value if isinstance(value, Mapping) else {"name": value}
     if "name" not in settings:
         raise ConfigError(
-            f"search={value!r}: names no sampler; give one, as in search={{'name': 'tpe', 'runs': 64}}"
+            f"search={value!r}: names no sampler; give one, as in search={{'name': 'tpe', 'runs':"
+            " 64}"
         )
     yield Exact(f"search={text_of('search', settings['name'])}")
     for name, setting in settings.items():
@@ -178,7 +188,8 @@ def _of_search(value: Any) -> Iterator[str]:
 
 
 def _axis(key: str, value: Any) -> list[Any] | None:
-    """The values of an axis of a sweep: those of a list, a range or an array; None where `value` is one value.
+    """The values of an axis of a sweep: those of a list, a range or an array; None where `value` is
+    one value.
 
     A tuple is one value. Raises ConfigError for an axis without values.
     """

@@ -1,9 +1,10 @@
-"""A class that a notebook's cell or a script has defined in `__main__`, as a module that workers can import.
+"""A class that a notebook's cell or a script has defined in `__main__`, as a module that workers
+can import.
 
-No worker has that `__main__`, and to run a script again would start another run. So the text of the class becomes a
-module, with the imports, constants and other definitions that it uses. What comes of it is compared with the class
-that was given, instruction by instruction: one that is not the same is refused.
-"""
+No worker has that `__main__`, and to run a script again would start another run. So the text of the
+class becomes a module, with the imports, constants and other definitions that it uses. What comes
+of it is compared with the class that was given, instruction by instruction: one that is not the
+same is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ MEND = (
 
 
 def dotted(key: str, cls: type) -> str:
-    """The name by which workers import `cls` of `__main__`. Raises ConfigError where none would be the same class."""
+    """The name by which workers import `cls` of `__main__`.
+
+    Raises ConfigError where none would be the same class.
+    """
     try:
         return f"{_module_of(cls, ())}.{cls.__name__}"
     except (Unknown, NotKept) as error:
@@ -34,7 +38,9 @@ def dotted(key: str, cls: type) -> str:
 
 
 def _module_of(named: Named, above: tuple[Named, ...]) -> str:
-    """The module of a class or a function, and those of what it uses; `above` are those that use it."""
+    """The module of a class or a function, and those of what it uses; `above` are those that use
+    it.
+    """
     definition = definition_of(named)
     lines, own = [], []
     there = vars(sys.modules["__main__"])
@@ -94,5 +100,8 @@ def _refuse_other(named: Named, definition: Definition, module: str) -> None:
             f"its text alone cannot be imported ({type(error).__name__}: {error})"
         ) from error
     if found := Comparison(definition.codes).difference(named, written):
-        text = f"its text is not what it is now ({found} differs): it, or what it uses, has changed since"
+        text = (
+            f"its text is not what it is now ({found} differs): it, or what it uses, has changed"
+            " since"
+        )
         raise NotKept(text, "run its cell again")

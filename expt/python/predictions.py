@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class Predictions(list[dict[str, Any]]):
-    """Of each sample, in order: where it is from, and what the run's model says of it; keys as in a .jsonl."""
+    """Of each sample, in order: where it is from, and what the run's model says of it; keys as in a
+    .jsonl.
+    """
 
     skipped: Sequence[str] = ()
     """What could not be read, a line each; it is left out of the list."""

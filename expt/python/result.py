@@ -67,17 +67,24 @@ class Result:
 
     @property
     def status(self) -> str:
-        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` of a folder without a record."""
+        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` of a folder without
+        a record.
+        """
         return self.record.get("status", "none")
 
     @property
     def metrics(self) -> Metrics:
-        """The final value of every tag, as in `metrics["accuracy/test"]`; empty where none was measured yet."""
+        """The final value of every tag, as in `metrics["accuracy/test"]`; empty where none was
+        measured yet.
+        """
         return Metrics(self.record.get("metrics", {}))
 
     @property
     def history(self) -> History:
-        """The epochs in order: `history[0]["loss/val"]`, `history["loss/val"]`, `.to_pandas()`. Read anew."""
+        """The epochs in order: `history[0]["loss/val"]`, `history["loss/val"]`, `.to_pandas()`.
+
+        Read anew.
+        """
         return History.of(RunPaths(self.folder))
 
     @property
@@ -87,7 +94,9 @@ class Result:
 
     @property
     def best(self) -> Best | None:
-        """The best epoch by the run's objective: `metric`, `value`, `epoch`; None where none was measured."""
+        """The best epoch by the run's objective: `metric`, `value`, `epoch`; None where none was
+        measured.
+        """
         return self.record.get("best")
 
     @property
@@ -104,13 +113,16 @@ class Result:
     def load(
         self, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
     ) -> TrainedModel:
-        """The run's model, ready to use, as `expt.load(result.folder, which)` gives it; raises what that raises."""
+        """The run's model, ready to use, as `expt.load(result.folder, which)` gives it; raises what
+        that raises.
+        """
         from expt.inference.load import load  # late: it imports torch
 
         return load(self.folder, which, device=device)
 
     def plot(self, file: str | Path | None = None) -> Figure:
-        """The loss and the metrics by epoch, as a figure of matplotlib, which a notebook shows; written to `file` too.
+        """The loss and the metrics by epoch, as a figure of matplotlib, which a notebook shows;
+        written to `file` too.
 
         Raises ConfigError without matplotlib.
         """
@@ -124,7 +136,8 @@ class Runs(list[Result]):
     """Runs as `expt report` lists them, the newest first."""
 
     def to_pandas(self) -> DataFrame:
-        """A row for each run: what `expt report` shows, every setting by its key, and the last value of every tag.
+        """A row for each run: what `expt report` shows, every setting by its key, and the last
+        value of every tag.
 
         Raises ImportError without pandas.
         """

@@ -1,4 +1,6 @@
-"""Whether two classes or functions do the same: their instructions, constants and defaults, whatever their lines."""
+"""Whether two classes or functions do the same: their instructions, constants and defaults,
+whatever their lines.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ class Comparison:
 
 
 def _is_compared_elsewhere(one: type | types.FunctionType, other: Any) -> bool:
-    """Whether `other` has been made of what `__main__` now has under the name, in a module of its own."""
+    """Whether `other` has been made of what `__main__` now has under the name, in a module of its
+    own.
+    """
     there: Any = vars(sys.modules["__main__"]).get(one.__name__)
     return (
         there is one
@@ -125,7 +129,9 @@ def _key(code: types.CodeType) -> tuple[str, int]:
 
 
 def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether their instructions are the same; those of a call depend on where the called name is imported."""
+    """Whether their instructions are the same; those of a call depend on where the called name is
+    imported.
+    """
     parts = (
         "co_code",
         "co_names",

@@ -1,4 +1,5 @@
-"""The keyword arguments of expt.run and expt.sweep, for editors and type checkers; a test holds them to the schema.
+"""The keyword arguments of expt.run and expt.sweep, for editors and type checkers; a test holds
+them to the schema.
 
 conf/config.yaml and `python -m expt --help` say what each key means, and its unit.
 """

@@ -22,7 +22,9 @@ WIDTH = 110
 
 @dataclass(frozen=True, repr=False)
 class FailedResult(Result):
-    """A run of a sweep that has failed: it has a folder, a record and an error, and no numbers that could be meant."""
+    """A run of a sweep that has failed: it has a folder, a record and an error, and no numbers that
+    could be meant.
+    """
 
     reason: str = ""
 
@@ -55,7 +57,9 @@ class FailedResult(Result):
 
 
 class SweepResult(Runs):
-    """The runs of a sweep, in the order of its grid; those that have failed raise where their metrics are asked for."""
+    """The runs of a sweep, in the order of its grid; those that have failed raise where their
+    metrics are asked for.
+    """
 
     @classmethod
     def of(cls, folders: Iterable[Path]) -> SweepResult:
@@ -66,9 +70,11 @@ class SweepResult(Runs):
     def of_failed(cls, error: SweepFailed) -> SweepResult:
         """Of a sweep in which runs have failed."""
         return cls(
-            FailedResult(folder, Result.of(folder).record, error.failed[folder])
-            if folder in error.failed
-            else Result.of(folder)
+            (
+                FailedResult(folder, Result.of(folder).record, error.failed[folder])
+                if folder in error.failed
+                else Result.of(folder)
+            )
             for folder in error.runs
         )
 
@@ -89,7 +95,8 @@ class SweepResult(Runs):
 
     @property
     def best(self) -> Result:
-        """The completed run whose objective is best; of a search by its first goal, of those that keep its constraints.
+        """The completed run whose objective is best; of a search by its first goal, of those that
+        keep its constraints.
 
         Raises RunFailed where there is none.
         """
@@ -119,7 +126,8 @@ class SweepResult(Runs):
         best = search.best(found) if search else None
         if search is not None and best is None:
             raise RunFailed(
-                "no run of the search has completed, measured its objectives and kept its constraints"
+                "no run of the search has completed, measured its objectives and kept its"
+                " constraints"
             )
         return next(
             (run for run in self if best is not None and run.folder == best["folder"]), None

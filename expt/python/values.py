@@ -1,4 +1,6 @@
-"""A value of Python as the words of a command have it, so that exactly this value comes out at the other end."""
+"""A value of Python as the words of a command have it, so that exactly this value comes out at the
+other end.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ _GIVEN = {
 def text_of(key: str, value: Any) -> str:
     """`value` in Hydra's grammar. `key` is what an error calls it.
 
-    Texts are taken as they stand, never for an interpolation or a list. A path is its text, an enum's member its
-    value; tuples and arrays are lists. Raises ConfigError for what no YAML could hold.
-    """
+    Texts are taken as they stand, never for an interpolation or a list. A path is its text, an
+    enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML could
+    hold."""
     value = _plain(key, value)
     if value is None:
         return "null"
@@ -54,7 +56,9 @@ def text_of(key: str, value: Any) -> str:
 
 
 def as_setting(value: Any, key: str, group: str | None) -> Any:
-    """`value` where a class stands for what is built of it, as in `model=Net`, functools.partial(Net, width=16) too."""
+    """`value` where a class stands for what is built of it, as in `model=Net`,
+    functools.partial(Net, width=16) too.
+    """
     if isinstance(value, functools.partial):
         if value.args:
             raise ConfigError(
@@ -90,7 +94,9 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _quoted(key: str, text: str) -> str:
-    """A text in quotes: its backslashes, its quotes and what OmegaConf would take for an interpolation are escaped."""
+    """A text in quotes: its backslashes, its quotes and what OmegaConf would take for an
+    interpolation are escaped.
+    """
     if text == "???":
         raise ConfigError(f"{key}='???': stands for a value that is missing; give another")
     if "${" in text:
@@ -115,7 +121,10 @@ def _not_of_yaml(key: str, value: Any) -> str:
         mend = f"{{'_target_': {value.__name__}}} gives an instance of it"
         return f"{key}={value.__name__}: is a class, of which a setting holds none; {mend}"
     if inspect.isroutine(value):
-        return f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a value"
+        return (
+            f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a"
+            " value"
+        )
     if kind := instance_of(value):
         name = type(value).__name__
         arguments = "".join(

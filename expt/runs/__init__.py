@@ -1,1 +1,4 @@
-"""The run folder: every file in it. No torch but in `checkpoint`, and in `resume`, which reads one."""
+"""The run folder: every file in it.
+
+No torch but in `checkpoint`, and in `resume`, which reads one.
+"""

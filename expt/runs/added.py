@@ -1,4 +1,6 @@
-"""Points that `expt sweep add` gave to a sweep: kept in its folder, so that its command knows them when typed again."""
+"""Points that `expt sweep add` gave to a sweep: kept in its folder, so that its command knows them
+when typed again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def read(sweep: Path) -> list[Added]:
         return []
     except (OSError, ValueError, LookupError, TypeError):
         warn(
-            f"{file}: cannot be read; points that were added to the sweep by expt sweep are not known any more"
+            f"{file}: cannot be read; points that were added to the sweep by expt sweep are not"
+            " known any more"
         )
         return []
 

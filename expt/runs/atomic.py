@@ -20,7 +20,8 @@ def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
 
 @contextlib.contextmanager
 def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write into, which takes the name `path` where the block ends well, and is gone where it does not.
+    """A file to write into, which takes the name `path` where the block ends well, and is gone
+    where it does not.
 
     Raises FileExistsError then where there is an old one, and none `may_exist`.
     """

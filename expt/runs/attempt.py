@@ -49,10 +49,11 @@ class Attempt:
 
     @property
     def waited_since(self) -> float:
-        """From when on a person waits for the first step: the command, or in a sweep the run's turn.
+        """From when on a person waits for the first step: the command, or in a sweep the run's
+        turn.
 
-        By time.monotonic, as all that lasts: the machine's clock may be set. It is the same in all processes.
-        """
+        By time.monotonic, as all that lasts: the machine's clock may be set. It is the same in all
+        processes."""
         return self.started_at if self.request.typed_at is None else self.request.typed_at
 
     @property
@@ -61,7 +62,8 @@ class Attempt:
         return self.request.paths
 
     def begin(self, port: int | None = None) -> Path | None:
-        """Write the first result.json of the run, or of this attempt; returns the checkpoint to resume from.
+        """Write the first result.json of the run, or of this attempt; returns the checkpoint to
+        resume from.
 
         Raises ConfigError if its folder holds another run, or the checkpoint is another's.
         """
@@ -100,7 +102,9 @@ class Attempt:
         checkpoint_file.keep_as(source, self.paths.last)
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError where nothing says that numbers are a run's: to begin anew would remove them."""
+        """Raise ConfigError where nothing says that numbers are a run's: to begin anew would remove
+        them.
+        """
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         if "identity" in record or refused or paths.checkpoints.exists():
@@ -110,13 +114,14 @@ class Attempt:
         )
         if theirs:
             raise ConfigError(
-                f"{theirs}: no {paths.result.name} beside it says that it is a run's; move it away, or choose another "
-                "folder by hydra.run.dir=FOLDER"
+                f"{theirs}: no {paths.result.name} beside it says that it is a run's; move it away,"
+                " or choose another folder by hydra.run.dir=FOLDER"
             )
 
     @contextlib.contextmanager
     def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:
-        """Keep result.json true while the run trains in this process; gives the checkpoint to resume from.
+        """Keep result.json true while the run trains in this process; gives the checkpoint to
+        resume from.
 
         `on_start` is called once the run has been accepted.
         """
@@ -142,7 +147,9 @@ class Attempt:
         )
 
     def _forks(self, *, resumes: bool) -> bool:
-        """Whether it begins from another run's checkpoint, with settings of its own: it has none of its own yet."""
+        """Whether it begins from another run's checkpoint, with settings of its own: it has none of
+        its own yet.
+        """
         config, paths = self.request.config, self.paths
         own = paths.checkpoints.glob(f"{paths.last.stem}*")
         whole = resumes and any(
@@ -156,7 +163,9 @@ class Attempt:
         )
 
     def _lineage(self, forked: Path | None, earlier: Record) -> tuple[Content, Record]:
-        """`forked` is the checkpoint of another run that this one is a fork of, and has none of its own yet."""
+        """`forked` is the checkpoint of another run that this one is a fork of, and has none of its
+        own yet.
+        """
         config, content = self.request.config, self.request.content
         then = earlier or lineage.record_of_resumed(config, self.request.goes_on_from)
         begun: Record = {}
@@ -166,8 +175,9 @@ class Attempt:
                     weights=earlier["content"].get("weights", content.weights)
                 )
             begun = {
-                "weights_from": then.get("weights_from")
-                or begun_from(config.weights, content.weights)
+                "weights_from": (
+                    then.get("weights_from") or begun_from(config.weights, content.weights)
+                )
             }
         if forked is not None and forked != self.paths.forked:
             begun["forked_from"] = fork.forked_from(config, forked)
@@ -180,7 +190,9 @@ class Attempt:
         return content, begun
 
     def _first_record(self, port: int | None, forked: Path | None, earlier: Record) -> Record:
-        """`earlier` is what the run that goes on here has said: where it comes from does not change."""
+        """`earlier` is what the run that goes on here has said: where it comes from does not
+        change.
+        """
         config, host = self.request.config, socket.gethostname()
         content, begun = self._lineage(forked, earlier)
         if self.request.until_epoch is not None:
@@ -206,7 +218,9 @@ class Attempt:
         }
 
     def _whose(self, identified: Record, *, goes_on: bool) -> Record:
-        """What the record says of the search that has found the run: it is its still when a person goes on with it."""
+        """What the record says of the search that has found the run: it is its still when a person
+        goes on with it.
+        """
         before = read_result(self.paths) if self.request.resumes else Record()
         if not (goes_on or before.get("identity") == identified["identity"]):
             return Record()
@@ -217,10 +231,11 @@ class Attempt:
 
 
 def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
-    """Say in result.json that the run has failed, or was interrupted, and what it has come to until then.
+    """Say in result.json that the run has failed, or was interrupted, and what it has come to until
+    then.
 
-    Of one that was not to go on so all stays as it was. `ended_at` [by time.time] is given where it is not now.
-    """
+    Of one that was not to go on so all stays as it was. `ended_at` [by time.time] is given where it
+    is not now."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         if isinstance(error, ConfigError) and undo.put_back(paths):
@@ -237,7 +252,8 @@ def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = N
 
 
 def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
-    """Say in result.json that the run has paused as it was told to, and what it has come to until then.
+    """Say in result.json that the run has paused as it was told to, and what it has come to until
+    then.
 
     `ended_at` [by time.time] is given where it is not now.
     """
@@ -254,7 +270,9 @@ def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
 def record_refusal(
     paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError
 ) -> None:
-    """Say in result.json why a run could not start: a sweep's record names it too. Without `request` it was none.
+    """Say in result.json why a run could not start: a sweep's record names it too.
+
+    Without `request` it was none.
 
     Raises FolderInUse where another command is at work there.
     """

@@ -1,4 +1,6 @@
-"""How much of a run is done before it begins: by its own checkpoint, or that of another which it goes on from."""
+"""How much of a run is done before it begins: by its own checkpoint, or that of another which it
+goes on from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checkpoints: written atomically with a checksum beside, loaded with weights_only, holding all a resumed run needs."""
+"""Checkpoints: written atomically with a checksum beside, loaded with weights_only, holding all a
+resumed run needs.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
 
 
 def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
-    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk. No pickled code is run.
+    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk.
 
-    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see expt.runs.parts. Of that nothing
-    is read of the keys `without`.
-    """
+    No pickled code is run.
+
+    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see
+    expt.runs.parts. Of that nothing is read of the keys `without`."""
     # Given explicitly: the environment can turn the default off.
     state: dict[str, Any] = torch.load(
         str(path), map_location="cpu", weights_only=True, mmap=lazily
@@ -68,7 +71,9 @@ class Writer(InThread):
         keeps_best: bool = False,
         owned: bool = False,
     ) -> None:
-        """Copy `state` and return; training may change it at once. What is `owned` is nobody else's: not copied.
+        """Copy `state` and return; training may change it at once.
+
+        What is `owned` is nobody else's: not copied.
 
         With `keeps_best` the best before it stays, under the name of an older one.
         """
@@ -109,7 +114,9 @@ class Writer(InThread):
 def publish(
     state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool
 ) -> None:
-    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it stays, as an older."""
+    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it
+    stays, as an older.
+    """
     save(last, state, keep=keep)
     if is_best and keeps_best and best.exists():
         keep_as(best, older(best, 1))

@@ -1,4 +1,6 @@
-"""A checkpoint's file, as far as that needs no torch: its names, whether it is whole, all it says but for tensors."""
+"""A checkpoint's file, as far as that needs no torch: its names, whether it is whole, all it says
+but for tensors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class _Unread:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Runs no code that a file may hold, as torch's own for `weights_only`; of torch it imports nothing."""
+    """Runs no code that a file may hold, as torch's own for `weights_only`; of torch it imports
+    nothing.
+    """
 
     _SAFE = {
         ("collections", "OrderedDict"): collections.OrderedDict,
@@ -82,10 +86,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
-    """Have `by` write a file beside `path`, sync it to the disk, and only then let it take the place of the old one.
+    """Have `by` write a file beside `path`, sync it to the disk, and only then let it take the
+    place of the old one.
 
-    `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old files as they were.
-    """
+    `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old
+    files as they were."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     with full_disk_in_words(path), _removed_at_end(beside):
@@ -101,7 +106,9 @@ def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no checkpoint at all."""
+    """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no
+    checkpoint at all.
+    """
     _check_sum(path)
     try:
         state = read(path)
@@ -127,10 +134,11 @@ def damage_of(path: Path) -> CheckpointError | None:
 
 
 def read_steady(path: Path, read: Callable[[], T]) -> T:
-    """What `read` gives of the checkpoint at `path`; once more where a run has written another there meanwhile.
+    """What `read` gives of the checkpoint at `path`; once more where a run has written another
+    there meanwhile.
 
-    That removes the parts of the one before. Raises what `read` does of a file that stays, or is never the same twice.
-    """
+    That removes the parts of the one before. Raises what `read` does of a file that stays, or is
+    never the same twice."""
     for _ in range(TRIES):
         before = _stamp(path)
         try:
@@ -150,7 +158,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def check_sums(path: Path) -> None:
-    """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that there is of them."""
+    """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that
+    there is of them.
+    """
     _check_sum(path)
     state: object = None
     with contextlib.suppress(
@@ -179,7 +189,9 @@ def candidates(last: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that is no good, so that nothing takes it for a checkpoint; returns its new name."""
+    """Rename a file that is no good, so that nothing takes it for a checkpoint; returns its new
+    name.
+    """
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)
@@ -209,8 +221,8 @@ def not_written(path: Path, reason: str) -> str:
         else "There is none before it"
     )
     return (
-        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. {before}. Make "
-        f"room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free."
+        f" {before}. Make room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
     )
 
 
@@ -249,10 +261,11 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows.
+    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and
+    names who knows.
 
-    One that is set aside keeps its own, for what was missing may come back; it may be damaged itself.
-    """
+    One that is set aside keeps its own, for what was missing may come back; it may be damaged
+    itself."""
     with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
         found = [read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
         for path in checkpoints.glob("*.pt.corrupt*"):
@@ -267,7 +280,9 @@ def older(path: Path, number: int) -> Path:
 
 
 def _publish(beside: Path, path: Path, digests: list[str]) -> None:
-    """Give `beside` the name `path`; at no moment does the file beside it not list the checksum of `path`."""
+    """Give `beside` the name `path`; at no moment does the file beside it not list the checksum of
+    `path`.
+    """
     _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
     beside.replace(path)
     _write_digests(path, digests)

@@ -1,4 +1,6 @@
-"""Copies of run folders, which a person has made beside the runs: a record says the name that its folder was given."""
+"""Copies of run folders, which a person has made beside the runs: a record says the name that its
+folder was given.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,9 @@ def has_own_name(paths: RunPaths, record: Record) -> bool:
 def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """The folders of copies, each with that of the run beside it which counts in its stead.
 
-    That is the last one which has its own name, as for a sweep that is typed again, else the first by name: a folder
-    that was only renamed is no copy. Runs under their own names are none either, but for those of one number of a
-    search, which gives each to one run.
-    """
+    That is the last one which has its own name, as for a sweep that is typed again, else the first
+    by name: a folder that was only renamed is no copy. Runs under their own names are none either,
+    but for those of one number of a search, which gives each to one run."""
     alike: dict[tuple[int | None, str], list[tuple[RunPaths, Record]]] = {}
     for paths, record in runs:
         if (key := _same_run(record)) is not None:

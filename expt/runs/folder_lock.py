@@ -1,8 +1,7 @@
 """The lock of a run's folder: whoever writes there holds it, its workers too.
 
-The system gives it back when the last of them is gone, however they ended: a worker that outlives its driver keeps
-other commands out of its folder.
-"""
+The system gives it back when the last of them is gone, however they ended: a worker that outlives
+its driver keeps other commands out of its folder."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ class FolderLock:
             while (descriptor := self._try()) is None:
                 if time.monotonic() > deadline:
                     raise FolderInUse(
-                        f"hydra.run.dir={paths.folder}: another command is at work there; wait for it"
+                        f"hydra.run.dir={paths.folder}: another command is at work there; wait"
+                        " for it"
                     )
                 time.sleep(0.02)
         except OSError as error:
@@ -75,7 +75,9 @@ def at_work(paths: RunPaths) -> Iterator[FolderLock]:
 
 
 def is_held(paths: RunPaths) -> bool:
-    """Whether a process of this machine is at work in the run's folder, or may be, for all that can be seen."""
+    """Whether a process of this machine is at work in the run's folder, or may be, for all that can
+    be seen.
+    """
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""A run that goes on from another's checkpoint with other settings: found, checked, and taken into its folder."""
+"""A run that goes on from another's checkpoint with other settings: found, checked, and taken into
+its folder.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ from expt.runs.weights_file import WHICH
 
 NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
 OF_ORDER = ("batch_size", "drop_last", "seed", "dataset.sampling", "dataset.train_limit", "task.")
-"""What an epoch has to be trained with from its beginning: the order of its samples, and what is summed over them."""
+"""What an epoch has to be trained with from its beginning: the order of its samples, and what is
+summed over them.
+"""
 OF_LENGTH = {"batch_size", "drop_last", "dataset.train_limit"}
 """What changes the number of an epoch's steps."""
 
 
 def identified(given: str) -> tuple[str, str]:
-    """What identifies the checkpoint of `fork=given`, wherever it lies, and that but for seeds; see Content.
+    """What identifies the checkpoint of `fork=given`, wherever it lies, and that but for seeds; see
+    Content.
 
     Raises ConfigError where there is none.
     """
@@ -42,7 +47,10 @@ def identified(given: str) -> tuple[str, str]:
 
 
 def epochs_before(given: str) -> int:
-    """The whole epochs that a run with `fork=given` has of its parent. Raises ConfigError where there is none."""
+    """The whole epochs that a run with `fork=given` has of its parent.
+
+    Raises ConfigError where there is none.
+    """
     run, which = named(given)
     return _with_length(_of(given, run, which), result_of_any(RunPaths(run))).epochs_done
 
@@ -84,7 +92,8 @@ def _told(bad: Collection[Path]) -> str:
 
 
 def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
-    """The checkpoint that the run of `paths` begins from: taken into its folder before, or the other run's.
+    """The checkpoint that the run of `paths` begins from: taken into its folder before, or the
+    other run's.
 
     Raises ConfigError where it is gone, or can't be gone on from with these settings.
     """
@@ -95,7 +104,8 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     source = beginning(config, content)
     if result_of_any(RunPaths(source.parent.parent))["content"]["code"] != content.code:
         warn(
-            f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs"
+            f"fork={config.fork}: the run's own classes have other source now; its state goes on in"
+            " theirs"
         )
     return source
 
@@ -111,8 +121,8 @@ def beginning(config: RunConfig, content: Content) -> Path:
     fitting = [found for found in all_of(run) if is_meant(found, step)]
     if not fitting:
         raise ConfigError(
-            f"fork={config.fork}: the run has gone on since, and its checkpoint of step {step} is no longer there; "
-            f"{choice(list(all_of(run)))}"
+            f"fork={config.fork}: the run has gone on since, and its checkpoint of step {step} is"
+            f" no longer there; {choice(list(all_of(run)))}"
         )
     record = result_of_any(RunPaths(run))
     found = _with_length(_whole_of(fitting, str(config.fork), run), record)
@@ -123,8 +133,8 @@ def beginning(config: RunConfig, content: Content) -> Path:
 def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
     """Take the checkpoint into the run's folder, with the curves until there; returns where.
 
-    From then on the run has no need of the other's folder. Raises CheckpointError where the checkpoint is damaged.
-    """
+    From then on the run has no need of the other's folder. Raises CheckpointError where the
+    checkpoint is damaged."""
     if source != paths.forked:
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         for left in reversed(range(TRIES)):
@@ -147,7 +157,9 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
 
 
 def _refuse_damaged(source: Path, config: RunConfig) -> None:
-    """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
+    """Raise CheckpointError where the other run's checkpoint is not what was written, and not its
+    copy alone.
+    """
     if damage := checkpoint_file.damage_of(source):
         raise CheckpointError(f"fork={config.fork}: {damage}; {whole_ones(source.parent.parent)}")
 
@@ -170,7 +182,9 @@ def forked_from(config: RunConfig, source: Path) -> Forked:
 
 
 def _changed(config: RunConfig, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that are others than those with which the checkpoint was written: what it was, and what it is."""
+    """The settings that are others than those with which the checkpoint was written: what it was,
+    and what it is.
+    """
     then, now = (_plain(settings) for settings in (brought_up_to_date(saved), shown(config)))
     keys = [key for key in {**then, **now} if key not in NO_SETTING]
     return {key: (then.get(key), now.get(key)) for key in keys if then.get(key) != now.get(key)}
@@ -182,13 +196,16 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(config: RunConfig, content: Content, record: Record, found: Found, run: Path) -> None:
-    """Raise ConfigError for each setting that can't be another in a fork, and where nothing is left to train."""
+    """Raise ConfigError for each setting that can't be another in a fork, and where nothing is left
+    to train.
+    """
     changed = _changed(config, found.state["config"])
     weights = f"or begin a further run, with what fits of its weights, by weights={run}@last"
     problems = []
     if config.weights is not None:
         problems.append(
-            f"weights={config.weights}: a fork has its weights from fork={config.fork}; leave one of them out"
+            f"weights={config.weights}: a fork has its weights from fork={config.fork}; leave one"
+            " of them out"
         )
     others = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
     for key, (then, now) in changed.items():
@@ -200,21 +217,24 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
             continue  # what another model, or another dataset, has of its own
         if why := kept_by(key):
             problems.append(
-                f"{key}={_shown(now)}: a fork keeps {why}, and {run} has {_shown(then)}; leave it out, {weights}"
+                f"{key}={_shown(now)}: a fork keeps {why}, and {run} has {_shown(then)}; leave it"
+                f" out, {weights}"
             )
         elif key.startswith(OF_ORDER) and not found.ends_epoch:
             problems.append(
-                f"{key}={_shown(now)}: can't change within an epoch, and step {found.step} of {run} is within epoch "
-                f"{found.epoch}; use a checkpoint at an epoch's end: {choice(list(all_of(run)))}"
+                f"{key}={_shown(now)}: can't change within an epoch, and step {found.step} of {run}"
+                f" is within epoch {found.epoch}; use a checkpoint at an epoch's end:"
+                f" {choice(list(all_of(run)))}"
             )
     if config.max_steps is not None and (length := sorted(OF_LENGTH & changed.keys())):
         problems.append(
-            f"max_steps={config.max_steps}: counts steps, of which an epoch has others with another {length[0]}; "
-            "give epochs, and max_steps=null"
+            f"max_steps={config.max_steps}: counts steps, of which an epoch has others with another"
+            f" {length[0]}; give epochs, and max_steps=null"
         )
     if (then_data := record["content"]["data"]) != content.data and not problems:
         problems.append(
-            f"dataset: its files are not those that {run} was trained on, {_shown(then_data)}; {weights}"
+            f"dataset: its files are not those that {run} was trained on, {_shown(then_data)};"
+            f" {weights}"
         )
     if problems := problems or _ended(config, found, run):
         raise ConfigError(problems)
@@ -227,8 +247,8 @@ def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
         ("max_steps", config.max_steps, found.step, "step"),
     )
     return [
-        f"{key}={wanted}: the checkpoint of {run} has come to {what} {come} already; give {key}={come + 1} or more, "
-        f"or an earlier checkpoint: {choice(list(all_of(run)))}"
+        f"{key}={wanted}: the checkpoint of {run} has come to {what} {come} already; give"
+        f" {key}={come + 1} or more, or an earlier checkpoint: {choice(list(all_of(run)))}"
         for key, wanted, come, what in asked
         if wanted is not None and come >= wanted
     ]

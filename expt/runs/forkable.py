@@ -66,7 +66,9 @@ def is_there(run: Path) -> bool:
 
 
 def has_beginning(record: Record, paths: RunPaths) -> bool:
-    """Whether a run can be trained from its beginning: of a fork, whether what it went on from is still there."""
+    """Whether a run can be trained from its beginning: of a fork, whether what it went on from is
+    still there.
+    """
     forked = record.get("forked_from")
     if forked is None or paths.forked.exists():
         return True
@@ -84,7 +86,8 @@ def epochs_of(run: Path) -> set[int]:
 
 
 def keep(run: Path, epoch: int) -> None:
-    """Let the run keep its checkpoint of that epoch's end, whatever it writes later, so that a fork can be repeated.
+    """Let the run keep its checkpoint of that epoch's end, whatever it writes later, so that a fork
+    can be repeated.
 
     At no cost where the disk has links, until the run has written others.
     """
@@ -122,7 +125,8 @@ def all_of(run: Path) -> Iterator[Found]:
 
 
 def whole_of(fitting: Sequence[Found]) -> Found:
-    """The first that is what was written; a file is read through once, however many forks a sweep has of it.
+    """The first that is what was written; a file is read through once, however many forks a sweep
+    has of it.
 
     Raises CheckpointError, that of the first, where all are damaged.
     """
@@ -173,7 +177,9 @@ def choice(there: list[Found]) -> str:
 
 
 def whole_ones(run: Path) -> str:
-    """What to say of the checkpoints that are what was written, where the one that was meant is not."""
+    """What to say of the checkpoints that are what was written, where the one that was meant is
+    not.
+    """
     bad = damaged(run)
     there = [found for found in all_of(run) if found.file not in bad]
     if not there:

@@ -1,4 +1,6 @@
-"""What a run has of another: that it is the same one and goes on, or that it began with its weights. Free of torch."""
+"""What a run has of another: that it is the same one and goes on, or that it began with its
+weights. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from expt.runs.result import Record, result_of_any
 
 
 def record_of_resumed(config: RunConfig, shorter: Path | None = None) -> Record:
-    """What the run says of itself that `config.resume` names, or that of `shorter`; empty where there is none."""
+    """What the run says of itself that `config.resume` names, or that of `shorter`; empty where
+    there is none.
+    """
     if shorter is not None:
         return result_of_any(RunPaths(shorter))
     if config.resume in (None, "auto"):
@@ -25,7 +29,9 @@ def record_of_resumed(config: RunConfig, shorter: Path | None = None) -> Record:
 
 
 def as_resumed(config: RunConfig, content: Content) -> Content:
-    """The content of a run that goes on from another's checkpoint: its first weights are those which that one had."""
+    """The content of a run that goes on from another's checkpoint: its first weights are those
+    which that one had.
+    """
     then = record_of_resumed(config)
     if not then.get("content") or not {"config", "identity"} <= then.keys():
         return content
@@ -45,7 +51,8 @@ def as_resumed(config: RunConfig, content: Content) -> Content:
 
 
 def as_forked(config: RunConfig, content: Content, known: Content | None = None) -> Content:
-    """The content of a run that is a fork of another's checkpoint: of that in `known`, else of what is there.
+    """The content of a run that is a fork of another's checkpoint: of that in `known`, else of what
+    is there.
 
     Raises ConfigError where nothing is.
     """

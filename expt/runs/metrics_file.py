@@ -62,11 +62,11 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
 
 
 def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = True) -> bytes:
-    """The lines of a run that were there when its checkpoint of that `step` was written, so many bytes.
+    """The lines of a run that were there when its checkpoint of that `step` was written, so many
+    bytes.
 
-    They are told by their steps where the file is another by now: a run went on from an older checkpoint meanwhile.
-    With `tests_later` the test comes after the run's last checkpoint.
-    """
+    They are told by their steps where the file is another by now: a run went on from an older
+    checkpoint meanwhile. With `tests_later` the test comes after the run's last checkpoint."""
     text = source.metrics.read_bytes() if source.metrics.exists() else b""
     kept, rest = text[:num_bytes], text[num_bytes:]
     last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
@@ -96,7 +96,9 @@ class MetricsReader:
         self._path = paths.metrics
         self._offset = 0
         self._before = b""
-        """The last bytes that were read: others are there now where a run that goes on has written anew."""
+        """The last bytes that were read: others are there now where a run that goes on has written
+        anew.
+        """
 
     def read(self) -> list[Point]:
         """The new points; a line that is still being written is left for the next call."""

@@ -1,4 +1,6 @@
-"""Orders to the command that is at work in a sweep's folder: files there, each with its answer beside it."""
+"""Orders to the command that is at work in a sweep's folder: files there, each with its answer
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def left(sweep: Path) -> list[Path]:
 
 
 def clear(sweep: Path) -> None:
-    """Remove the orders that nobody has heard, and nobody will; who waits for an answer gets a moment to read it."""
+    """Remove the orders that nobody has heard, and nobody will; who waits for an answer gets a
+    moment to read it.
+    """
     deadline = time.monotonic() + READ_S
     while any((sweep / FOLDER).glob("*.answer")) and time.monotonic() < deadline:
         time.sleep(POLL_S)

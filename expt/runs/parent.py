@@ -1,4 +1,7 @@
-"""The run that another is a fork of: what `fork` names, and the words that ask for it. Free of torch."""
+"""The run that another is a fork of: what `fork` names, and the words that ask for it.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ class Named(NamedTuple):
 
 
 def named(given: str) -> Named:
-    """The run and the checkpoint that `fork=given` names; that the run has the checkpoint is another question.
+    """The run and the checkpoint that `fork=given` names; that the run has the checkpoint is
+    another question.
 
     Raises ConfigError for what is no run that has begun to train.
     """
@@ -69,7 +73,8 @@ def named(given: str) -> Named:
             str(path), map(str, path.parent.glob("*") if path.parent.is_dir() else ())
         )
         raise ConfigError(
-            f"fork={given}: there is no folder {path}; give that of a run, as in fork=RUN@STEP.{near}"
+            f"fork={given}: there is no folder {path}; give that of a run, as in"
+            f" fork=RUN@STEP.{near}"
         )
     record = result_of_any(RunPaths(path))
     if record.get("status") == DAMAGED:
@@ -88,11 +93,16 @@ def _no_run(path: Path, record: Record) -> str:
     if not below:
         return f"{path} is no folder of a run; give that of one"
     listed = shlex.join([*provenance.program().split(), "report", str(path)])
-    return f"{path} holds {len(below)} runs; name one of them, as in fork={below[0]} ({listed} lists them)"
+    return (
+        f"{path} holds {len(below)} runs; name one of them, as in fork={below[0]} ({listed} lists"
+        " them)"
+    )
 
 
 def values_of(text: str) -> list[str]:
-    """What stands between the commas of `text`; parts that together name what is there, as `s/a=1,b=2`, are one."""
+    """What stands between the commas of `text`; parts that together name what is there, as
+    `s/a=1,b=2`, are one.
+    """
     parts, found = text.split(","), list[str]()
     if all(map(is_there, parts)):
         return parts
@@ -131,7 +141,8 @@ def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
 
 
 def for_strategy(words: Sequence[str], before: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The `words` without settings that the strategy which is `typed` cannot have: they are at their defaults then.
+    """The `words` without settings that the strategy which is `typed` cannot have: they are at
+    their defaults then.
 
     Of `before`, the words of the run that is gone on from, they were of another strategy.
     """
@@ -166,7 +177,8 @@ def key_of(word: str) -> str:
 
 
 def without_latest(given: str) -> str:
-    """Of `latest@STEP` the folder of the newest run of outputs, and the step; `latest/NAME` is one of the newest sweep.
+    """Of `latest@STEP` the folder of the newest run of outputs, and the step; `latest/NAME` is one
+    of the newest sweep.
 
     Raises ConfigError where there is none.
     """
@@ -197,7 +209,9 @@ def _began(run: Path) -> float:
 
 
 def kept_by(key: str) -> str | None:
-    """What of its parent a fork keeps that the setting `key` would change; None where it may be another."""
+    """What of its parent a fork keeps that the setting `key` would change; None where it may be
+    another.
+    """
     if key == "model.dropout" or key.startswith(OF_TRAINING_DATA):
         return None
     whats = {"model.": "its model", "init.": "its weights", "dataset.": "its data"}

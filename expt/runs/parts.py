@@ -1,7 +1,8 @@
-"""The parts of a sharded checkpoint: a folder of torch.distributed.checkpoint beside the file that names it.
+"""The parts of a sharded checkpoint: a folder of torch.distributed.checkpoint beside the file that
+names it.
 
-That file is a checkpoint as any other, but for tensors that workers held parts of: in their places it has their keys.
-"""
+That file is a checkpoint as any other, but for tensors that workers held parts of: in their places
+it has their keys."""
 
 from __future__ import annotations
 
@@ -25,32 +26,38 @@ _AT = "in_parts"
 _SAFE = {
     "torch.distributed.checkpoint.metadata": None,
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch": {
-        "Size",
-        "float32",
-        "float64",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    }
-    | {"complex64", "complex128"},
+    "torch": (
+        {
+            "Size",
+            "float32",
+            "float64",
+            "float16",
+            "bfloat16",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint8",
+            "bool",
+        }
+        | {"complex64", "complex128"}
+    ),
     "torch.serialization": {"_get_layout"},
     "builtins": {"set"},
     "pathlib": {"PosixPath", "Path"},
     "pathlib._local": {"PosixPath", "Path"},
 }
-"""What the description of the parts may be made of, which torch reads with pickle; None is all of a module."""
+"""What the description of the parts may be made of, which torch reads with pickle; None is all of a
+module.
+"""
 
 
 def parted(
     state: Any, is_part: Callable[[Any], bool], *, copies: bool, path: tuple[Any, ...] = ()
 ) -> tuple[Any, dict[str, Tensor]]:
-    """`state` with a key in the place of each tensor that is a part, and the tensors by their keys, in `copies`."""
+    """`state` with a key in the place of each tensor that is a part, and the tensors by their keys,
+    in `copies`.
+    """
     if isinstance(state, Tensor) and is_part(state):
         key, part = "/".join(map(str, path)), state.detach()
         if copies:
@@ -91,11 +98,11 @@ def filled(
     *,
     without: Collection[str] = (),
 ) -> Any:
-    """`state`, which the file at `path` holds, with its tensors again, on the CPU, but `without` these of its keys.
+    """`state`, which the file at `path` holds, with its tensors again, on the CPU, but `without`
+    these of its keys.
 
-    Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
-    there is no room for whole ones, or a part is not there.
-    """
+    Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises
+    CheckpointError where there is no room for whole ones, or a part is not there."""
     if PARTS not in state:
         return state
     import torch.distributed.checkpoint as dcp
@@ -177,8 +184,9 @@ def _replaced(
 def _refuse_too_large(path: Path, num_bytes: int) -> None:
     if num_bytes > (room := available_memory()):
         raise CheckpointError(
-            f"{path}: is sharded, and its whole tensors need more than the {room / 1e9:.1f} GB that this process may "
-            "still take; go on from it with strategy=fsdp on more workers, or use it where there is more memory"
+            f"{path}: is sharded, and its whole tensors need more than the {room / 1e9:.1f} GB that"
+            " this process may still take; go on from it with strategy=fsdp on more workers, or"
+            " use it where there is more memory"
         )
 
 

@@ -1,4 +1,6 @@
-"""The folder of a sharded checkpoint's parts: what a checkpoint says of it, and whether it is whole. Free of torch."""
+"""The folder of a sharded checkpoint's parts: what a checkpoint says of it, and whether it is
+whole. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def check(path: Path, state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where parts of the checkpoint at `path` are missing, or not what was written."""
+    """Raise CheckpointError where parts of the checkpoint at `path` are missing, or not what was
+    written.
+    """
     if PARTS not in state:
         return
     folder = path.parent / state[PARTS]["folder"]
@@ -36,7 +40,9 @@ def check(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
-    """Let the folder `target` have the parts that a checkpoint in `source` names, too, at no cost where links do."""
+    """Let the folder `target` have the parts that a checkpoint in `source` names, too, at no cost
+    where links do.
+    """
     folder, goal = source / parts["folder"], target / parts["folder"]
     if goal.exists():
         return

@@ -1,4 +1,7 @@
-"""Where things are: the configuration that expt ships, and the files of a run. The one place that knows their names."""
+"""Where things are: the configuration that expt ships, and the files of a run.
+
+The one place that knows their names.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def make_unused_folder(name: str) -> str:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove an empty folder, and the empty ones around it up to `outputs`. Raises OSError where one is not empty."""
+    """Remove an empty folder, and the empty ones around it up to `outputs`.
+
+    Raises OSError where one is not empty.
+    """
     folder.rmdir()
     outputs = Path("outputs").absolute()
     for around in folder.absolute().parents:
@@ -74,12 +80,16 @@ class RunPaths:
 
     @property
     def sent(self) -> Path:
-        """The folder of what other dashboards have of the run, a file for each; see expt.tracking.cursor."""
+        """The folder of what other dashboards have of the run, a file for each; see
+        expt.tracking.cursor.
+        """
         return self.folder / ".sent"
 
     @property
     def before(self) -> Path:
-        """The folder of what the record was before the run goes on, until that is accepted; see expt.runs.undo."""
+        """The folder of what the record was before the run goes on, until that is accepted; see
+        expt.runs.undo.
+        """
         return self.folder / ".before"
 
     @property
@@ -94,7 +104,9 @@ class RunPaths:
 
     @property
     def within_epoch(self) -> Path:
-        """What a longer run goes on from where `last` is of an epoch that `max_steps` has ended before its time."""
+        """What a longer run goes on from where `last` is of an epoch that `max_steps` has ended
+        before its time.
+        """
         return self.checkpoints / "within_epoch.pt"
 
     @property
@@ -103,7 +115,9 @@ class RunPaths:
         return self.checkpoints / "fork.pt"
 
     def forked_after(self, epoch: int) -> Path:
-        """The checkpoint of the end of that epoch, where it is kept for its forks; see expt.runs.forkable.keep."""
+        """The checkpoint of the end of that epoch, where it is kept for its forks; see
+        expt.runs.forkable.keep.
+        """
         return self.checkpoints / f"{_FORKED}{epoch}.pt"
 
     @property
@@ -132,7 +146,9 @@ class RunPaths:
 
     @property
     def evaluations(self) -> Path:
-        """What its weights were measured on later: a folder for each evaluation, with files named as a run's."""
+        """What its weights were measured on later: a folder for each evaluation, with files named
+        as a run's.
+        """
         return self.folder / "evaluations"
 
     def exported(self, format: str) -> Path:
@@ -170,7 +186,9 @@ class RunPaths:
         return self.hydra / "overrides.yaml"
 
     def next_attempt(self) -> int:
-        """The number of the next attempt: every one before has left logs, of which older ones may be removed."""
+        """The number of the next attempt: every one before has left logs, of which older ones may
+        be removed.
+        """
         return max(self.attempts(), default=-1) + 1
 
     def attempts(self) -> list[int]:
@@ -178,7 +196,9 @@ class RunPaths:
         return [int(path.name) for path in self.logs(0).parent.glob("*") if path.name.isdecimal()]
 
     def clear_records(self) -> None:
-        """Remove what earlier attempts recorded, but their logs, for one that starts from the beginning."""
+        """Remove what earlier attempts recorded, but their logs, for one that starts from the
+        beginning.
+        """
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 
@@ -216,7 +236,9 @@ class RunPaths:
         )
 
     def remove_refused(self) -> None:
-        """Remove what a run has left that was refused before it had come to anything; its folder was new."""
+        """Remove what a run has left that was refused before it had come to anything; its folder
+        was new.
+        """
         for folder in (self.logs(0).parent, self.sent, self.code):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.result, self.metrics, *self.event_files()):

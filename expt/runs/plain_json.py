@@ -1,7 +1,7 @@
 """JSON as every program reads it, which has no words for what is no finite number.
 
-nan is null, and infinity a number beyond what a float holds, as which it is read again: JSON's grammar has no limit.
-"""
+nan is null, and infinity a number beyond what a float holds, as which it is read again: JSON's
+grammar has no limit."""
 
 from __future__ import annotations
 

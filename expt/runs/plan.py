@@ -1,4 +1,7 @@
-"""Whether a run may get another end: not where its schedule is planned to the end that it had. Free of torch."""
+"""Whether a run may get another end: not where its schedule is planned to the end that it had.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 def refuse_other_plan(
     config: RunConfig, state: Mapping[str, Any], steps_per_epoch: int | None, source: Path
 ) -> None:
-    """Raise ConfigError where the learning rates until `source`, with its `state`, are not those of such a run.
+    """Raise ConfigError where the learning rates until `source`, with its `state`, are not those of
+    such a run.
 
-    `steps_per_epoch` is of its record: an older version's checkpoint says nothing of it. Unknown, epochs are counted.
-    """
+    `steps_per_epoch` is of its record: an older version's checkpoint says nothing of it. Unknown,
+    epochs are counted."""
     saved: Mapping[str, Any] = state["config"]
     steps_per_epoch = state.get("steps_per_epoch") or steps_per_epoch or 1
     ends = {key: (before, _end(shown(config))[key]) for key, before in _end(saved).items()}
@@ -35,7 +39,8 @@ def refuse_other_plan(
         for key in changed.keys() & {*OF_PLAN}:
             before, given = changed[key]
             raise ConfigError(
-                f"{_typed(key)}={_number(given)}: the checkpoint {source} is of a run with {_number(before)}; give that"
+                f"{_typed(key)}={_number(given)}: the checkpoint {source} is of a run with"
+                f" {_number(before)}; give that"
             )
         return
     if not changed or then == _plan(config, steps_per_epoch):
@@ -43,10 +48,10 @@ def refuse_other_plan(
     key = next(iter(changed))
     folder = shlex.quote(str(source.parent.parent))
     raise ConfigError(
-        f"{_typed(key)}={_number(changed[key][1])}: the schedule of {folder} is planned to {_what_end(saved)}, "
-        "and one with another end has had other learning rates until here; keep its plan by "
-        f"{_mend(config, then, steps_per_epoch)}, or begin a further run, with a schedule of its own, from its weights "
-        f"by weights={folder}@last"
+        f"{_typed(key)}={_number(changed[key][1])}: the schedule of {folder} is planned to"
+        f" {_what_end(saved)}, and one with another end has had other learning rates until here;"
+        f" keep its plan by {_mend(config, then, steps_per_epoch)}, or begin a further run, with a"
+        f" schedule of its own, from its weights by weights={folder}@last"
     )
 
 
@@ -59,9 +64,10 @@ def _refuse_other_lookahead(
     for key in changed.keys() & {"epochs", "max_steps"}:
         folder = shlex.quote(str(source.parent.parent))
         raise ConfigError(
-            f"{key}={_number(changed[key][1])}: lookahead.power={config.lookahead.power:g} follows the share of the "
-            f"run that is done, and {folder} has {key}={_number(changed[key][0])}; begin a further run from its "
-            f"weights by weights={folder}@last"
+            f"{key}={_number(changed[key][1])}: lookahead.power={config.lookahead.power:g} follows"
+            f" the share of the run that is done, and {folder} has"
+            f" {key}={_number(changed[key][0])}; begin a further run from its weights by"
+            f" weights={folder}@last"
         )
 
 

@@ -84,9 +84,11 @@ def _short(git: Mapping[str, str]) -> str:
 def hardware() -> dict[str, Any]:
     """The processor, its cores that may be used, the memory, and the GPUs."""
     return {
-        "cpu": _after_colon(Path("/proc/cpuinfo"), "model name")
-        or platform.processor()
-        or platform.machine(),
+        "cpu": (
+            _after_colon(Path("/proc/cpuinfo"), "model name")
+            or platform.processor()
+            or platform.machine()
+        ),
         "cores": machine.usable_cpus(),
         "memory_gib": round(
             int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0]) / 2**20, 1
@@ -131,7 +133,9 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def git_state(folder: Path) -> dict[str, str] | None:
-    """The commit checked out in `folder` and the uncommitted changes to it; None outside a repository."""
+    """The commit checked out in `folder` and the uncommitted changes to it; None outside a
+    repository.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

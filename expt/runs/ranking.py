@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
-    """Of runs of one objective those that have measured it, best first; of equal ones the first of a search."""
+    """Of runs of one objective those that have measured it, best first; of equal ones the first of
+    a search.
+    """
     measured = [(run, record) for run, record in runs if math.isfinite(objective_of(record))]
     highest = bool(measured) and _highest_is_best(measured[0][1])
     measured.sort(key=lambda pair: place(pair[1]))
@@ -23,7 +25,9 @@ def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
 
 
 def place(record: Record) -> tuple[int, int]:
-    """When a run's point was chosen: those typed by hand come first, as they stand, those added to a sweep last."""
+    """When a run's point was chosen: those typed by hand come first, as they stand, those added to
+    a sweep last.
+    """
     if "search" in record:
         return 1, record["search"]["number"]
     return (2, record["added"]["place"]) if "added" in record else (0, 0)

@@ -44,7 +44,9 @@ class Resumed(TypedDict):
 
 
 class EvaluationOf(TypedDict):
-    """What the record of an evaluation is about; its `metrics`, `config` and all else are the evaluation's own."""
+    """What the record of an evaluation is about; its `metrics`, `config` and all else are the
+    evaluation's own.
+    """
 
     run: str
     checkpoint: str
@@ -60,7 +62,9 @@ class EvaluationOf(TypedDict):
 
 
 class Begun(TypedDict):
-    """The file that a run's first weights were loaded from, and what is known of the run that wrote it, if one did."""
+    """The file that a run's first weights were loaded from, and what is known of the run that wrote
+    it, if one did.
+    """
 
     file: str
     identity: str | None

@@ -59,17 +59,23 @@ class RunRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
     typed_at: float | None = None
-    """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn counts."""
+    """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn
+    counts.
+    """
     instead: Evaluation | Preflight | None = None
     """Where the run is not to be trained: what is done in place of that."""
     may_have_run: bool = False
-    """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
+    """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it
+    was refused.
+    """
 
     goes_on_from: Path | None = None
     """The folder of this very run, only shorter, where its own has nothing yet to go on from."""
 
     until_epoch: int | None = None
-    """The epoch after which the run pauses, evaluated and saved, though its schedule sees all its epochs."""
+    """The epoch after which the run pauses, evaluated and saved, though its schedule sees all its
+    epochs.
+    """
 
     @property
     def resumes(self) -> bool:
@@ -81,7 +87,9 @@ class RunRequest:
         return self.paths.next_attempt() if self.resumes else 0
 
     def to_send(self) -> dict[str, Any]:
-        """The request for another process, in JSON, without what came from the environment; see `received`."""
+        """The request for another process, in JSON, without what came from the environment; see
+        `received`.
+        """
         folder = str(self.paths.folder.resolve())
         begins = (
             {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
@@ -100,7 +108,10 @@ class RunRequest:
 
 
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
-    """What `RunRequest.to_send` was called on, by the environment of here. Raises ConfigError if it can't run here."""
+    """What `RunRequest.to_send` was called on, by the environment of here.
+
+    Raises ConfigError if it can't run here.
+    """
     return RunRequest(
         config=parse_elsewhere(sent["settings"], machine),
         settings=sent["settings"],

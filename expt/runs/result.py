@@ -1,4 +1,7 @@
-"""result.json: what a run says of itself, from its first moment to its end. Read and written here alone."""
+"""result.json: what a run says of itself, from its first moment to its end.
+
+Read and written here alone.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,16 @@ RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED = (
 )
 STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
 DAMAGED, LOST = "damaged", "lost"
-"""Said of a run whose result.json cannot be read, and of one that was killed and so could not say that it no longer
+"""Said of a run whose result.json cannot be read, and of one that was killed and so could not say
+that it no longer
 runs; no run says it of itself."""
 
 
 class Record(Provenance, total=False):
-    """The keys of result.json. Each may be missing: in a run under way, a refused one, or one of an older version."""
+    """The keys of result.json.
+
+    Each may be missing: in a run under way, a refused one, or one of an older version.
+    """
 
     status: str
     error: str
@@ -70,7 +77,9 @@ class Record(Provenance, total=False):
     seedless_identity: str
     """Equal for runs that differ by their seed alone."""
     content: Made
-    """Missing in a run of a version that looked at settings alone; its identity is that of the settings."""
+    """Missing in a run of a version that looked at settings alone; its identity is that of the
+    settings.
+    """
     config: dict[str, Any]
     seed: int
     started: float
@@ -104,7 +113,9 @@ class Record(Provenance, total=False):
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float
     energy_j: float
-    """Of its GPUs, by NVML; `energy_j_before` is that of earlier attempts, less what the meters showed then."""
+    """Of its GPUs, by NVML; `energy_j_before` is that of earlier attempts, less what the meters
+    showed then.
+    """
     energy_j_before: float
     epoch_s: list[float]
     eval_s: float
@@ -120,7 +131,8 @@ class FoundRecord(Record, total=False):
 
 
 def read_result(paths: RunPaths) -> Record:
-    """The content of result.json, empty if there is none yet; only that it is damaged where no run can have written it.
+    """The content of result.json, empty if there is none yet; only that it is damaged where no run
+    can have written it.
 
     Whoever writes there then sets it aside first, see `_to_be_changed`.
     """
@@ -155,7 +167,9 @@ def objective_of(record: Record) -> float:
 
 
 def _to_be_changed(paths: RunPaths) -> Record:
-    """The content of result.json; where it is damaged, or another program's, it gets another name, with a warning."""
+    """The content of result.json; where it is damaged, or another program's, it gets another name,
+    with a warning.
+    """
     content = read_result(paths)
     if content.get("status") != DAMAGED:
         return content
@@ -203,7 +217,9 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
 
 
 def result_of_any(paths: RunPaths) -> Record:
-    """The content of result.json, or that it is damaged, or its run lost; empty where there is none of expt's."""
+    """The content of result.json, or that it is damaged, or its run lost; empty where there is none
+    of expt's.
+    """
     try:
         content = read_result(paths)
         if is_lost(paths, content):
@@ -239,7 +255,9 @@ def is_lost(paths: RunPaths, content: Record) -> bool:
 
 
 def so_far(paths: RunPaths, record: Record) -> Record:
-    """What a run has come to that has not completed, by its metrics.jsonl; empty where it has measured nothing."""
+    """What a run has come to that has not completed, by its metrics.jsonl; empty where it has
+    measured nothing.
+    """
     config: Mapping[str, Any] = record.get("config") or {}
     points, name = MetricsReader(paths).read(), str(config.get("objective"))
     if not points or "objective" not in config:

@@ -1,4 +1,7 @@
-"""Where a run goes on from: a checkpoint found and checked, the record cut back to it. Before workers start."""
+"""Where a run goes on from: a checkpoint found and checked, the record cut back to it.
+
+Before workers start.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.record_parts import Resumed
 from expt.runs.result import COMPLETED, Record, result_of_any
 
-# How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
+# How long, where and in how many parts a run trains may change when it goes on; what it trains may
+# not.
 MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
     "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
@@ -36,11 +40,11 @@ def find(
     may_have_run: bool,
     else_from: Path | None = None,
 ) -> Path | None:
-    """The checkpoint from which the run of `paths` resumes, or that of `else_from`; None for a new start.
+    """The checkpoint from which the run of `paths` resumes, or that of `else_from`; None for a new
+    start.
 
-    Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is left, ConfigError
-    if it is another experiment's.
-    """
+    Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is
+    left, ConfigError if it is another experiment's."""
     source = None
     if may_have_run:
         source = _in_folder(paths)
@@ -67,7 +71,9 @@ def find(
 
 
 def cut_back(source: Path, paths: RunPaths) -> Resumed:
-    """Make the run's folder what it was when `source` was written; returns what result.json says of that."""
+    """Make the run's folder what it was when `source` was written; returns what result.json says of
+    that.
+    """
     state = checkpoint_file.read(source)
     of_source = RunPaths(source.parent.parent)
     paths.metrics.write_bytes(lines_of(of_source, state))
@@ -90,7 +96,8 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
             checkpoint_file.keep_as(best, paths.best)
         else:
             warn(
-                f"{beside}: is not the best that {source.name} knows of; the best is chosen from later epochs"
+                f"{beside}: is not the best that {source.name} knows of; the best is chosen from"
+                " later epochs"
             )
     return {"checkpoint": str(source), "step": state["position"]["step"]}
 
@@ -103,7 +110,10 @@ def lines_of(source: RunPaths, state: Mapping[str, Any]) -> bytes:
 
 
 def _in_folder(paths: RunPaths) -> Path | None:
-    """The newest of this very run. Raises ConfigError where nothing but a damaged file says that there is one."""
+    """The newest of this very run.
+
+    Raises ConfigError where nothing but a damaged file says that there is one.
+    """
     found = checkpoint_file.candidates(paths.last)
     if paths.result.exists() or paths.metrics.exists():
         try:
@@ -114,12 +124,16 @@ def _in_folder(paths: RunPaths) -> Path | None:
         return _newest(found, mine=False)
     except CheckpointError as error:
         raise ConfigError(
-            f"{paths.folder}: no {paths.result.name} says that a run is there, and {error}; choose another folder"
+            f"{paths.folder}: no {paths.result.name} says that a run is there, and {error}; choose"
+            " another folder"
         ) from error
 
 
 def _mend(paths: RunPaths) -> str:
-    return f"put back a copy, or remove the folder {paths.checkpoints}: the run then starts from the beginning"
+    return (
+        f"put back a copy, or remove the folder {paths.checkpoints}: the run then starts from the"
+        " beginning"
+    )
 
 
 def _elsewhere(path: Path) -> Path:
@@ -155,7 +169,9 @@ def _newest(found: list[Path], *, mine: bool) -> Path | None:
 
 
 def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) -> Path:
-    """`source`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
+    """`source`, or what it was before its epoch was ended early, where the run goes on in that
+    epoch now.
+    """
     path, position = RunPaths(source.parent.parent).within_epoch, state["position"]
     steps_per_epoch = state.get("steps_per_epoch")
     if (
@@ -172,7 +188,8 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
         of_this = checkpoint_file.read(path)["position"] == position
     except CheckpointError as error:
         warn(
-            f"{error}; what goes on has the end of an epoch in its midst, at step {position['step']}"
+            f"{error}; what goes on has the end of an epoch in its midst, at step"
+            f" {position['step']}"
         )
         return source
     return path if of_this and total > position["step"] else source
@@ -209,7 +226,9 @@ def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -
 def _refuse_another_fork(
     config: RunConfig, content: Content, saved: Mapping[str, Any], source: Path
 ) -> None:
-    """Raise ConfigError where the run is no fork of what `fork` names; its text does, should that be gone."""
+    """Raise ConfigError where the run is no fork of what `fork` names; its text does, should that
+    be gone.
+    """
     then = saved.get("fork")
     if config.fork in (None, then) or result_of_any(RunPaths(source.parent.parent)).get(
         "content", {}
@@ -217,12 +236,15 @@ def _refuse_another_fork(
         return
     whose = "no fork" if then is None else f"a fork of {then}"
     raise ConfigError(
-        f"fork={config.fork}: the run of {source} is {whose}; leave it out, or choose another folder"
+        f"fork={config.fork}: the run of {source} is {whose}; leave it out, or choose another"
+        " folder"
     )
 
 
 def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path) -> None:
-    """Raise ConfigError where more has been trained already than is asked for: it would be said to be less."""
+    """Raise ConfigError where more has been trained already than is asked for: it would be said to
+    be less.
+    """
     asked: dict[str, tuple[int | None, int]] = {
         "epochs": (config.epochs, position["epoch"]),
         "max_steps": (config.max_steps, position["step"]),
@@ -230,15 +252,18 @@ def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path
     for key, (wanted, done) in asked.items():
         if wanted is not None and wanted < done:
             raise ConfigError(
-                f"{key}={wanted}: the run of {source} has come to {key.removeprefix('max_').removesuffix('s')} {done} "
-                f"already; give {key}={done} or more, or start a new run"
+                f"{key}={wanted}: the run of {source} has come to"
+                f" {key.removeprefix('max_').removesuffix('s')} {done} already; give {key}={done}"
+                " or more, or start a new run"
             )
 
 
 def _refuse_other_content(
     config: RunConfig, content: Content, position: Mapping[str, int], source: Path, paths: RunPaths
 ) -> None:
-    """Raise ConfigError where the data is other now, or where the record would hide that the source is."""
+    """Raise ConfigError where the data is other now, or where the record would hide that the source
+    is.
+    """
     folder = source.parent.parent
     record = result_of_any(RunPaths(folder))
     then = record.get("content")
@@ -266,7 +291,8 @@ def _refuse_other_content(
         folder.resolve() == paths.folder.resolve()
     ):  # one record can't say that its numbers are of both
         raise ConfigError(
-            f"{folder}: {other}; to go on in a new folder, type {settings_to_resume(folder)}; {anew}"
+            f"{folder}: {other}; to go on in a new folder, type {settings_to_resume(folder)};"
+            f" {anew}"
         )
     warn(f"{source}: the run's own classes have other source now; what goes on from it is of both")
 

@@ -15,8 +15,8 @@ from expt.runs import checkpoint, checkpoint_file, parts, parts_folder
 class ShardedWriter(checkpoint.InThread):
     """One worker's side of it.
 
-    The file that names the parts is written last, by rank 0: until then the checkpoint before it stands.
-    """
+    The file that names the parts is written last, by rank 0: until then the checkpoint before it
+    stands."""
 
     def __init__(self, last: Path, best: Path, *, keep: int, group: Any) -> None:
         """`group` is a process group of gloo's that nothing else uses."""
@@ -33,10 +33,11 @@ class ShardedWriter(checkpoint.InThread):
         keeps_best: bool = False,
         target: Path | None = None,
     ) -> None:
-        """Return while `tensors`, of all workers, are written into `folder`; then rank 0's `state`, as `target`.
+        """Return while `tensors`, of all workers, are written into `folder`; then rank 0's `state`,
+        as `target`.
 
-        None for that is the last checkpoint. The others give no `state`. See checkpoint.Writer for the best.
-        """
+        None for that is the last checkpoint. The others give no `state`. See checkpoint.Writer for
+        the best."""
         self._begin(self._write, state, tensors, folder, is_best, keeps_best, target)
 
     def _write(

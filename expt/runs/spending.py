@@ -1,4 +1,7 @@
-"""What a run costs: seconds of its devices, and the energy of its GPUs where NVML measures it. Free of torch."""
+"""What a run costs: seconds of its devices, and the energy of its GPUs where NVML measures it.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ class Total(NamedTuple):
 
 
 def at_start(devices: Sequence[str], earlier: Record) -> Record:
-    """For the record of an attempt that begins: what attempts before it have cost, and what the meters show."""
+    """For the record of an attempt that begins: what attempts before it have cost, and what the
+    meters show.
+    """
     begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
     if (shown := machine.energy_j(devices)) is not None:
         begun["energy_j_before"] = earlier.get("energy_j", 0.0) - shown
@@ -31,7 +36,8 @@ def at_start(devices: Sequence[str], earlier: Record) -> Record:
 
 
 def until_now(record: Record, ended_at: float | None = None) -> Record:
-    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it was here.
+    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it
+    was here.
 
     `ended_at` [by time.time] is given where the attempt had ended before.
     """
@@ -61,7 +67,9 @@ def num_devices(record: Record) -> int:
 
 
 def device_s(record: Record) -> float:
-    """Seconds for which the run has kept devices busy, times their number; of one that was killed what it trained."""
+    """Seconds for which the run has kept devices busy, times their number; of one that was killed
+    what it trained.
+    """
     if "device_s" in record:
         return record["device_s"]
     trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
@@ -69,7 +77,9 @@ def device_s(record: Record) -> float:
 
 
 def totals(records: Iterable[Record]) -> dict[str, Total]:
-    """What the runs on GPUs have cost, and those on a CPU's cores; a kind of device that none has used is left out."""
+    """What the runs on GPUs have cost, and those on a CPU's cores; a kind of device that none has
+    used is left out.
+    """
     by_kind: dict[str, list[Record]] = {}
     for record in records:
         if device_s(record) > 0:

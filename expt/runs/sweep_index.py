@@ -1,4 +1,6 @@
-"""Sweeps, and an index of large ones: what result.json says of each run, for to open 10,000 takes half a minute."""
+"""Sweeps, and an index of large ones: what result.json says of each run, for to open 10,000 takes
+half a minute.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ LEFT_OUT = ("git", "versions", "hardware", "hosts")
 
 
 def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """As `results`, without LEFT_OUT; what has not changed since the index was written comes from there.
+    """As `results`, without LEFT_OUT; what has not changed since the index was written comes from
+    there.
 
     Records share what they have in common: who changes one changes its own keys alone.
     """
@@ -46,7 +49,8 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
             )  # by a path of pathlib's it takes three times as long
         except OSError:  # no folder, or no run
             continue
-        # Another record has another inode, see `write_atomically`; its times are those of the system's clock.
+        # Another record has another inode, see `write_atomically`; its times are those of the
+        # system's clock.
         state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         kept = known.pop(name, None)
         record = kept[1] if kept and kept[0] == state else _slim(result_of_any(paths))
@@ -74,7 +78,9 @@ def latest_sweep(outputs: Path) -> Path | None:
 
 
 def _began(sweep: Path) -> float:
-    """When the first of its runs has [seconds since the epoch]; a later look, or an attempt at another, counts not."""
+    """When the first of its runs has [seconds since the epoch]; a later look, or an attempt at
+    another, counts not.
+    """
     return min((found["started"] for _, found in results(sweep) if "started" in found), default=0.0)
 
 
@@ -93,7 +99,9 @@ class _Bases:
         self._numbers: dict[Hashable, int] = {}
 
     def against(self, content: Mapping[str, Any], kind: str = "") -> tuple[int, dict[str, Any]]:
-        """The number of its base, which has the same keys in the same order, and what is different at the top."""
+        """The number of its base, which has the same keys in the same order, and what is different
+        at the top.
+        """
         number = self._numbers.setdefault((tuple(content), kind), len(self.contents))
         if number == len(self.contents):
             self.contents.append(content)
@@ -106,7 +114,9 @@ class _Bases:
 
 
 def _packed(runs: Mapping[str, tuple[list[int], Record]]) -> dict[str, Any]:
-    """Most runs have nearly the same settings, and all the same command, which may name thousands of values."""
+    """Most runs have nearly the same settings, and all the same command, which may name thousands
+    of values.
+    """
     bases, packed = _Bases(), {}
     for name, (state, record) in runs.items():
         config = record.get("config")

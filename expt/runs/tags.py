@@ -18,7 +18,10 @@ SKIPPED_STEPS = "skipped_steps"
 """Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
 
 GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
-"""Before a layer's name. Late in the alphabet: HPARAMS shows the first five tags until others are chosen."""
+"""Before a layer's name.
+
+Late in the alphabet: HPARAMS shows the first five tags until others are chosen.
+"""
 TRAIN_IMAGES = "images/train"
 PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
@@ -47,7 +50,9 @@ HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
 
 
 def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
-    """Whether a run is the better the higher `tag` is; `metrics` are its task's, each `min` or `max`."""
+    """Whether a run is the better the higher `tag` is; `metrics` are its task's, each `min` or
+    `max`.
+    """
     ways = [
         metrics[part] for part in tag.split("/") if part in metrics
     ]  # not the first: best/accuracy/val

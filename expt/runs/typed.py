@@ -1,4 +1,6 @@
-"""What a person is told to type: a setting as Hydra's grammar and a shell take it, whatever its value holds."""
+"""What a person is told to type: a setting as Hydra's grammar and a shell take it, whatever its
+value holds.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def unquoted(text: str) -> str:
 
 
 def joined(words: Iterable[str]) -> str:
-    """The words for a shell, as shlex has them; but what has quotes of its own is put between double ones."""
+    """The words for a shell, as shlex has them; but what has quotes of its own is put between
+    double ones.
+    """
     return " ".join(
         f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
         for word in words

@@ -1,4 +1,6 @@
-"""What a run's folder has said before it goes on: put back where its workers refuse to, before they train. No torch."""
+"""What a run's folder has said before it goes on: put back where its workers refuse to, before they
+train. No torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from expt.runs.paths import RunPaths
 
 
 def keep(paths: RunPaths) -> None:
-    """Keep the record and the numbers as they are; those of a try that was killed before it was accepted count."""
+    """Keep the record and the numbers as they are; those of a try that was killed before it was
+    accepted count.
+    """
     if paths.before.exists():
         return
     beside = paths.before.with_name(f"{paths.before.name}.tmp")
@@ -28,7 +32,10 @@ def accept(paths: RunPaths) -> None:
 
 
 def put_back(paths: RunPaths) -> bool:
-    """Let the folder be what it was before; returns whether that was a run's. Nothing is done where none is kept."""
+    """Let the folder be what it was before; returns whether that was a run's.
+
+    Nothing is done where none is kept.
+    """
     if not paths.before.exists():
         return False
     was_run = (paths.before / paths.result.name).exists()

@@ -1,4 +1,6 @@
-"""Where a run's first weights come from, by the key `weights`: a file, and what is known of the run that wrote it."""
+"""Where a run's first weights come from, by the key `weights`: a file, and what is known of the run
+that wrote it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def weights_file(given: str) -> Path:
 
 
 def chosen(given: str) -> Chosen:
-    """A file, or of a run's folder the best checkpoint, or else the last; `FOLDER@last` is the last in any case.
+    """A file, or of a run's folder the best checkpoint, or else the last; `FOLDER@last` is the last
+    in any case.
 
     Raises ConfigError for what is none of these.
     """
@@ -44,7 +47,8 @@ def chosen(given: str) -> Chosen:
         if path.exists() and (which not in WHICH or path.is_file()):
             mend = "give the file alone" if path.is_file() else "use @best or @last"
             raise ConfigError(
-                f"weights={given}: {path} is there, and @{which} names none of its checkpoints; {mend}"
+                f"weights={given}: {path} is there, and @{which} names none of its checkpoints;"
+                f" {mend}"
             )
     if path.is_file():
         run = path.parent.parent if RunPaths(path.parent.parent).result.exists() else None
@@ -66,7 +70,9 @@ def chosen(given: str) -> Chosen:
 
 
 def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
-    """What to say of a sweep's folder, given for `key`: which of its runs is the best, for one must be named."""
+    """What to say of a sweep's folder, given for `key`: which of its runs is the best, for one must
+    be named.
+    """
     found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
     ranked = by_objective(found)
     if not ranked:
@@ -79,7 +85,8 @@ def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
-    """What result.json says of the weights `given`; of a file that a resumed run has no need of, its name.
+    """What result.json says of the weights `given`; of a file that a resumed run has no need of,
+    its name.
 
     It warns where the run that writes them is still under way: what is loaded is of now.
     """
@@ -93,7 +100,8 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     record = result_of_any(RunPaths(run))
     if record.get("status") == RUNNING:
         warn(
-            f"weights={given}: the run of {run} is still under way; what is loaded is what it has come to now"
+            f"weights={given}: the run of {run} is still under way; what is loaded is what it has"
+            " come to now"
         )
     return {
         **begun,
@@ -104,7 +112,8 @@ def begun_from(given: str, checksum: str | None) -> Begun:
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Which]:
-    """The folder of a run, given as `RUN`, `RUN@best` or `RUN@last`, and which of its checkpoints is meant: the best.
+    """The folder of a run, given as `RUN`, `RUN@best` or `RUN@last`, and which of its checkpoints
+    is meant: the best.
 
     Raises ConfigError for another word after the @, and where `which` names the other checkpoint.
     """
@@ -121,10 +130,11 @@ def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Wh
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
-    """What result.json of the run in the folder `run` says, and the file of its best or last checkpoint.
+    """What result.json of the run in the folder `run` says, and the file of its best or last
+    checkpoint.
 
-    Raises ConfigError for a folder that is that of no run which has begun to train, or without that checkpoint.
-    """
+    Raises ConfigError for a folder that is that of no run which has begun to train, or without that
+    checkpoint."""
     paths = RunPaths(Path(run))
     record = read_result(paths)
     if "data" not in record:
@@ -149,5 +159,8 @@ def _no_run(folder: Path) -> str:
     )
     if below and below != [folder]:
         example = shlex.join([*provenance.program().split(), "report", str(folder)])
-        return f"{folder}: holds {len(below)} runs; name one of them, as {below[0]} ({example} lists them)"
+        return (
+            f"{folder}: holds {len(below)} runs; name one of them, as {below[0]} ({example} lists"
+            " them)"
+        )
     return f"{folder}: is no folder of a run that has begun to train; give that of one"

@@ -13,7 +13,9 @@ from expt.errors import MISTAKES, ConfigError, ExptError
 
 LOG = "log: "
 RAISED = " raised\n\n"
-"""Between the rank that raised and its traceback, in the text of a run's error; the log comes after."""
+"""Between the rank that raised and its traceback, in the text of a run's error; the log comes
+after.
+"""
 LOST = (
     *(
         "Connection closed by peer",
@@ -24,11 +26,15 @@ LOST = (
     ),
     *("communicator was aborted", "remote process exit", "ncclRemoteError"),
 )
-"""What a collective raises where another worker is gone, in the words of gloo, of torch's store, and of NCCL."""
+"""What a collective raises where another worker is gone, in the words of gloo, of torch's store,
+and of NCCL.
+"""
 
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
-    """Keep the exception that ends a worker, in the form that torch elastic reads, with the exit code it asks for."""
+    """Keep the exception that ends a worker, in the form that torch elastic reads, with the exit
+    code it asks for.
+    """
     content = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
@@ -62,7 +68,9 @@ class Raised(NamedTuple):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it is bad input that ended it: nothing that another worker does makes a worker say so."""
+        """Whether it is bad input that ended it: nothing that another worker does makes a worker
+        say so.
+        """
         return self.expected and self.exit_code == ConfigError.exit_code
 
     @property
@@ -90,7 +98,9 @@ def read_error(path: Path) -> Raised | None:
 
 
 def mistake_in(error: str) -> str:
-    """The traceback of a mistake in the code that ended a run; empty where another try may come to something else."""
+    """The traceback of a mistake in the code that ended a run; empty where another try may come to
+    something else.
+    """
     traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
     name = traceback_alone.rpartition("\n")[2].partition(":")[0]
     return traceback_alone if name in MISTAKES else ""
@@ -99,7 +109,8 @@ def mistake_in(error: str) -> str:
 def in_one_line(error: str, *, with_log: bool = True) -> str:
     """The text of a run's error: what went wrong, its cause, and where the log is."""
     first, *rest = error.strip().splitlines() or [""]
-    # A traceback's last line is the exception; its log path comes after. A list of problems follows its own head.
+    # A traceback's last line is the exception; its log path comes after. A list of problems follows
+    # its own head.
     cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
     log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
     return f"{first}{': ' + cause if cause else ''}{log}"

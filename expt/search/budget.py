@@ -32,7 +32,9 @@ class Budget:
         return bool(self.device)
 
     def warning(self, *, on_gpus: bool) -> str | None:
-        """What to tell where it names other devices than those that the runs have; None where it does not."""
+        """What to tell where it names other devices than those that the runs have; None where it
+        does not.
+        """
         has = "gpu" if on_gpus else "core"
         if self.device in ("", has):
             return None
@@ -40,7 +42,10 @@ class Budget:
             self.text.replace(f"{self.device}-", f"{has}-"),
             "GPUs" if on_gpus else "CPU cores",
         )
-        return f"search.budget={self.text}: its runs are on {what}, whose time counts; write {meant}, or another number"
+        return (
+            f"search.budget={self.text}: its runs are on {what}, whose time counts; write {meant},"
+            " or another number"
+        )
 
     def left_s(self, spent_s: float) -> float:
         """What is left where devices have been busy for `spent_s`."""
@@ -55,7 +60,8 @@ def budget_of(text: str | None, clock: Callable[[], float] = time.monotonic) -> 
     if match is None or match[3] not in SECONDS or float(match[1]) <= 0:
         problem = "has no unit" if match and not match[3] else "is no budget"
         raise ConfigError(
-            f"search.budget={text}: {problem}; write it as in 30min, 2h (of this command) or 20gpu-h (core-h on a CPU)"
+            f"search.budget={text}: {problem}; write it as in 30min, 2h (of this command) or"
+            " 20gpu-h (core-h on a CPU)"
         )
     return Budget(text, float(match[1]) * SECONDS[match[3]], match[2] or "", clock(), clock)
 

@@ -1,4 +1,6 @@
-"""What lies in a search's folder: its own points, and runs that hold a number there and are none of its points."""
+"""What lies in a search's folder: its own points, and runs that hold a number there and are none of
+its points.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Found:
     """The runs of a folder."""
 
     points: dict[Path | None, Point] = field(default_factory=dict)
-    """Those of this search, or typed by hand, by their folders; each has a number of its own, or none."""
+    """Those of this search, or typed by hand, by their folders; each has a number of its own, or
+    none.
+    """
     numbers: set[int] = field(default_factory=set)
     """All that some run has."""
     differing: dict[str, list[str]] = field(default_factory=dict)
@@ -29,7 +33,9 @@ class Found:
     outside: list[str] = field(default_factory=list)
     """The names of those that lie outside of the space."""
     copies: dict[Path, Path] = field(default_factory=dict)
-    """Copies of other runs there, and those: they are no points of their own, and have cost nothing."""
+    """Copies of other runs there, and those: they are no points of their own, and have cost
+    nothing.
+    """
     damaged: set[Path] = field(default_factory=set)
     """The folders of runs at a rung that have lost what they had measured, and are trained anew."""
     spent_elsewhere_s: dict[Path, float] = field(default_factory=dict)
@@ -90,7 +96,9 @@ def point_of(reader: Reader, paths: RunPaths, record: Record) -> tuple[Point | N
 
 
 def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list[Point]:
-    """The points of a sweep for a warm start, whose numbers count for nothing here, but for the search's `own`."""
+    """The points of a sweep for a warm start, whose numbers count for nothing here, but for the
+    search's `own`.
+    """
     if not source.is_dir():
         raise ConfigError(
             f"search.warm_start={source}: there is no such folder; give that of a sweep"
@@ -136,7 +144,9 @@ def _numbered_once(points: Iterable[Point], numbers: set[int]) -> Iterable[Point
 
 
 def _as_far_as_known(point: Point, paths: RunPaths, record: Record, found: Found) -> Point:
-    """The point as rungs may count it: who has lost what it had measured has paused nowhere, or passed all of them."""
+    """The point as rungs may count it: who has lost what it had measured has paused nowhere, or
+    passed all of them.
+    """
     done = range(point.began_at + 1, point.began_at + len(record.get("epoch_s") or ()) + 1)
     lost = f"{paths.metrics}: lacks values of epochs that the run has trained"
     if point.status == PAUSED and not {*done} <= point.rung_values.keys():

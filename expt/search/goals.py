@@ -19,7 +19,9 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
 EXCEEDED = 1.0
-"""By how much a run that had too little memory exceeds each limit, and one that measured nan the limit of that."""
+"""By how much a run that had too little memory exceeds each limit, and one that measured nan the
+limit of that.
+"""
 SPLITS = ("train", "val", "test")
 _LIMIT = re.compile(r"\s*([^<>=\s]+)\s*(<=|>=|<|>)\s*(\S+)\s*")
 
@@ -42,7 +44,10 @@ class Goal:
 
 
 def costs_of(goals: Sequence[Goal], values: Sequence[float | None]) -> list[float]:
-    """Of each goal, lower is better. Compared as lists they give a best that no other beats in all goals."""
+    """Of each goal, lower is better.
+
+    Compared as lists they give a best that no other beats in all goals.
+    """
     return [goal.cost(value) for goal, value in zip(goals, values, strict=True)]
 
 
@@ -91,7 +96,9 @@ def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
 
 
 def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> float:
-    """Memory at its highest, speed and times by their mean; `last` where no epoch of the run itself says more."""
+    """Memory at its highest, speed and times by their mean; `last` where no epoch of the run itself
+    says more.
+    """
     since = record["forked_from"]["step"] if "forked_from" in record else 0
     values = of_epochs(paths, tag, since_step=since)
     if tag.startswith("memory/"):
@@ -106,7 +113,10 @@ def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> flo
 
 
 def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:
-    """The goals of a search whose runs are like `config`. Raises ConfigError for a tag that no run has."""
+    """The goals of a search whose runs are like `config`.
+
+    Raises ConfigError for a tag that no run has.
+    """
     found = [objective] if isinstance(objective, str) else list(objective)
     found = [config.objective if tag == "auto" else tag for tag in found]
     shown = found[0] if len(found) == 1 else f"[{','.join(found)}]"
@@ -124,12 +134,16 @@ def goals_for(found: Sequence[str], task: Any) -> list[Goal]:
 
 
 def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
-    """The limits that `search.constraints` names. Raises ConfigError for one that is none, or of an unknown tag."""
+    """The limits that `search.constraints` names.
+
+    Raises ConfigError for one that is none, or of an unknown tag.
+    """
     found = [limit for limit in limits_for(constraints) if not math.isnan(limit.bound)]
     if len(found) < len(constraints):
         wrong = next(text for text in constraints if text not in [limit.text for limit in found])
         raise ConfigError(
-            f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"
+            f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in"
+            " 'memory/gpu_mib<20000'"
         )
     for limit in found:
         check_tag(f"search.constraints={limit.text}", limit.tag, config)
@@ -150,7 +164,9 @@ def limits_for(constraints: Sequence[str]) -> list[Limit]:
 
 
 def check_tag(key: str, tag: str, config: RunConfig) -> None:
-    """Raise ConfigError where no run like `config` will have the tag; code of a person's own may log any."""
+    """Raise ConfigError where no run like `config` will have the tag; code of a person's own may
+    log any.
+    """
     if (
         config.callbacks
         or isinstance(config.task, TargetTask)

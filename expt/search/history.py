@@ -37,7 +37,9 @@ class Point:
 
     values: Values
     status: str
-    """As in result.json; that of one which has paused on its way to a rung is INTERRUPTED: it waits at none."""
+    """As in result.json; that of one which has paused on its way to a rung is INTERRUPTED: it waits
+    at none.
+    """
     number: int | None = None
     """Its place in this search; None for a run of a warm start, or one typed by hand."""
     objectives: tuple[float | None, ...] = ()
@@ -45,7 +47,9 @@ class Point:
     violations: Mapping[str, float] = field(default_factory=dict)
     """Of each limit how far it was exceeded; zero or less is within."""
     rung_values: Mapping[int, float] = field(default_factory=dict)
-    """The first goal after each epoch that the run has trained itself: a fork has its parent's before."""
+    """The first goal after each epoch that the run has trained itself: a fork has its parent's
+    before.
+    """
     replaces: int | None = None
     """Of population based training: the number of the point whose place it has taken."""
     parent: int | None = None
@@ -54,13 +58,18 @@ class Point:
     """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
     is_past_rungs: bool = False
-    """Whether it has completed, and has lost what it measured on the way: it has passed all rungs."""
+    """Whether it has completed, and has lost what it measured on the way: it has passed all rungs.
+    """
     added: int | None = None
     """Its place among those that were added to the search while it ran."""
     teaches: bool = True
-    """Whether a sampler can learn from it: not from one that was added, and is beside the search in some setting."""
+    """Whether a sampler can learn from it: not from one that was added, and is beside the search in
+    some setting.
+    """
     is_of_others: bool = False
-    """Whether what is not searched is another than in this search: it may inform the sampler, and no more."""
+    """Whether what is not searched is another than in this search: it may inform the sampler, and
+    no more.
+    """
     device_s: float = 0.0
     folder: Path | None = None
 
@@ -95,12 +104,15 @@ class Reader:
     goals: Sequence[Goal]
     limits: Sequence[Limit] = ()
     with_rungs: bool = False
-    """Whether to read the values after each epoch of all runs, and not of those alone that have paused."""
+    """Whether to read the values after each epoch of all runs, and not of those alone that have
+    paused.
+    """
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
     """In what, beside the space, a run is none of this search; see expt.command.search_settings."""
 
     def point(self, paths: RunPaths, record: Record | None = None) -> Point | None:
-        """The point that a run is; None where it says nothing of itself, or lies outside of the space.
+        """The point that a run is; None where it says nothing of itself, or lies outside of the
+        space.
 
         One that was added to the search may lie there.
         """
@@ -127,9 +139,11 @@ class Reader:
                 )
                 for limit in self.limits
             },
-            rung_values=self._rungs(paths, began_at)
-            if self.with_rungs or record["status"] == PAUSED
-            else {},
+            rung_values=(
+                self._rungs(paths, began_at)
+                if self.with_rungs or record["status"] == PAUSED
+                else {}
+            ),
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,
@@ -150,7 +164,9 @@ class Reader:
 
 
 def _is_under_way(record: Record) -> bool:
-    """Whether a run of a search has paused on its way to a rung, or to its end, as a person had told it to."""
+    """Whether a run of a search has paused on its way to a rung, or to its end, as a person had
+    told it to.
+    """
     until = record.get("until_epoch", math.inf)
     return record["status"] == PAUSED and "search" in record and whole_epochs(record) < until
 
@@ -172,7 +188,8 @@ def _chosen(point: Point) -> tuple[int, int]:
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
-    """The best by the first goal, of equal ones by the next, of those that keep all limits; of alike ones the first.
+    """The best by the first goal, of equal ones by the next, of those that keep all limits; of
+    alike ones the first.
 
     One that has paused counts by what it has come to.
     """
@@ -206,7 +223,9 @@ def _settings(record: Record) -> Callable[[str], Any]:
 
 
 def _in(config: Mapping[str, Any], key: str) -> Any:
-    """What has no value of its own there: a mapping, maybe an argument of an own class; None where there is nothing."""
+    """What has no value of its own there: a mapping, maybe an argument of an own class; None where
+    there is nothing.
+    """
     group, *below = key.split(".")
     for parts in ([group, *below], [group, "kwargs", *below]):
         found: Any = config

@@ -52,11 +52,15 @@ class Pausing:
         return self._rungs.next_stop(number, 0)
 
     def stop_of(self, number: int, record: Record) -> int | None:
-        """Where a run that was begun, and has come to no end, stops: where it was to, when it was begun."""
+        """Where a run that was begun, and has come to no end, stops: where it was to, when it was
+        begun.
+        """
         return record.get("until_epoch") if "attempts" in record else self.first_stop(number)
 
     def next(self, points: Sequence[Point]) -> tuple[Point, int | None] | None:
-        """The paused run that goes on first, and the epoch after which it pauses again; None where none goes on."""
+        """The paused run that goes on first, and the epoch after which it pauses again; None where
+        none goes on.
+        """
         trials = self._trials(points)
         number = self._rungs.promotable(trials)
         if number is None:
@@ -66,7 +70,9 @@ class Pausing:
         return point, self._rungs.next_stop(number, done)
 
     def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
-        """Remove the checkpoints of runs that never go on in a search of these numbers, but for the best's of all."""
+        """Remove the checkpoints of runs that never go on in a search of these numbers, but for the
+        best's of all.
+        """
         if self._keeps:
             return
         leading = best(points, [self._goal])
@@ -102,7 +108,8 @@ def _check(
     if len(goals) > 1:
         tags = ",".join(goal.tag for goal in goals)
         raise ConfigError(
-            f"{key}: compares runs by one objective, not by [{tags}]; name one, or use search.rungs=null"
+            f"{key}: compares runs by one objective, not by [{tags}]; name one, or use"
+            " search.rungs=null"
         )
     if of_lengths is not None:
         mend = "give epochs one value, or use search.rungs=null"
@@ -117,8 +124,8 @@ def _check(
     if settings.min_epochs >= config.epochs - begins_at:
         of_parent = f", {begins_at} of them of the run that it is a fork of" if begins_at else ""
         raise ConfigError(
-            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent}, and would never "
-            "pause; give less, or more epochs"
+            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent},"
+            " and would never pause; give less, or more epochs"
         )
 
 

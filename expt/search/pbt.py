@@ -1,9 +1,10 @@
-"""Population based training (Jaderberg et al. 2017): what each member does next, a pure function of what is known.
+"""Population based training (Jaderberg et al. 2017): what each member does next, a pure function of
+what is known.
 
-Every `interval` epochs a member pauses, and is compared with what all others had come to until then (truncation
-selection): one of the worst gives its place to a fork of one of the best, whose settings are changed a little (exploit
-and explore); every other goes on as it is. Nobody waits for another.
-"""
+Every `interval` epochs a member pauses, and is compared with what all others had come to until then
+(truncation selection): one of the worst gives its place to a fork of one of the best, whose
+settings are changed a little (exploit and explore); every other goes on as it is. Nobody waits for
+another."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from expt.search.space import Parameter, Space, Value, Values, as_key
 DRAWS = 50
 """How often values are drawn until they are new."""
 MOST_BAD = 5
-"""Forks that may come to nothing one after another, for the place of one that did: maybe its every neighbour does."""
+"""Forks that may come to nothing one after another, for the place of one that did: maybe its every
+neighbour does.
+"""
 SMALLER, LARGER = 0.8, 1.2
 """By one of these a number is multiplied."""
 
@@ -80,7 +83,10 @@ class Replace:
     number: int
     parent: int
     epoch: int
-    """After which it parts from it: the last that is known of it. One that trains on may have come further."""
+    """After which it parts from it: the last that is known of it.
+
+    One that trains on may have come further.
+    """
     values: Values
     until: int | None
 
@@ -103,7 +109,8 @@ class Population:
     seed: int = 0
 
     def next_number(self, members: Sequence[Member], others: Collection[int] = ()) -> int:
-        """That of the next new member: of a first one that is gone its own, else one that is higher than all.
+        """That of the next new member: of a first one that is gone its own, else one that is higher
+        than all.
 
         None of the members, nor of the runs in their folder that are none, has it.
         """
@@ -124,13 +131,14 @@ class Population:
         others: Collection[int] = (),
         repeated: Collection[Member] = (),
     ) -> Choice | None:
-        """What is to be done next; None where that waits for members under way, or all have come to their end.
+        """What is to be done next; None where that waits for members under way, or all have come to
+        their end.
 
         Those `repeated` turned out to be others under other values, which are not chosen again.
 
-        The one that is the furthest behind comes first, and those that give up their places before the others. So with
-        one at a time all come to an epoch before any goes on, and the checkpoints of the best are those of this epoch.
-        """
+        The one that is the furthest behind comes first, and those that give up their places before
+        the others. So with one at a time all come to an epoch before any goes on, and the
+        checkpoints of the best are those of this epoch."""
         number = self.next_number(members, others)
         if sum(member.replaces is None for member in members) < self.size and (
             drawn := self._drawn([*members, *repeated], number)
@@ -178,10 +186,11 @@ class Population:
         return stop if stop < self.epochs else None
 
     def _extremes(self, members: Sequence[Member], epoch: int) -> tuple[list[Member], list[Member]]:
-        """Who holds the best places and the worst, by what each had come to until this epoch, by their numbers.
+        """Who holds the best places and the worst, by what each had come to until this epoch, by
+        their numbers.
 
-        The worst are worse than all of the best. Of a place that was given up since it counts what was reached there.
-        """
+        The worst are worse than all of the best. Of a place that was given up since it counts what
+        was reached there."""
         before = {member.number: member for member in members}
         found = list[tuple[float, Member]]()
         holders = self.current(members)
@@ -208,7 +217,9 @@ class Population:
         return by_number[0], by_number[1]
 
     def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
-        """A point of the space at random, which no member before has; None where there seems to be no further one."""
+        """A point of the space at random, which no member before has; None where there seems to be
+        no further one.
+        """
         before = (member for member in members if member.number < number)
         chance, known = self._random(number), {as_key(member.values) for member in before}
         for _ in range(DRAWS):
@@ -220,7 +231,9 @@ class Population:
     def _explored(
         self, members: Iterable[Member], parent: Member, epoch: int, number: int
     ) -> Values | None:
-        """Other values than the parent's, and than those of its other forks here; None where there seem to be none."""
+        """Other values than the parent's, and than those of its other forks here; None where there
+        seem to be none.
+        """
         chance = self._random(number, "explore")
         here = [
             member

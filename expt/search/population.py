@@ -1,4 +1,6 @@
-"""Population based training in run folders: who is a member, and what its next run is; expt.search.pbt decides."""
+"""Population based training in run folders: who is a member, and what its next run is;
+expt.search.pbt decides.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class PopulationTraining:
         space: Space,
         changes: Changes = MappingProxyType({}),
     ) -> None:
-        """Raises ConfigError where members cannot be compared, or forks cannot have what is searched."""
+        """Raises ConfigError where members cannot be compared, or forks cannot have what is
+        searched.
+        """
         _check(settings, config, goals, space, changes)
         self._goal, self._keeps, self._epochs = goals[0], settings.keep_checkpoints, config.epochs
         self._population = Population(
@@ -74,11 +78,15 @@ class PopulationTraining:
         return self._stops.get(number, self._population.next_stop(0))
 
     def stop_of(self, number: int, record: Record) -> int | None:
-        """Where a run that was begun, and has come to no end, stops: where it was to, when it was begun."""
+        """Where a run that was begun, and has come to no end, stops: where it was to, when it was
+        begun.
+        """
         return record.get("until_epoch") if "attempts" in record else self.first_stop(number)
 
     def next(self, points: Sequence[Point]) -> tuple[Point, int | None] | None:
-        """The member that goes on now, and the epoch after which it pauses again; None where none does."""
+        """The member that goes on now, and the epoch after which it pauses again; None where none
+        does.
+        """
         choice = self._choice(points)
         if not isinstance(choice, GoOn):
             return None
@@ -124,7 +132,9 @@ class PopulationTraining:
         self._repeated.append(again)
 
     def _epoch_there(self, parent: Path, known: int) -> int:
-        """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
+        """That of the checkpoint to fork: the one that is known, or of a parent that has trained on
+        its newest.
+        """
         there = forkable.epochs_of(parent)
         return (
             known
@@ -143,10 +153,11 @@ class PopulationTraining:
                 forkable.keep(parent.folder, new.began_at)
 
     def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
-        """Remove the checkpoints of members that have given up their places, whatever else is `planned`.
+        """Remove the checkpoints of members that have given up their places, whatever else is
+        `planned`.
 
-        What others were forked from is kept where the best, or what may become the best, is descended from it.
-        """
+        What others were forked from is kept where the best, or what may become the best, is
+        descended from it."""
         if self._keeps:
             return
         gone, kept = {point.replaces for point in points} - {None}, self._ancestry(points)
@@ -161,7 +172,9 @@ class PopulationTraining:
                 remove_checkpoints(paths)
 
     def _ancestry(self, points: Sequence[Point]) -> dict[int, set[int | None]]:
-        """After which epochs each point was forked on the way to the best; None where that is not known yet."""
+        """After which epochs each point was forked on the way to the best; None where that is not
+        known yet.
+        """
         by_number = {point.number: point for point in points}
         leading = best(points, [self._goal])
         replaced = {point.replaces for point in points}
@@ -203,7 +216,8 @@ class PopulationTraining:
         folder = folders.get(number)
         if number not in self._gone and (folder is None or not forkable.is_there(folder)):
             warn(
-                f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a parent"
+                f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a"
+                " parent"
             )
             self._gone.add(number)
         return number not in self._gone
@@ -242,8 +256,8 @@ def _check(
         for name in dict.fromkeys(each.name for each in space.parameters)
     }
     problems = [
-        f"{name}: a fork keeps {kept}, so search=pbt can't change it on the way; search settings of the training, "
-        "as optimizer.lr, or use search=tpe"
+        f"{name}: a fork keeps {kept}, so search=pbt can't change it on the way; search settings of"
+        " the training, as optimizer.lr, or use search=tpe"
         for name, kept in kept_of.items()
         if kept
     ]
@@ -253,11 +267,13 @@ def _check(
         )
     if settings.rungs is not None:
         problems.append(
-            f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of them out"
+            f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of"
+            " them out"
         )
     if settings.warm_start:
         problems.append(
-            "search.warm_start: search=pbt begins with points at random; leave it out, or use search=tpe"
+            "search.warm_start: search=pbt begins with points at random; leave it out, or use"
+            " search=tpe"
         )
     if len(goals) > 1:
         problems.append(
@@ -266,13 +282,13 @@ def _check(
     measured = measured_each_epoch(config)
     if goals[0].tag not in measured:
         problems.append(
-            f"objective={goals[0].tag}: search=pbt needs what is measured after each epoch; use one of "
-            f"{', '.join(measured)}.{did_you_mean(goals[0].tag, measured)}"
+            f"objective={goals[0].tag}: search=pbt needs what is measured after each epoch; use one"
+            f" of {', '.join(measured)}.{did_you_mean(goals[0].tag, measured)}"
         )
     if settings.interval >= config.epochs:
         problems.append(
-            f"search.interval={settings.interval}: a run has epochs={config.epochs}, and would never pause; "
-            "give less, or more epochs"
+            f"search.interval={settings.interval}: a run has epochs={config.epochs}, and would"
+            " never pause; give less, or more epochs"
         )
     if problems:
         raise ConfigError(problems)

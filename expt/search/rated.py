@@ -24,11 +24,12 @@ class Rated(NamedTuple):
 
 
 def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
-    """Each point; left out are failures of the code or the machine, and runs of others that have come to nothing yet.
+    """Each point; left out are failures of the code or the machine, and runs of others that have
+    come to nothing yet.
 
-    A bad one, and one whose last rung's value is no number, counts as the worst of all that have been measured, also at
-    a rung: with rungs only the best complete, and the worst of these is a good one.
-    """
+    A bad one, and one whose last rung's value is no number, counts as the worst of all that have
+    been measured, also at a rung: with rungs only the best complete, and the worst of these is a
+    good one."""
     at_rungs = {
         id(point): cost for point in points if (cost := _cost_at_rung(point, goals)) is not None
     }
@@ -49,7 +50,9 @@ def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
 
 
 def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
-    """That of the last rung that one has come to which waits there, or trains on: it is the same point as before."""
+    """That of the last rung that one has come to which waits there, or trains on: it is the same
+    point as before.
+    """
     if point.status in (COMPLETED, FAILED) or not point.rung_values or len(goals) > 1:
         return None
     return goals[0].cost(point.rung_values[max(point.rung_values)])

@@ -1,9 +1,11 @@
-"""How long a run of a search trains before it pauses, which one goes on, and which never will. Pure functions.
+"""How long a run of a search trains before it pauses, which one goes on, and which never will.
 
-`asha` is asynchronous successive halving by promotion (Li et al. 2020, arXiv 1810.05934, algorithm 2), `hyperband`
-several brackets of it side by side, each with a later first rung (Li et al. 2018, arXiv 1603.06560), and `median` the
-rule of Vizier (Golovin et al. 2017): a run waits until it is no worse than the median of those that have completed.
-"""
+Pure functions.
+
+`asha` is asynchronous successive halving by promotion (Li et al. 2020, arXiv 1810.05934, algorithm
+2), `hyperband` several brackets of it side by side, each with a later first rung (Li et al. 2018,
+arXiv 1603.06560), and `median` the rule of Vizier (Golovin et al. 2017): a run waits until it is no
+worse than the median of those that have completed."""
 
 from __future__ import annotations
 
@@ -33,9 +35,13 @@ class Trial:
     costs: Mapping[int, float]
     """After each epoch that was evaluated: the lower the better."""
     is_allowed: bool = True
-    """Whether it keeps all limits; one that does not counts as worst where it came to exceed them, and no earlier."""
+    """Whether it keeps all limits; one that does not counts as worst where it came to exceed them,
+    and no earlier.
+    """
     is_past_rungs: bool = False
-    """Whether it has completed, and it is not known what it was at each rung: it counts as best there."""
+    """Whether it has completed, and it is not known what it was at each rung: it counts as best
+    there.
+    """
 
     @property
     def epochs(self) -> int:
@@ -45,9 +51,8 @@ class Trial:
     def cost_at(self, rung: int) -> float | None:
         """Its cost when it came to the epoch `rung`; None where it has not, and may yet.
 
-        A run that completed before keeps what it had come to; one that failed on the way, or then exceeds a limit, is
-        the worst.
-        """
+        A run that completed before keeps what it had come to; one that failed on the way, or then
+        exceeds a limit, is the worst."""
         has_ended = self.status == COMPLETED and bool(self.costs) and rung >= self.epochs
         if has_ended and not self.is_allowed:
             return WORST
@@ -62,11 +67,16 @@ class Trial:
 
 
 class Rungs(ABC):
-    """Where the runs of a search pause, and who goes on from there. Trials may come in any order."""
+    """Where the runs of a search pause, and who goes on from there.
+
+    Trials may come in any order.
+    """
 
     @abstractmethod
     def of(self, number: int) -> Sequence[int]:
-        """The epochs after which the run of that number pauses, rising; it may go on to its end without any."""
+        """The epochs after which the run of that number pauses, rising; it may go on to its end
+        without any.
+        """
 
     def next_stop(self, number: int, epochs_done: int) -> int | None:
         """The epoch after which the run pauses next; None where it goes to its end."""
@@ -78,7 +88,9 @@ class Rungs(ABC):
 
     @abstractmethod
     def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
-        """The paused runs that will never go on in a search of the runs of these numbers, whatever others come to."""
+        """The paused runs that will never go on in a search of the runs of these numbers, whatever
+        others come to.
+        """
 
 
 class Halving(Rungs):
@@ -145,7 +157,9 @@ class Halving(Rungs):
 
 
 class Median(Rungs):
-    """A run goes on while it is no worse than the median of the completed ones was after as many epochs."""
+    """A run goes on while it is no worse than the median of the completed ones was after as many
+    epochs.
+    """
 
     def __init__(self, rungs: Sequence[int]) -> None:
         self._rungs = rungs
@@ -166,7 +180,9 @@ class Median(Rungs):
         return min(found)[2] if found else None
 
     def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
-        """Who would stay below the median even if all others that can still complete were the worst."""
+        """Who would stay below the median even if all others that can still complete were the
+        worst.
+        """
         waiting = {one.number: (rung, cost) for one, rung, cost in self._waiting(trials)}
         ended = {trial.number for trial in trials if trial.status in (COMPLETED, FAILED)}
         coming = {number for number in planned if number not in waiting and number not in ended}
@@ -180,7 +196,8 @@ class Median(Rungs):
         while grown:  # who goes on may make the median worse, and so let another go on
             grown = False
             for number, (rung, cost) in sorted(left.items()):
-                # Now, as too few have completed, maybe; later the more likely, the more have that were worse.
+                # Now, as too few have completed, maybe; later the more likely, the more have that
+                # were worse.
                 if self._may(trials, rung, cost) or self._may(
                     trials, rung, cost, worse=len(coming)
                 ):
@@ -197,7 +214,9 @@ class Median(Rungs):
                 yield trial, rung, cost
 
     def _may(self, trials: Sequence[Trial], rung: int, cost: float, *, worse: int = 0) -> bool:
-        """Whether a run of this cost goes on from there, with so many more completed that were worse."""
+        """Whether a run of this cost goes on from there, with so many more completed that were
+        worse.
+        """
         found = [trial.cost_at(rung) for trial in trials if trial.status == COMPLETED]
         costs = [*(each for each in found if each is not None), *[WORST] * worse]
         return cost < WORST and (len(costs) < MEDIAN_OF or cost <= statistics.median(costs))
@@ -206,7 +225,8 @@ class Median(Rungs):
 def rungs_of(
     kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins_at: int = 0
 ) -> Rungs:
-    """The rungs of a search whose runs have so many epochs, and of which none pauses before `min_epochs`.
+    """The rungs of a search whose runs have so many epochs, and of which none pauses before
+    `min_epochs`.
 
     Of forks, which have `begins_at` epochs of another run, those epochs do not count.
     """
@@ -216,7 +236,8 @@ def rungs_of(
     if kind == "asha":
         return Halving([rungs], [1], reduction)
     most = len(rungs)
-    # As many runs begin in each as Hyperband has there: with s halvings to come, (most + 1) / (s + 1) * reduction^s.
+    # As many runs begin in each as Hyperband has there: with s halvings to come, (most + 1) / (s +
+    # 1) * reduction^s.
     weights = [
         math.ceil((most + 1) / (most - skip + 1) * reduction ** (most - skip))
         for skip in range(most + 1)
@@ -226,7 +247,9 @@ def rungs_of(
 
 @functools.cache
 def _geometric(first: int, epochs: int, reduction: int) -> list[int]:
-    """The first, and each `reduction` times the one before; the last leaves a fair part of the epochs to be saved."""
+    """The first, and each `reduction` times the one before; the last leaves a fair part of the
+    epochs to be saved.
+    """
     found, rung = [first], first * reduction
     while rung * math.sqrt(reduction) <= epochs:
         found.append(round(rung))
@@ -245,7 +268,9 @@ def _mixed(weights: Sequence[int]) -> Iterator[int]:
 
 
 def _ranked(trials: Sequence[Trial], rungs: Sequence[int], rung: int) -> list[tuple[float, Trial]]:
-    """Who has come to a rung, the best first; who failed on the way counts at the first that it did not come to."""
+    """Who has come to a rung, the best first; who failed on the way counts at the first that it did
+    not come to.
+    """
     found = []
     for trial in trials:
         cost = _cost(trial, rungs, rung)
@@ -257,10 +282,11 @@ def _ranked(trials: Sequence[Trial], rungs: Sequence[int], rung: int) -> list[tu
 
 
 def _cost(trial: Trial, rungs: Sequence[int], rung: int) -> float | None:
-    """That of `cost_at`; who waits at this rung and exceeds a limit is the worst: it had kept all until the one before.
+    """That of `cost_at`; who waits at this rung and exceeds a limit is the worst: it had kept all
+    until the one before.
 
-    There it keeps its place. No other may take that: the best of the others could have lost its checkpoints by then.
-    """
+    There it keeps its place. No other may take that: the best of the others could have lost its
+    checkpoints by then."""
     return WORST if not trial.is_allowed and _waits(trial, rungs, rung) else trial.cost_at(rung)
 
 
@@ -272,7 +298,9 @@ def _waits(trial: Trial, rungs: Sequence[int], rung: int) -> bool:
 
 
 def _astray(trials: Sequence[Trial], rungs: Sequence[int]) -> list[tuple[int, float, int]]:
-    """Who has paused before the first rung, as there were others then: all of them go on, after those at a rung."""
+    """Who has paused before the first rung, as there were others then: all of them go on, after
+    those at a rung.
+    """
     first = min(rungs, default=math.inf)
     paused = (trial for trial in trials if trial.status == PAUSED and trial.is_allowed)
     return [(0, 0.0, trial.number) for trial in paused if trial.epochs < first]

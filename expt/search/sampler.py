@@ -1,8 +1,8 @@
 """Who chooses the next point: a pure function of the space, the settings, and what is known so far.
 
-Nothing is kept between two points. Optuna's study is made anew from the history, and its sampler seeded by the number
-of the point; so a search that was killed, and one whose space was edited, go on as if nothing had happened.
-"""
+Nothing is kept between two points. Optuna's study is made anew from the history, and its sampler
+seeded by the number of the point; so a search that was killed, and one whose space was edited, go
+on as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import optuna
 
 REDRAWS = 10
-"""How often a point that is known already is drawn again, before one is taken from what is left of a small space."""
+"""How often a point that is known already is drawn again, before one is taken from what is left of
+a small space.
+"""
 POPULATION = 16
 """Of a generation of NSGA-II, where nothing else is said."""
 STARTUP = 10
@@ -78,10 +80,11 @@ def suggest(
     goals: Sequence[Goal],
     later: Sequence[Point] = (),
 ) -> Values | None:
-    """The point of that number, one that is not among the known ones; None where the space has no further one.
+    """The point of that number, one that is not among the known ones; None where the space has no
+    further one.
 
-    `points` are in the order of their numbers. From `later` ones nothing is learnt: the point once came before them.
-    """
+    `points` are in the order of their numbers. From `later` ones nothing is learnt: the point once
+    came before them."""
     tried = [point for point in (*points, *later) if not point.is_of_others]
     known = {as_key(point.values) for point in tried}
     if _is_random(number, settings):
@@ -100,7 +103,9 @@ def suggest(
 def _further(
     space: Space, number: int, settings: Search, goals: Sequence[Goal], known: Collection[Hashable]
 ) -> Values | None:
-    """A new point of a space with few choices of which most are known, whatever has come of those: at random."""
+    """A new point of a space with few choices of which most are known, whatever has come of those:
+    at random.
+    """
     draw = _SAMPLERS.get(settings.name, _ask_optuna)
     settings = settings if settings.name in _SAMPLERS else replace(settings, name="random")
     for attempt in range(REDRAWS, FURTHER_DRAWS):
@@ -205,7 +210,10 @@ def _sampler(
 def _trials(
     space: Space, known: Sequence[Rated], settings: Search, goals: Sequence[Goal], *, padded: bool
 ) -> Iterator[optuna.trial.FrozenTrial]:
-    """The history as Optuna has it. With `padded` each has all parameters, those that it lacks in their middle."""
+    """The history as Optuna has it.
+
+    With `padded` each has all parameters, those that it lacks in their middle.
+    """
     import optuna
     from optuna.trial import TrialState
 
@@ -221,7 +229,8 @@ def _trials(
         )
         state, result, seen = TrialState.RUNNING, None, {}
         if is_bad and settings.name == "tpe":
-            costs = None  # TPE never takes a trial that runs for a good one, and the worst of few it may
+            # TPE never takes a trial that runs for a good one, and the worst of few it may
+            costs = None
         if costs is not None:
             state, result = (
                 TrialState.COMPLETE,
@@ -278,7 +287,8 @@ def _cmaes(
     settings: Search,
     goals: Sequence[Goal],
 ) -> Values:
-    """Of the generation that comes after those that are complete: all of them are told again, in order.
+    """Of the generation that comes after those that are complete: all of them are told again, in
+    order.
 
     Runs that this search has not made give the first mean and covariance (Nomura et al. 2021).
     """

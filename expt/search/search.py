@@ -51,7 +51,9 @@ class Searching:
 
     @property
     def total(self) -> int:
-        """How many points there are to be, as far as is known; a population has others for each place given up."""
+        """How many points there are to be, as far as is known; a population has others for each
+        place given up.
+        """
         forks = sum(point.replaces is not None for point in self._points.values())
         return forks + max(self.settings.runs, self.count - forks)
 
@@ -67,14 +69,18 @@ class Searching:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many points as were asked for; of a population, whether none is to begin now."""
+        """Whether there are as many points as were asked for; of a population, whether none is to
+        begin now.
+        """
         if self._population:
             return not self._population.wants_more(self.own)
         return self.count >= self.settings.runs
 
     @property
     def unfinished(self) -> list[Point]:
-        """Points that were begun and have come to no end: the command was killed, maybe, or had rungs."""
+        """Points that were begun and have come to no end: the command was killed, maybe, or had
+        rungs.
+        """
         ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
         replaced = {point.replaces for point in self.own}
         own = [
@@ -96,7 +102,9 @@ class Searching:
 
     @property
     def num_begun(self) -> int:
-        """How many points have begun: others were chosen, and stopped before they had come to a record."""
+        """How many points have begun: others were chosen, and stopped before they had come to a
+        record.
+        """
         return self.count - sum(not _has_begun(point) for point in self.unfinished)
 
     @property
@@ -124,7 +132,9 @@ class Searching:
         return best([*self.own, *going_on], self.goals)
 
     def is_new_best(self, paths: RunPaths) -> bool:
-        """Whether the run that has just ended has become the best so far, or the best has become better by it."""
+        """Whether the run that has just ended has become the best so far, or the best has become
+        better by it.
+        """
         self.look(paths)
         before, self._leader = self._leader, self.best
         if self._leader is None or self._leader.folder != paths.folder:
@@ -148,12 +158,16 @@ class Searching:
         return None if values is None else (number, values)
 
     def has(self, paths: RunPaths) -> bool:
-        """Whether a run is one of its points, with a number: whatever else gives that run is a point named twice."""
+        """Whether a run is one of its points, with a number: whatever else gives that run is a
+        point named twice.
+        """
         point = self._points.get(paths.folder)
         return point is not None and point.number is not None
 
     def is_missing(self, number: int) -> bool:
-        """Whether no run has the number, though one has a higher one: its run is gone, or damaged, or had another's."""
+        """Whether no run has the number, though one has a higher one: its run is gone, or damaged,
+        or had another's.
+        """
         return number not in self._taken and number < max(self._taken, default=-1)
 
     @property
@@ -176,7 +190,9 @@ class Searching:
         return self._new.get(number, NewRun({}))
 
     def promote(self) -> tuple[Point, int | None] | None:
-        """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
+        """The paused run that goes on now, counted as under way, and the epoch after which it
+        pauses again.
+        """
         while found := self.pausing.next(self.own) if self.pausing else None:
             record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
             if folder is None or record:
@@ -192,10 +208,13 @@ class Searching:
         return None
 
     def _can_begin_again(self, folder: Path, record: Record) -> bool:
-        """Say so of a paused run whose checkpoints were removed; one that cannot goes on no more in this command."""
+        """Say so of a paused run whose checkpoints were removed; one that cannot goes on no more in
+        this command.
+        """
         if forkable.has_beginning(record, RunPaths(folder)):
             warn(
-                f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed"
+                f"{folder}: goes on after all, and from its beginning, as its checkpoints were"
+                " removed"
             )
             return True
         began = f"the one that it is a fork of ({record['forked_from']['given']})"
@@ -215,7 +234,9 @@ class Searching:
         return self.pausing.first_stop(number) if self.pausing else None
 
     def clear(self, planned: int | None = None) -> None:
-        """Remove the checkpoints of which none goes on, in a search of as many points as are `planned`."""
+        """Remove the checkpoints of which none goes on, in a search of as many points as are
+        `planned`.
+        """
         if self.pausing:
             to_come = max(0, (self.settings.runs if planned is None else planned) - self.count)
             own = {point.number for point in self.own if point.number is not None}
@@ -257,7 +278,9 @@ class Searching:
             self._points[folder] = replace(point, status=INTERRUPTED)
 
     def count_spent(self, paths: RunPaths) -> None:
-        """Let what a run has cost so far count, which is still under way: it waits for another turn."""
+        """Let what a run has cost so far count, which is still under way: it waits for another
+        turn.
+        """
         known, spent_s = self._points.get(paths.folder), device_s(read_result(paths))
         if known is not None:
             self._points[paths.folder] = replace(known, device_s=spent_s)

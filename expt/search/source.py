@@ -38,10 +38,11 @@ def running_elsewhere_s(job: Job, _: float) -> float:
 
 
 class Source(Iterator[Job | None]):
-    """The jobs of a search, each chosen when there is room for it; None means that nothing can be said yet.
+    """The jobs of a search, each chosen when there is room for it; None means that nothing can be
+    said yet.
 
-    Without `has_room`, or with a `batch`, so many are chosen together, and the next when all of them have ended.
-    """
+    Without `has_room`, or with a `batch`, so many are chosen together, and the next when all of
+    them have ended."""
 
     def __init__(
         self,
@@ -57,12 +58,13 @@ class Source(Iterator[Job | None]):
         all_jobs: Callable[[], Iterable[Job]] = tuple,
         running_s: Callable[[Job, float], float] = running_s,
     ) -> None:
-        """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
+        """`make` gives the job of a new point, `again` that of one that has come to no end; None
+        for a known job.
 
-        Those `added` to an earlier command come first. `finish` is told that the budget is used up: all is to end.
-        Among `all_jobs` are those that others have given to the pool: they count for the budget, until their ends.
-        `running_s` is what devices have been busy for with a job since it has started.
-        """
+        Those `added` to an earlier command come first. `finish` is told that the budget is used up:
+        all is to end. Among `all_jobs` are those that others have given to the pool: they count for
+        the budget, until their ends. `running_s` is what devices have been busy for with a job
+        since it has started."""
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
@@ -160,11 +162,12 @@ class Source(Iterator[Job | None]):
             if job and job.error:  # a full disk, maybe, on which its record could not say so either
                 why = in_one_line(str(job.error), with_log=False)
                 raise RunFailed(
-                    f"{point.folder}: could not go on: {why}; once that is mended, type the same command"
+                    f"{point.folder}: could not go on: {why}; once that is mended, type the same"
+                    " command"
                 )
             raise RunFailed(
-                f"{point.folder}: was to go on, and has come back {state[0]} after {state[1]}, as it was; "
-                "remove the folder, and the same command makes the point again"
+                f"{point.folder}: was to go on, and has come back {state[0]} after {state[1]}, as"
+                " it was; remove the folder, and the same command makes the point again"
             )
         self._promoted_from[point.folder] = state
         job = job or self._again(point)

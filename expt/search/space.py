@@ -1,4 +1,7 @@
-"""What is searched: parameters, each with its values, some of them in some points alone. Plain data, no Hydra."""
+"""What is searched: parameters, each with its values, some of them in some points alone.
+
+Plain data, no Hydra.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ Value: TypeAlias = int | float | str
 Values: TypeAlias = dict[str, Value]
 """A point: the value of each active parameter, by its name."""
 DIGITS = 5
-"""Significant ones of most floats that are suggested: the name of a folder, and of a setting to be typed."""
+"""Significant ones of most floats that are suggested: the name of a folder, and of a setting to be
+typed.
+"""
 ENUMERABLE = 10_000
 """Points of a space that may be looked at one by one."""
 
@@ -128,7 +133,9 @@ class Parameter:
         return list(self.choices) or [self.at(0), self.at(1 - 1e-9)]
 
     def share(self, value: Value) -> float:
-        """Where a number lies between the bounds, in [0, 1], or the middle of what `at` makes it of."""
+        """Where a number lies between the bounds, in [0, 1], or the middle of what `at` makes it
+        of.
+        """
         number = float(value)
         widen = 0.5 * (self.step or 1) if self.step is not None or self.kind == "int" else 0.0
         low, high = self.low - widen, self.high + widen
@@ -139,10 +146,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """All that is searched, in the order in which it was typed; what another depends on comes first.
+    """All that is searched, in the order in which it was typed; what another depends on comes
+    first.
 
-    Several parameters of one name are ranges of one key, below conditions of which no two hold together.
-    """
+    Several parameters of one name are ranges of one key, below conditions of which no two hold
+    together."""
 
     parameters: tuple[Parameter, ...]
 
@@ -186,7 +194,9 @@ class Space:
         return self.point(values)
 
     def beside(self, point: Values, name: str, value: Value) -> Values:
-        """The point with that value of the parameter `name`, and what it has then beside in the middle."""
+        """The point with that value of the parameter `name`, and what it has then beside in the
+        middle.
+        """
         return self.point(
             value if p.name == name else point.get(p.name, p.at(0.5)) for p in self.parameters
         )
@@ -201,12 +211,16 @@ class Space:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each parameter that no other has: its own, where it is alone with it, else with its condition."""
+        """A name for each parameter that no other has: its own, where it is alone with it, else
+        with its condition.
+        """
         names = [parameter.name for parameter in self.parameters]
         return [
-            each.name
-            if names.count(each.name) == 1 or each.when is None
-            else f"{each.name} if {'='.join(each.when)}"
+            (
+                each.name
+                if names.count(each.name) == 1 or each.when is None
+                else f"{each.name} if {'='.join(each.when)}"
+            )
             for each in self.parameters
         ]
 
@@ -216,7 +230,9 @@ class Space:
         return {label: values[each.name] for label, each in pairs if each.is_active(values)}
 
     def read(self, setting: Callable[[str], Any]) -> Values | None:
-        """The point that a run is, whose value of a key `setting` gives; None where it lies outside of the space."""
+        """The point that a run is, whose value of a key `setting` gives; None where it lies outside
+        of the space.
+        """
         found: Values = {}
         for parameter in self.parameters:
             if parameter.is_active(found):
@@ -236,7 +252,9 @@ class Space:
         return found
 
     def without(self, tried: Sequence[Mapping[str, Value]]) -> list[Values] | None:
-        """The points that are not among the `tried`; None where the space has too many points to name them."""
+        """The points that are not among the `tried`; None where the space has too many points to
+        name them.
+        """
         found: list[Values] = [{}]
         for each in self.parameters:
             if (every := each.all()) is None:
@@ -253,7 +271,9 @@ Way: TypeAlias = tuple[tuple[Parameter, str], ...]
 
 
 def ways(parameter: Parameter, space: Sequence[Parameter]) -> list[Way]:
-    """What must be chosen of other parameters for this one to be there: one way, where those have one place each."""
+    """What must be chosen of other parameters for this one to be there: one way, where those have
+    one place each.
+    """
     if parameter.when is None:
         return [()]
     name, choice = parameter.when
@@ -286,7 +306,9 @@ def as_key(values: Mapping[str, Value]) -> Hashable:
 
 
 def _agrees(found: Any, meant: Any) -> bool:
-    """Whether a value is what is meant; of a mapping, which leaves the other keys as they are, what that names."""
+    """Whether a value is what is meant; of a mapping, which leaves the other keys as they are, what
+    that names.
+    """
     if isinstance(meant, dict):
         return isinstance(found, dict) and all(
             key in found and _agrees(found[key], meant[key]) for key in meant

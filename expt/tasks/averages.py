@@ -1,4 +1,6 @@
-"""From a row of sums to means, where its numbers are known: what they tell of a task's mistakes is told here."""
+"""From a row of sums to means, where its numbers are known: what they tell of a task's mistakes is
+told here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Averages:
     samples: int
     """Of all workers."""
     has_weight: bool = True
-    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss is nan then."""
+    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss
+    is nan then.
+    """
 
     @property
     def loss(self) -> float:
@@ -33,7 +37,9 @@ class Averages:
 
 
 def columns_of(task: Task) -> dict[str, slice]:
-    """Where a row of sums has each one's values, and its weight behind them: the samples come first, then the loss."""
+    """Where a row of sums has each one's values, and its weight behind them: the samples come
+    first, then the loss.
+    """
     columns, end = dict[str, slice](), 1
     for name, size in {LOSS: 1, **task.sums}.items():
         columns[name] = slice(end, end + size)
@@ -42,10 +48,11 @@ def columns_of(task: Task) -> dict[str, slice]:
 
 
 def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages | None:
-    """The means, and what the task derives from them, of a row of sums; None where nothing was counted.
+    """The means, and what the task derives from them, of a row of sums; None where nothing was
+    counted.
 
-    Raises ConfigError for weights by which gradients and metrics were not divided, or by which nothing can be.
-    """
+    Raises ConfigError for weights by which gradients and metrics were not divided, or by which
+    nothing can be."""
     samples = row[0]
     if not samples:
         return None
@@ -59,8 +66,8 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     weight = row[columns[LOSS].stop]
     if task.weight_is_samples and weight != samples and math.isfinite(weight):
         raise ConfigError(
-            f"{loss_method(task, learns=learns)}: its weights add up to {weight:g} for {samples:g} samples, and "
-            "weight_is_samples says that they are the samples; leave that out"
+            f"{loss_method(task, learns=learns)}: its weights add up to {weight:g} for {samples:g}"
+            " samples, and weight_is_samples says that they are the samples; leave that out"
         )
     known = {**means, **_derived(task, means)}
     return Averages(
@@ -71,7 +78,9 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
 def _refuse_weight(
     task: Task, name: str, sums: Sequence[float], weight: float, *, learns: bool
 ) -> None:
-    """Raise ConfigError for weights that are negative, or not finite where the sums are: else these are told of."""
+    """Raise ConfigError for weights that are negative, or not finite where the sums are: else these
+    are told of.
+    """
     method, whose = loss_method(task, learns=learns), "its weights"
     if name != LOSS:
         method, whose = measure_method(task), f"the weights of {name}"
@@ -85,8 +94,8 @@ def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
     """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
     if not averages.has_weight:
         raise ConfigError(
-            f"{loss_method(task)}: its weights add up to 0 in epoch {epoch}, so that nothing was learned; give samples "
-            "a weight, or targets that are not all to be ignored"
+            f"{loss_method(task)}: its weights add up to 0 in epoch {epoch}, so that nothing was"
+            " learned; give samples a weight, or targets that are not all to be ignored"
         )
 
 
@@ -95,7 +104,8 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
     given = {**means, **found} if isinstance(found, Mapping) else {}
     if missing := [name for name in task.metrics if name not in given]:
         raise ConfigError(
-            f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive gives; add it there"
+            f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive"
+            " gives; add it there"
         )
     if wrong := [name for name in task.metrics if not isinstance(given[name], Real)]:
         raise ConfigError(

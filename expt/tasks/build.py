@@ -32,9 +32,11 @@ def build(
     class_names: Sequence[str] = (),
     target_origin: float = 0.0,
 ) -> Task:
-    """The task, for data of these `shapes`, counts and names of classes and origin of targets (see DataInfo).
+    """The task, for data of these `shapes`, counts and names of classes and origin of targets (see
+    DataInfo).
 
-    Raises ConfigError for a class of a person's own that is no Task or does not take its arguments."""
+    Raises ConfigError for a class of a person's own that is no Task or does not take its
+    arguments."""
     if isinstance(config, tasks.Classification):
         return Classification(
             label_smoothing, _class_weights(config.class_weights, class_counts, class_names)
@@ -56,24 +58,27 @@ def build(
 def _class_weights(
     wanted: Any, counts: Sequence[int], names: Sequence[str]
 ) -> Sequence[float] | None:
-    """Those that are given; of `balanced` N / (K * n), of N samples in K classes n of which have the class."""
+    """Those that are given; of `balanced` N / (K * n), of N samples in K classes n of which have
+    the class.
+    """
     if wanted is None:
         return None
     if wanted != "balanced":
         if len(wanted) != len(names):
             raise ConfigError(
-                f"task.class_weights: has {len(wanted)} weights, and there are {len(names)} classes; give one for each"
+                f"task.class_weights: has {len(wanted)} weights, and there are {len(names)}"
+                " classes; give one for each"
             )
         weights: Sequence[float] = wanted
         return weights
     if not counts:
         raise ConfigError(
-            "task.class_weights=balanced: needs the class of each sample before it is read; give the dataset an "
-            "attribute `targets`, a list of them, or weights by hand"
+            "task.class_weights=balanced: needs the class of each sample before it is read; give"
+            " the dataset an attribute `targets`, a list of them, or weights by hand"
         )
     if 0 in counts:
         raise ConfigError(
-            f"task.class_weights=balanced: of class {names[counts.index(0)]} there is no sample to train on; add some, "
-            "or give weights by hand"
+            f"task.class_weights=balanced: of class {names[counts.index(0)]} there is no sample to"
+            " train on; add some, or give weights by hand"
         )
     return [sum(counts) / len(counts) / count for count in counts]

@@ -13,16 +13,17 @@ from expt.tasks.task import Sum, Task
 
 
 class Classification(Task):
-    """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest logit is right.
+    """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest
+    logit is right.
 
-    Labels of mixed samples (mixup, cutmix) are shares [B, num_classes]. In the accuracy such a sample counts as right
-    by the share of the class that has the highest logit; its class weight is the mean of its classes', by their shares.
+    Labels of mixed samples (mixup, cutmix) are shares [B, num_classes]. In the accuracy such a
+    sample counts as right by the share of the class that has the highest logit; its class weight is
+    the mean of its classes', by their shares.
 
-    With `class_weights`, one for each class, the training loss is the sum of each sample's loss by the weight of its
-    class, divided by the sum of these weights over the global batch, as torch's CrossEntropyLoss(weight) of all of it;
-    but where labels are shares, torch divides by the number of samples.
-    What an evaluation reports, and every accuracy, has no such weights.
-    """
+    With `class_weights`, one for each class, the training loss is the sum of each sample's loss by
+    the weight of its class, divided by the sum of these weights over the global batch, as torch's
+    CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
+    of samples. What an evaluation reports, and every accuracy, has no such weights."""
 
     metrics = {"accuracy": "max"}
     measures_jointly = True
@@ -38,9 +39,10 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """In float32."""
-        return functional.cross_entropy(
-            outputs.float(), batch.targets, reduction="sum"
-        ), outputs.shape[0]
+        return (
+            functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"),
+            outputs.shape[0],
+        )
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """With label smoothing and class weights."""

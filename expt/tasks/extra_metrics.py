@@ -1,4 +1,6 @@
-"""Metrics that are no sums (AUROC, a rank correlation, ...): torchmetrics', over a whole split, of all workers."""
+"""Metrics that are no sums (AUROC, a rank correlation, ...): torchmetrics', over a whole split, of
+all workers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class ExtraMetrics:
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
-        """See whether they take such a batch, and give one number each; raises ConfigError. They are empty then."""
+        """See whether they take such a batch, and give one number each; raises ConfigError.
+
+        They are empty then.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
@@ -66,9 +71,8 @@ class ExtraMetrics:
     def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
         """The values over all workers' batches, to begin anew then.
 
-        A collective: `gather`, which every worker calls twice, gives all workers' values by rank. Raises ConfigError
-        for a metric that is not one number.
-        """
+        A collective: `gather`, which every worker calls twice, gives all workers' values by rank.
+        Raises ConfigError for a metric that is not one number."""
         if not self._metrics:
             return {}
         mine = (
@@ -76,7 +80,8 @@ class ExtraMetrics:
             if self._batches
             else None
         )
-        # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part in it, and it pads.
+        # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part
+        # in it, and it pads.
         seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs is not None]
         values: dict[str, float] | None = None
         if mine is not None:  # torchmetrics warns of a metric that has seen nothing
@@ -115,7 +120,9 @@ class ExtraMetrics:
 
 
 def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetrics:
-    """Metrics by name. Raises ConfigError where torchmetrics is missing, or for a class that is no Metric of its."""
+    """Metrics by name. Raises ConfigError where torchmetrics is missing, or for a class that is no
+    Metric of its.
+    """
     if not configured:
         return ExtraMetrics({})
     try:
@@ -152,7 +159,8 @@ def _refuse_several(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro"
+            f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in"
+            " average=macro"
         )
     if value.is_complex():
         raise ConfigError(

@@ -12,11 +12,12 @@ from expt.tasks.task import Sum
 
 
 class Adversarial(PhasedTask):
-    """The non-saturating losses of Goodfellow et al. 2014, of the logits of real and of generated images.
+    """The non-saturating losses of Goodfellow et al. 2014, of the logits of real and of generated
+    images.
 
-    First the discriminator learns to tell them apart, then the generator to be taken for real. Where neither is ahead,
-    `loss`, the discriminator's, is 2 ln 2 = 1.39, and the metric `generator` ln 2 = 0.69.
-    """
+    First the discriminator learns to tell them apart, then the generator to be taken for real.
+    Where neither is ahead, `loss`, the discriminator's, is 2 ln 2 = 1.39, and the metric
+    `generator` ln 2 = 0.69."""
 
     phases = {"discriminator": "^discriminator", "generator": "^generator"}
 

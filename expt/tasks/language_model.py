@@ -16,11 +16,12 @@ from expt.tasks.task import Sum, Task
 
 
 class LanguageModel(Task):
-    """Cross-entropy of logits [B, T, V] and targets [B, T], the token that follows each; NO_TARGET counts for nothing.
+    """Cross-entropy of logits [B, T, V] and targets [B, T], the token that follows each; NO_TARGET
+    counts for nothing.
 
-    Every other token counts alike, whatever the lengths: loss and metrics are by the tokens of the global batch, or of
-    the split. `perplexity` is exp(loss), `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte.
-    """
+    Every other token counts alike, whatever the lengths: loss and metrics are by the tokens of the
+    global batch, or of the split. `perplexity` is exp(loss), `bits_per_token` loss / ln 2; where
+    tokens are bytes, bits per byte."""
 
     metrics = {"perplexity": "min", "bits_per_token": "min", "accuracy": "max"}
     sums = {"accuracy": 1}
@@ -48,7 +49,10 @@ class LanguageModel(Task):
 
 
 def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Logits [B * T, V] and targets [B * T]. Raises DataError where they are not of the same tokens."""
+    """Logits [B * T, V] and targets [B * T].
+
+    Raises DataError where they are not of the same tokens.
+    """
     if (
         not isinstance(logits, Tensor)
         or not isinstance(targets, Tensor)
@@ -58,8 +62,8 @@ def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
             list(each.shape) if isinstance(each, Tensor) else None for each in (logits, targets)
         )
         raise DataError(
-            f"the model gives {gives} for targets {wanted}; let it give logits [samples, tokens, vocabulary], and a "
-            "sample have a target for each token"
+            f"the model gives {gives} for targets {wanted}; let it give logits [samples, tokens,"
+            " vocabulary], and a sample have a target for each token"
         )
     if targets.is_floating_point():
         raise DataError(f"a sample's targets are {targets.dtype}; let them be tokens, int64")

@@ -18,9 +18,8 @@ from expt.tasks.task import Sum, Task
 class Multilabel(Task):
     """Binary cross-entropy of logits [B, labels] and targets [B, labels] of 0 and 1.
 
-    `accuracy` is the share of all single labels that are right, `f1` the harmonic mean of precision and recall over
-    all labels together (micro average).
-    """
+    `accuracy` is the share of all single labels that are right, `f1` the harmonic mean of precision
+    and recall over all labels together (micro average)."""
 
     metrics = {"accuracy": "max", "f1": "max"}
     sums = {"accuracy": 1, "hits": 1, "predicted": 1, "given": 1, "other": 1}
@@ -58,10 +57,14 @@ class Multilabel(Task):
         return logits.sigmoid(), (targets > 0.5).long()
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """F1; 0 where there is neither a label nor a prediction of one. Raises DataError for what is no label."""
+        """F1; 0 where there is neither a label nor a prediction of one.
+
+        Raises DataError for what is no label.
+        """
         if means["other"]:
             raise DataError(
-                "some targets are neither 0 nor 1; task=multilabel takes no others, task=regression does"
+                "some targets are neither 0 nor 1; task=multilabel takes no others, task=regression"
+                " does"
             )
         of_either = means["predicted"] + means["given"]
         return {"f1": 2 * means["hits"] / of_either if of_either else 0.0}

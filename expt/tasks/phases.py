@@ -11,10 +11,12 @@ from expt.tasks.task import Sum, Task
 
 
 class PhasedTask(Task):
-    """A task whose step goes through `phases`: each has a loss over parameters of its own, and is an update.
+    """A task whose step goes through `phases`: each has a loss over parameters of its own, and is
+    an update.
 
-    A GAN in 2 lines of YAML and 13 of Python; its dataset gives {"image": ..., "noise": torch.randn(32)}, alike on any
-    number of workers, for what a sample draws hangs on the sample alone:
+    A GAN in 2 lines of YAML and 13 of Python; its dataset gives {"image": ..., "noise":
+    torch.randn(32)}, alike on any number of workers, for what a sample draws hangs on the sample
+    alone:
 
         _target_: gan.Adversarial
         metrics: {generator: min}
@@ -34,13 +36,15 @@ class PhasedTask(Task):
                 real = None if phase == "generator" else self.discriminator(image)
                 return real, self.discriminator(fake)
 
-    The one optimiser leaves parameters without a gradient as they are, its state included, so that it is one for each
-    phase; rates of their own come from `optimizer.groups`. `model` is to be called once in a phase. What is reported as
-    the loss is that of the first phase; the others are metrics by their names.
-    """
+    The one optimiser leaves parameters without a gradient as they are, its state included, so that
+    it is one for each phase; rates of their own come from `optimizer.groups`. `model` is to be
+    called once in a phase. What is reported as the loss is that of the first phase; the others are
+    metrics by their names."""
 
     phases: Mapping[str, str] = {}
-    """In their order: names, and regular expressions found in the names of the parameters that each trains."""
+    """In their order: names, and regular expressions found in the names of the parameters that each
+    trains.
+    """
 
     @abstractmethod
     def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Sum:

@@ -20,11 +20,13 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 ROUNDING = 1e-13
-"""Of a sum of squares: what is left of equal targets when the square of their mean is taken away."""
+"""Of a sum of squares: what is left of equal targets when the square of their mean is taken away.
+"""
 
 
 class Regression(Task):
-    """Outputs and targets of one shape [B, ...], each value counted alike; outputs [B, 1] go with targets [B] too.
+    """Outputs and targets of one shape [B, ...], each value counted alike; outputs [B, 1] go with
+    targets [B] too.
 
     R^2 is 1 - (squared error) / (variance of the targets), over all values of the split together.
     """
@@ -36,8 +38,8 @@ class Regression(Task):
     def __init__(self, loss: Literal["mse", "mae", "huber"] = "mse", origin: float = 0.0) -> None:
         """`origin` is a number near which the targets lie, from which their moments are taken.
 
-        Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of R^2.
-        """
+        Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
+        R^2."""
         self._loss, self._origin = _LOSSES[loss], origin
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
@@ -82,7 +84,10 @@ class Regression(Task):
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float32 and of the targets' shape. Raises DataError where that is another: it would be broadcast."""
+    """Both in float32 and of the targets' shape.
+
+    Raises DataError where that is another: it would be broadcast.
+    """
     for what, given in (("the model gives", outputs), ("a batch's targets are", targets)):
         if not isinstance(given, Tensor):
             raise DataError(

@@ -16,11 +16,12 @@ from expt.tasks.task import Sum, Task
 
 
 class Segmentation(Task):
-    """Cross-entropy of logits [B, num_classes, H, W] and masks [B, H, W]; pixels of `ignore_index` count for nothing.
+    """Cross-entropy of logits [B, num_classes, H, W] and masks [B, H, W]; pixels of `ignore_index`
+    count for nothing.
 
-    `mean_iou` and `dice` are means over classes, of intersections and unions over the whole split. A class that is
-    neither in a mask nor in a prediction is left out, as by scikit-learn's jaccard_score(average="macro").
-    """
+    `mean_iou` and `dice` are means over classes, of intersections and unions over the whole split.
+    A class that is neither in a mask nor in a prediction is left out, as by scikit-learn's
+    jaccard_score(average="macro")."""
 
     metrics = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
 
@@ -90,8 +91,8 @@ class Segmentation(Task):
         wanted = [batch, self._num_classes, *size]
         if len(size) != 2 or masks.is_floating_point():
             raise ConfigError(
-                f"task=segmentation: a sample's target is {masks.dtype} {size}; let it be a mask of class numbers, "
-                "int64 [height, width]"
+                f"task=segmentation: a sample's target is {masks.dtype} {size}; let it be a mask of"
+                " class numbers, int64 [height, width]"
             )
         if not isinstance(outputs, Tensor) or list(outputs.shape) != wanted:
             gives = (
@@ -100,8 +101,9 @@ class Segmentation(Task):
                 else f"a {type(outputs).__name__}"
             )
             raise ConfigError(
-                f"task=segmentation: the model gives {gives} where {wanted} is needed: samples, classes, height, "
-                "width; use model=unet, or one of your own that keeps the images' size"
+                f"task=segmentation: the model gives {gives} where {wanted} is needed: samples,"
+                " classes, height, width; use model=unet, or one of your own that keeps the"
+                " images' size"
             )
 
 

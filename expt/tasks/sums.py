@@ -1,4 +1,6 @@
-"""Loss and metrics as sums over samples: added on the device, reduced over all workers once; `averages` divides."""
+"""Loss and metrics as sums over samples: added on the device, reduced over all workers once;
+`averages` divides.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from expt.tasks.terms import terms_of
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
 MAX_KEPT, MAX_KEPT_OUTPUTS = 64, 2**20
-"""Batches, and their numbers, that are kept to be counted together: a step of a small model feels each kernel."""
+"""Batches, and their numbers, that are kept to be counted together: a step of a small model feels
+each kernel.
+"""
 
 
 class _Kept(NamedTuple):
@@ -35,7 +39,9 @@ _NO_TERMS: Mapping[str, Sum] = {}
 
 
 class Sums:
-    """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here waits for the device."""
+    """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here
+    waits for the device.
+    """
 
     def __init__(
         self,
@@ -46,11 +52,11 @@ class Sums:
         at_once: bool = False,
         learns: bool = True,
     ) -> None:
-        """With `at_once` a batch's outputs are used up before the next, which may overwrite them (CUDA graphs do).
+        """With `at_once` a batch's outputs are used up before the next, which may overwrite them
+        (CUDA graphs do).
 
-        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called then. What `learns`
-        adds training losses.
-        """
+        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called
+        then. What `learns` adds training losses."""
         self._task, self._finite_only, self._learns = task, finite_only, learns
         self._columns = columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
@@ -80,7 +86,8 @@ class Sums:
         return self._values - self._logged
 
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
-        """Count a batch, or a further part of it: its loss, as the task gives it, and the model's outputs.
+        """Count a batch, or a further part of it: its loss, as the task gives it, and the model's
+        outputs.
 
         Nothing where it has no weight.
         """
@@ -101,7 +108,9 @@ class Sums:
             self._count()
 
     def end_step(self, left_out: Tensor | None = None) -> None:
-        """All parts of a step are there; with the flag `left_out`, alike on all workers, none of them counts."""
+        """All parts of a step are there; with the flag `left_out`, alike on all workers, none of
+        them counts.
+        """
         if not self._of_step:
             return
         self._kept += [_if_counted(part, left_out) for part in self._of_step]
@@ -131,7 +140,9 @@ class Sums:
         self._forget()
 
     def _terms(self, kept: Sequence[_Kept]) -> Sequence[Mapping[str, Sum]]:
-        """Of all batches at once where these are counts, which are exact; of each batch where they are rounded."""
+        """Of all batches at once where these are counts, which are exact; of each batch where they
+        are rounded.
+        """
         if kept[0].outputs is None:
             return [each.terms for each in kept]
         together = self._measured(kept)
@@ -151,7 +162,9 @@ class Sums:
     def _add(
         self, columns: slice, several: Sequence[Tensor | float], *, are_weights: bool = False
     ) -> None:
-        """Counts together; what is rounded one by one, by a few kernels: the order is in a sum's last digits."""
+        """Counts together; what is rounded one by one, by a few kernels: the order is in a sum's
+        last digits.
+        """
         values, numbers = (
             self._values[columns],
             [each for each in several if not isinstance(each, Tensor)],
@@ -211,7 +224,9 @@ class Sums:
         self._recent.clear()
 
     def first_not_finite(self) -> tuple[int, float] | None:
-        """How many batches ago since the last log point a loss was first nan or infinite, and which. Waits."""
+        """How many batches ago since the last log point a loss was first nan or infinite, and
+        which. Waits.
+        """
         losses = [loss.item() for loss in self._recent]
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
         return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
@@ -224,7 +239,10 @@ class Sums:
         self._recent.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
-        """What was counted so far, of it what is finite to log points, and what was logged. Waits for the device."""
+        """What was counted so far, of it what is finite to log points, and what was logged.
+
+        Waits for the device.
+        """
         sums = self.values  # counts what was kept
         return {
             "sums": sums.tolist(),
@@ -255,7 +273,8 @@ def _is_count(number: Tensor | float) -> bool:
 
 
 def _row(saved: Sequence[float], size: int) -> Tensor:
-    """The `size` sums that were saved; before there were tasks they were loss, correct predictions and samples.
+    """The `size` sums that were saved; before there were tasks they were loss, correct predictions
+    and samples.
 
     Three are also those of a task without metrics.
     """

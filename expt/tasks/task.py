@@ -1,4 +1,6 @@
-"""A task: from a model's outputs to the loss that is minimised, and to the metrics that are reported."""
+"""A task: from a model's outputs to the loss that is minimised, and to the metrics that are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor
 from expt.data.loading import Batch
 
 Sum = tuple[Tensor, "Tensor | float"]
-"""A sum over the samples of a batch, on its device, and what to divide it by: number of samples, tokens, pixels, ..."""
+"""A sum over the samples of a batch, on its device, and what to divide it by: number of samples,
+tokens, pixels, ...
+"""
 
 
 class Task(ABC):
@@ -31,22 +35,28 @@ class Task(ABC):
             def measure(self, outputs, batch):
                 return {"mae": ((outputs - batch.targets).abs().sum(), len(outputs))}
 
-    Whatever the number of workers and of parts of gradient accumulation, what is minimised is the sum of the losses of
-    the *global* batch by the sum of their weights, and a metric is the sum over a split by the sum of its weights.
-    """
+    Whatever the number of workers and of parts of gradient accumulation, what is minimised is the
+    sum of the losses of the *global* batch by the sum of their weights, and a metric is the sum
+    over a split by the sum of its weights."""
 
     metrics: Mapping[str, str] = {}
-    """What is reported beside the loss, and which way each is better, `min` or `max`; of a task of one's own, its
+    """What is reported beside the loss, and which way each is better, `min` or `max`; of a task of
+    one's own, its
     YAML says it."""
     weight_is_samples = False
-    """Whether the loss's weight is the number of samples. It is known before the step then, and not summed over all
+    """Whether the loss's weight is the number of samples. It is known before the step then, and not
+    summed over all
     workers."""
     measures_jointly = False
-    """Whether outputs and targets are one tensor [B, ...] each, of which `measure` may get several batches at once."""
+    """Whether outputs and targets are one tensor [B, ...] each, of which `measure` may get several
+    batches at once.
+    """
 
     @property
     def sums(self) -> Mapping[str, int]:
-        """What `measure` gives, and of how many values each sum is: one for each metric, if nothing else is said."""
+        """What `measure` gives, and of how many values each sum is: one for each metric, if nothing
+        else is said.
+        """
         return dict.fromkeys(self.metrics, 1)
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
@@ -60,9 +70,9 @@ class Task(ABC):
     def training_loss(self, outputs: Any, batch: Batch) -> Sum:
         """What is differentiated, where that is not the loss that is reported of an evaluation.
 
-        A loss that looks at the whole global batch, as SimCLR's, gathers the outputs here, where each worker has as
-        many (`drop_last=true`): torch.distributed.nn.functional.all_gather hands the gradients back.
-        """
+        A loss that looks at the whole global batch, as SimCLR's, gathers the outputs here, where
+        each worker has as many (`drop_last=true`): torch.distributed.nn.functional.all_gather hands
+        the gradients back."""
         return self.loss(outputs, batch)
 
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
@@ -70,7 +80,8 @@ class Task(ABC):
         return {}
 
     def predict(self, outputs: Any) -> Any:
-        """What a person is told of samples by a model's outputs, as `expt predict` does: the outputs, if nothing else.
+        """What a person is told of samples by a model's outputs, as `expt predict` does: the
+        outputs, if nothing else.
 
         A tensor [B, ...], or containers of such.
         """
@@ -81,5 +92,7 @@ class Task(ABC):
         return outputs, batch.targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Metrics that are no averages, from the quotients of all sums, lists where a sum has several values."""
+        """Metrics that are no averages, from the quotients of all sums, lists where a sum has
+        several values.
+        """
         return {}

@@ -18,20 +18,28 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-    """What `task.measure` gives. Raises ConfigError where these are not the real sums and weights that it says."""
+    """What `task.measure` gives.
+
+    Raises ConfigError where these are not the real sums and weights that it says.
+    """
     terms, expected, name_of = task.measure(outputs, batch), task.sums, type(task).__name__
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
+            f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum,"
+            " weight)"
         )
     if terms.keys() != expected.keys():
         named = ", ".join(expected) or "none"
         mend = "let them be the same"
         if type(task).derive is not Task.derive:
             sums = ", ".join(f"{name!r}: 1" for name in terms)
-            mend += f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the number of values of each"
+            mend += (
+                f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the"
+                " number of values of each"
+            )
         raise ConfigError(
-            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; {mend}"
+            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names"
+            f" {named}; {mend}"
         )
     for name, term in terms.items():
         if not isinstance(term, tuple | list) or len(term) != 2:
@@ -52,7 +60,8 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
             )
         if isinstance(weight, Tensor) and weight.numel() != 1:
             raise ConfigError(
-                f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it"
+                f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)};"
+                " sum it"
             )
         if wrong := no_weight(weight):
             raise ConfigError(
@@ -62,10 +71,13 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
 
 
 def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
-    """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real weight."""
+    """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real
+    weight.
+    """
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss
-        # Nearly every task's: a small model feels each question, and these take a third of what `_check_closely` does.
+        # Nearly every task's: a small model feels each question, and these take a third of what
+        # `_check_closely` does.
         plain = type(weight) is int and weight >= 0 and type(total) is Tensor
         if (
             plain
@@ -106,12 +118,17 @@ def _no_loss(total: Tensor, weight: Tensor | float, *, learns: bool) -> str:
     if wrong := no_weight(weight):
         return f": its weight is {wrong}, as len(outputs)"
     if learns and not total.requires_grad:
-        return " gives a number without a gradient; compute it from the model's outputs, without detach, item or argmax"
+        return (
+            " gives a number without a gradient; compute it from the model's outputs, without"
+            " detach, item or argmax"
+        )
     return ""
 
 
 def no_weight(weight: object) -> str:
-    """What a weight is that is none, and what to give, in words; empty where it is one, or that is not known yet."""
+    """What a weight is that is none, and what to give, in words; empty where it is one, or that is
+    not known yet.
+    """
     if isinstance(weight, Tensor):
         return f"complex ({weight.dtype}); give a real number" if weight.is_complex() else ""
     if not isinstance(weight, int | float | Real):  # asking Real itself takes longest

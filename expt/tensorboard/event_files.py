@@ -54,11 +54,11 @@ def _settings(start: Summary) -> dict[str, str]:
 def before_the_end(
     files: Sequence[Path], step: int, measured: Collection[str], *, end_pictures: bool
 ) -> list[Event]:
-    """What a run had drawn when it came to `step`, without its settings and what it drew because it then ended.
+    """What a run had drawn when it came to `step`, without its settings and what it drew because it
+    then ended.
 
-    `measured` are the tags of the curves that have a point of that step. What comes after the first other one is of
-    the end, and with `end_pictures` so are those of evaluations.
-    """
+    `measured` are the tags of the curves that have a point of that step. What comes after the first
+    other one is of the end, and with `end_pictures` so are those of evaluations."""
     found, ended = list["Event"](), False
     for event in read_events(files):
         if event.HasField(

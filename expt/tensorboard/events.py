@@ -30,11 +30,11 @@ def writer(
     resumed_at: int | None,
     end_pictures: bool = False,
 ) -> Writer:
-    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves until there.
+    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves
+    until there.
 
-    Where it was complete, or is of other settings now, its files are written anew, without what was its end: with
-    `end_pictures` all pictures of evaluations were.
-    """
+    Where it was complete, or is of other settings now, its files are written anew, without what was
+    its end: with `end_pictures` all pictures of evaluations were."""
     earlier = [] if resumed_at is None else paths.event_files()
     if resumed_at is not None:
         elsewhere = [] if earlier else _of_resumed(paths)
@@ -68,7 +68,9 @@ def _anew(
     *,
     end_pictures: bool,
 ) -> Writer:
-    """In one new file what `earlier` ones hold up to `step`; TensorBoard can't unread the settings of a run."""
+    """In one new file what `earlier` ones hold up to `step`; TensorBoard can't unread the settings
+    of a run.
+    """
     measured = {point.tag for point in MetricsReader(paths).read() if point.step == step}
     kept = before_the_end(earlier, step, measured, end_pictures=end_pictures)
     _let_the_second_pass(paths.folder)
@@ -91,7 +93,9 @@ def _of_parent(paths: RunPaths) -> list[Path]:
 
 
 class Writer:
-    """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after that step."""
+    """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after
+    that step.
+    """
 
     def __init__(
         self,
@@ -101,12 +105,15 @@ class Writer:
         *,
         continued_at: int | None = None,
     ) -> None:
-        """Without hyperparameters it is no run of the HPARAMS tab: its values are columns of the run around it."""
+        """Without hyperparameters it is no run of the HPARAMS tab: its values are columns of the
+        run around it.
+        """
         self._folder, self._continued_at = folder, continued_at
         self._hyperparameters, self._charts = hyperparameters, charts
         self._writer: SummaryWriter | None = None
         self._there: set[str] = set()
-        """Tags of which the older files hold a value of that very step; it would be the same again."""
+        """Tags of which the older files hold a value of that very step; it would be the same again.
+        """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one value to each tag."""
@@ -135,7 +142,10 @@ class Writer:
         self._open().add_histogram(tag, values.detach().float().cpu(), step)
 
     def graph(self, module: torch.nn.Module, images: torch.Tensor) -> None:
-        """Add the model's graph, from tracing it on `images`. Raises whatever the model raises when traced."""
+        """Add the model's graph, from tracing it on `images`.
+
+        Raises whatever the model raises when traced.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
@@ -197,10 +207,11 @@ def _file(writer: SummaryWriter) -> FileWriter:
 
 
 def _let_the_second_pass(folder: Path) -> None:
-    """TensorBoard reads event files by the second in their names: a file that continues another must have a later.
+    """TensorBoard reads event files by the second in their names: a file that continues another
+    must have a later.
 
-    Files that are dated ahead, from before the clock was set back, get earlier names: their time would be waited for.
-    """
+    Files that are dated ahead, from before the clock was set back, get earlier names: their time
+    would be waited for."""
     latest = 0
     for path in RunPaths(folder).event_files():
         second = int(path.name.split(".")[3])

@@ -1,9 +1,9 @@
 """TensorBoard's HPARAMS tab: what a run's event file says of its settings, and of its end.
 
-Each run describes itself alone. Without an experiment's description beside it, TensorBoard makes the columns from all
-runs that it is shown: every setting of every model has one, those in which the runs differ come first, and every scalar
-is a metric. SummaryWriter.add_hparams would write that description, and make a second run of each (pytorch #32651).
-"""
+Each run describes itself alone. Without an experiment's description beside it, TensorBoard makes
+the columns from all runs that it is shown: every setting of every model has one, those in which the
+runs differ come first, and every scalar is a metric. SummaryWriter.add_hparams would write that
+description, and make a second run of each (pytorch #32651)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Value: TypeAlias = bool | int | float | str
 
 def begin(hyperparameters: Mapping[str, Value]) -> Summary:
     """That a run with these settings is under way."""
-    # late, here and below: half a second that a sweep without failures, or a first step, need not wait for
+    # late, here and below: half a second that a sweep without failures, or a first step, need not
+    # wait for
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo  # type: ignore[attr-defined]
 
@@ -37,11 +38,12 @@ def begin(hyperparameters: Mapping[str, Value]) -> Summary:
 
 
 def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings by the names of their columns; a model's or dataset's own stand under its name: `mlp.hidden`.
+    """The settings by the names of their columns; a model's or dataset's own stand under its name:
+    `mlp.hidden`.
 
-    TensorBoard shows five until others are chosen, first those in which runs differ: under common names what tells one
-    model from another would fill them. A person's own class is told by its name.
-    """
+    TensorBoard shows five until others are chosen, first those in which runs differ: under common
+    names what tells one model from another would fill them. A person's own class is told by its
+    name."""
     shown = dict(hyperparameters)
     for group in ("model", "dataset", "optimizer", "scheduler"):
         if shown.get(group) == "_target_":

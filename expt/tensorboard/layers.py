@@ -17,7 +17,9 @@ from expt.training.patches.foreach_norm import norms_of
 
 
 class LayerValues:
-    """What an epoch's last step did to each layer: the norms of its gradients and weights, or all of their values."""
+    """What an epoch's last step did to each layer: the norms of its gradients and weights, or all
+    of their values.
+    """
 
     def __init__(self, learner: Learner, *, norms: bool, histograms: bool) -> None:
         self._learner, self._norms, self._histograms = learner, norms, histograms
@@ -26,7 +28,10 @@ class LayerValues:
         self._gradients: dict[str, Tensor] = {}
 
     def note_gradients(self) -> None:
-        """Note the gradients before the optimiser drops them; not where some are missing. Waits for no device."""
+        """Note the gradients before the optimiser drops them; not where some are missing.
+
+        Waits for no device.
+        """
         trained = list(itertools.chain.from_iterable(self._layers.values()))
         if not trained or any(parameter.grad is None for _, parameter in trained):
             return
@@ -40,7 +45,9 @@ class LayerValues:
             self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
 
     def show(self, events: Writer | None, step: int) -> None:
-        """Add what was noted, and the weights of now; of a sharded model a collective, whoever has `events`."""
+        """Add what was noted, and the weights of now; of a sharded model a collective, whoever has
+        `events`.
+        """
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
             both = self._of_all(torch.stack([self._gradient_norms, weights])).tolist()
@@ -74,7 +81,8 @@ class LayerValues:
 
 
 def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """The trained parameters of each submodule that has some of its own, with their names in the whole model.
+    """The trained parameters of each submodule that has some of its own, with their names in the
+    whole model.
 
     Without those that are empty, of which there is nothing to show.
     """
@@ -86,7 +94,10 @@ def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
 
 
 def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The 2-norm of each group of tensors, float32 [groups], of sharded ones of their part. Waits for no device."""
+    """The 2-norm of each group of tensors, float32 [groups], of sharded ones of their part.
+
+    Waits for no device.
+    """
     flat = [sharding.local(tensor) for group in tensors for tensor in group]
     if not flat:
         return torch.zeros(len(tensors))
@@ -104,9 +115,10 @@ def parameter_table(module: nn.Module) -> str:
     """Markdown: every parameter's name, layer, shape, type and size, and the totals."""
     layer = {name: type(part).__name__ for name, part in module.named_modules()}
     rows = [
-        f"| {name} | {layer[name.rpartition('.')[0]]} | {' x '.join(map(str, parameter.shape)) or '1'} "
-        f"| {str(parameter.dtype).removeprefix('torch.')} "
-        f"| {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
+        f"| {name} | {layer[name.rpartition('.')[0]]} |"
+        f" {' x '.join(map(str, parameter.shape)) or '1'} |"
+        f" {str(parameter.dtype).removeprefix('torch.')} |"
+        f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
         for name, parameter in module.named_parameters()
     ]
     total = sum(parameter.numel() for parameter in module.parameters())

@@ -36,7 +36,10 @@ class Review:
         self._parts: list[Mistakes] = []
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Take in a batch, whose labels must all count, and its logits [B, num_classes]. Waits for no device."""
+        """Take in a batch, whose labels must all count, and its logits [B, num_classes].
+
+        Waits for no device.
+        """
         classes, labels = self._num_classes, batch.targets
         chances = logits.float().log_softmax(1)
         highest, predicted = chances.max(1)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 
 WIDTH = 350
-"""Of TensorBoard's cards [pixels]: a picture of another width is stretched or shrunk there, with its text."""
+"""Of TensorBoard's cards [pixels]: a picture of another width is stretched or shrunk there, with
+its text.
+"""
 _COLUMNS, _TILE, _GAP, _LINE = 4, 84, 3, 13
 _NAME = 96
 """The longest name of a class [pixels]."""
@@ -137,7 +139,9 @@ def _write_names(
 
 
 def _cell(classes: int, margin: int) -> int:
-    """The side of a confusion matrix's cell: up to ten classes fit TensorBoard's card, more of them a screen."""
+    """The side of a confusion matrix's cell: up to ten classes fit TensorBoard's card, more of them
+    a screen.
+    """
     if classes <= _READABLE:
         return min(44, (WIDTH - 2 - margin) // classes)
     return 36 if classes <= _NUMBERED else max(2, 1000 // classes)

@@ -20,7 +20,9 @@ TRAIN_IMAGES, MISTAKES = 16, 16
 
 
 class RunPictures:
-    """One worker's part of them; `mean` and `std` of each channel are what images were normalised by."""
+    """One worker's part of them; `mean` and `std` of each channel are what images were normalised
+    by.
+    """
 
     def __init__(
         self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
@@ -87,7 +89,9 @@ class RunPictures:
 
 
 def caption(names: Sequence[str], target: Tensor) -> str:
-    """What stands below an image of a class [], or of a mixed one that has shares of classes [num_classes]."""
+    """What stands below an image of a class [], or of a mixed one that has shares of classes
+    [num_classes].
+    """
     if not target.dim():
         return names[int(target)]
     shares, classes = target.topk(2)

@@ -1,1 +1,3 @@
-"""Other dashboards: copies of what run folders hold, sent to MLflow or W&B by a process of their own."""
+"""Other dashboards: copies of what run folders hold, sent to MLflow or W&B by a process of their
+own.
+"""

@@ -1,4 +1,6 @@
-"""Under which name a dashboard knows a run, and what it has of it: a file in the run's folder, or a sweep's."""
+"""Under which name a dashboard knows a run, and what it has of it: a file in the run's folder, or a
+sweep's.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Cursor:
         try:
             self.state = self._read()
             self.key: str = self.state.setdefault("key", secrets.token_hex(4))
-            """Under which the dashboard finds it again: written down before anything is created there."""
+            """Under which the dashboard finds it again: written down before anything is created
+            there.
+            """
             self.save()
         except BaseException:
             self.close()

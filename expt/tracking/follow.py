@@ -1,8 +1,8 @@
 """The process that sends while runs are under way: `python -m expt.tracking.follow TRACKER FOLDER`.
 
-It reads run folders, and tells its command by lines on stdout. The command tells it that all runs have ended by closing
-stdin, after the seconds that are left. It ends with the command, however that ends.
-"""
+It reads run folders, and tells its command by lines on stdout. The command tells it that all runs
+have ended by closing stdin, after the seconds that are left. It ends with the command, however that
+ends."""
 
 from __future__ import annotations
 

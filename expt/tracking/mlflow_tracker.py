@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 def quick() -> None:
-    """Let MLflow's client give up soon: whoever calls tries again later, and asks first what has arrived."""
+    """Let MLflow's client give up soon: whoever calls tries again later, and asks first what has
+    arrived.
+    """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -54,7 +56,10 @@ class MLflowTracker:
         self._client.search_experiments(max_results=1)
 
     def open(self, run: Snapshot, cursor: Cursor) -> MLflowCopy:
-        """Find the run by its key, or make it. Raises Refused for one that a person has deleted there."""
+        """Find the run by its key, or make it.
+
+        Raises Refused for one that a person has deleted there.
+        """
         parent = {"mlflow.parentRunId": self._sweep(run)} if run.sweep else {}
         found = self._found_or_made(
             cursor, run, run.name, {**parent, "mlflow.user": run.tags.get("user", "")}
@@ -235,7 +240,8 @@ class MLflowCopy:
                 )
             except Exception as error:  # a store of files is another service than that of numbers
                 warn(
-                    f"mlflow: files of runs could not be stored among its artifacts ({in_a_line(error)})"
+                    "mlflow: files of runs could not be stored among its artifacts"
+                    f" ({in_a_line(error)})"
                 )
                 return False
         return True

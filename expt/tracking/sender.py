@@ -1,4 +1,6 @@
-"""Sends what run folders hold to one dashboard, each thing once: while runs are under way, or afterwards."""
+"""Sends what run folders hold to one dashboard, each thing once: while runs are under way, or
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class RunSender:
         self._has_ended = False
 
     def send(self, *, last: bool) -> bool:
-        """Send what is new; returns whether there was something. Raises whatever the dashboard's client raises.
+        """Send what is new; returns whether there was something.
 
-        A run that may still be refused, and its folder removed, is left alone but for the `last` time.
-        """
+        Raises whatever the dashboard's client raises.
+
+        A run that may still be refused, and its folder removed, is left alone but for the `last`
+        time."""
         stamp = _stamp(self.paths)
         if stamp == self._stamp and (self._has_ended or not last):
             return False
@@ -107,7 +111,9 @@ class RunSender:
 
 
 class Sender:
-    """Sends runs to the dashboard `name`; each by what it has recorded, and by `settings` before that."""
+    """Sends runs to the dashboard `name`; each by what it has recorded, and by `settings` before
+    that.
+    """
 
     def __init__(
         self, name: str, *, live: bool, settings: Mapping[str, Any] = MappingProxyType({})
@@ -121,7 +127,9 @@ class Sender:
         self.num_sent = 0
 
     def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> bool:
-        """Send what is new of these runs; returns whether all could be: after one that could not, no other is tried."""
+        """Send what is new of these runs; returns whether all could be: after one that could not,
+        no other is tried.
+        """
         self.error = None
         for paths in folders:
             run = self._runs.get(paths.folder)
@@ -180,7 +188,10 @@ class Sender:
 
 
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow | Wandb:
-    """How the run's configuration says that it is to be sent. Raises ConfigError for a variable that is not set."""
+    """How the run's configuration says that it is to be sent.
+
+    Raises ConfigError for a variable that is not set.
+    """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded, {}), **chosen}
     return (
@@ -212,7 +223,9 @@ def runs_in(folder: Path) -> list[RunPaths]:
 
 
 def settled(folders: Sequence[RunPaths], patience_s: float) -> None:
-    """Wait until no workers are left in runs that say running, where a command was killed; at most that long."""
+    """Wait until no workers are left in runs that say running, where a command was killed; at most
+    that long.
+    """
     from expt.runs.folder_lock import is_held
     from expt.runs.result import RUNNING, read_result
 

@@ -1,4 +1,6 @@
-"""A command's side of sending: it starts a process for each dashboard, and waits for it no longer than it says."""
+"""A command's side of sending: it starts a process for each dashboard, and waits for it no longer
+than it says.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ class Sending:
     def follow(self, config: RunConfig, folder: Path) -> None:
         """Let the run or the sweep of `folder` be sent to where `config` says, from now on.
 
-        Raises ConfigError where a package is missing, or the environment names an impossible address.
-        """
+        Raises ConfigError where a package is missing, or the environment names an impossible
+        address."""
         refuse_unusable(config)
         for name in config.send:
             if name not in self._processes:

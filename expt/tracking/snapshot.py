@@ -17,7 +17,8 @@ from expt.runs.result import DAMAGED, LOST, RUNNING, Record, is_lost, read_resul
 
 EPOCH = "epoch"
 Marks = dict[str, int]
-"""The step of the last point of each tag that a dashboard has. A tag only goes forward: a run that goes on from an
+"""The step of the last point of each tag that a dashboard has. A tag only goes forward: a run that
+goes on from an
 older checkpoint repeats its points to the bit, and they are not sent again."""
 
 
@@ -85,7 +86,9 @@ class Snapshot(NamedTuple):
 
     @property
     def _lineage(self) -> dict[str, Any]:
-        """The run that it is a fork of, or has its first weights from; its place in a search, and how far it may go."""
+        """The run that it is a fork of, or has its first weights from; its place in a search, and
+        how far it may go.
+        """
         record = self.record
         forked: Mapping[str, Any] = record.get("forked_from") or {}
         begun: Mapping[str, Any] = record.get("weights_from") or {}
@@ -104,14 +107,16 @@ class Snapshot(NamedTuple):
             "expt.search.replaces": search.get("replaces"),
             "expt.search.parent": search.get("parent"),
             "expt.until_epoch": until,
-            "expt.epochs_done": len(record["epoch_s"]) + forked.get("epoch", 0)
-            if "epoch_s" in record
-            else None,
+            "expt.epochs_done": (
+                len(record["epoch_s"]) + forked.get("epoch", 0) if "epoch_s" in record else None
+            ),
         }
 
     @property
     def summary(self) -> dict[str, float]:
-        """What the run has come to beside the last value of each tag: its objective, and how fast it was."""
+        """What the run has come to beside the last value of each tag: its objective, and how fast
+        it was.
+        """
         record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
         found: dict[str, Any] = {
             "objective": objective["value"] if objective else None,

@@ -34,7 +34,9 @@ class Copy(Protocol):
         """Points that lie after `marks`, which know of them then."""
 
     def end(self, run: Snapshot) -> bool:
-        """Status, summary and files of a run that has ended; returns whether these were not there yet."""
+        """Status, summary and files of a run that has ended; returns whether these were not there
+        yet.
+        """
 
     def leave(self) -> None:
         """Nothing more comes now, though the run is under way."""
@@ -60,7 +62,9 @@ class Tracker(Protocol):
 
 
 def in_a_line(error: BaseException) -> str:
-    """What a library says, cut to what a person reads: its innermost reason, without addresses in memory."""
+    """What a library says, cut to what a person reads: its innermost reason, without addresses in
+    memory.
+    """
     while error.__cause__ is not None or error.__context__ is not None:
         inner = error.__cause__ or error.__context__
         assert inner is not None

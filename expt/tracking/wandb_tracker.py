@@ -1,8 +1,8 @@
 """W&B: a run for each run, those of a sweep in one group.
 
-W&B's client writes all that it is given into a file below the run's folder before it goes out. What was not uploaded
-(no network, `mode=offline`, a killed process) lies there, and `wandb sync` uploads it; later points are added to that.
-"""
+W&B's client writes all that it is given into a file below the run's folder before it goes out. What
+was not uploaded (no network, `mode=offline`, a killed process) lies there, and `wandb sync` uploads
+it; later points are added to that."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class WandbTracker:
         self._kept_offline: Path | None = None
 
     def check(self) -> None:
-        """A connection alone: W&B's own client would try for minutes. Through a proxy only W&B's client can tell."""
+        """A connection alone: W&B's own client would try for minutes.
+
+        Through a proxy only W&B's client can tell.
+        """
         parts = urlsplit(self.where)
         if self._mode != "online" or parts.hostname is None or getproxies().get(parts.scheme):
             return
@@ -55,7 +58,9 @@ class WandbTracker:
         socket.create_connection((parts.hostname, port), CONNECT_S).close()
 
     def open(self, run: Snapshot, cursor: Cursor) -> WandbCopy:
-        """Upload what an earlier process could not, and go on with W&B's run of that key, or begin it."""
+        """Upload what an earlier process could not, and go on with W&B's run of that key, or begin
+        it.
+        """
         if self._mode == "disabled":
             raise Refused("WANDB_MODE=disabled")
         state = cursor.state
@@ -108,7 +113,10 @@ class WandbTracker:
         )
 
     def _sync(self, cursor: Cursor) -> None:
-        """Upload the parts that W&B has written to the disk, and not sent to their end. Raises OSError."""
+        """Upload the parts that W&B has written to the disk, and not sent to their end.
+
+        Raises OSError.
+        """
         for name in [name for name, is_sent in cursor.state["parts"].items() if not is_sent]:
             folder = cursor.folder / "wandb" / name
             if folder.is_dir():
@@ -168,7 +176,10 @@ class WandbCopy:
         self._cursor.save()
 
     def end(self, run: Snapshot) -> bool:
-        """Status, summary and files. Raises TimeoutError where not all could be uploaded; it is still on the disk."""
+        """Status, summary and files.
+
+        Raises TimeoutError where not all could be uploaded; it is still on the disk.
+        """
         if self._run is None:
             return False
         self._run.summary.update(

@@ -1,7 +1,8 @@
-"""Activations that are computed anew in the backward pass, not kept for it: torch.utils.checkpoint around modules.
+"""Activations that are computed anew in the backward pass, not kept for it: torch.utils.checkpoint
+around modules.
 
-Only the forward pass of the modules changes: their names, and those in a state_dict, stay what they are.
-"""
+Only the forward pass of the modules changes: their names, and those in a state_dict, stay what they
+are."""
 
 from __future__ import annotations
 
@@ -27,18 +28,19 @@ def checkpoint_activations(
 ) -> list[str]:
     """Have the chosen modules inside `module` keep their inputs alone; returns their names.
 
-    They are the blocks (`auto`), or those whose whole name one of the regular expressions matches; of modules inside
-    one another the outermost. Numbers stay equal to the bit: dropout draws the same again, and what the forward pass
-    has changed of buffers, such as a batch norm's statistics, is changed once.
+    They are the blocks (`auto`), or those whose whole name one of the regular expressions matches;
+    of modules inside one another the outermost. Numbers stay equal to the bit: dropout draws the
+    same again, and what the forward pass has changed of buffers, such as a batch norm's statistics,
+    is changed once.
 
-    Raises ConfigError for what is found nowhere, and, where the model is `compiled`, for modules with buffers.
-    """
+    Raises ConfigError for what is found nowhere, and, where the model is `compiled`, for modules
+    with buffers."""
     chosen = _outermost(_blocks(module) if wanted == "auto" else _matching(module, wanted))
     for name, part in chosen.items():
         if compiled and _buffers(part):
             raise ConfigError(
-                f"{KEY}: '{name}' has buffers, such as a batch norm's statistics, which compiled code can't put back; "
-                "use compile=false, or checkpoint other modules"
+                f"{KEY}: '{name}' has buffers, such as a batch norm's statistics, which compiled"
+                " code can't put back; use compile=false, or checkpoint other modules"
             )
         part.forward = functools.partial(_forward, part, part.forward)
     return list(chosen)
@@ -47,8 +49,8 @@ def checkpoint_activations(
 def _blocks(module: nn.Module) -> dict[str, nn.Module]:
     if not (found := blocks(module)):
         raise ConfigError(
-            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, as in "
-            f"{KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
+            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, as in"
+            f" {KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
         )
     return found
 
@@ -86,7 +88,9 @@ def _outermost(chosen: dict[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Bound to the module's own forward: a copy of the module, as of a moving average, has its own by that."""
+    """Bound to the module's own forward: a copy of the module, as of a moving average, has its own
+    by that.
+    """
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     if not (buffers := _buffers(module)):
@@ -102,7 +106,9 @@ def _buffers(module: nn.Module) -> list[Tensor]:
 def _contexts(
     buffers: list[Tensor],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Those of the forward pass and of its repetition, which begins with the same buffers and leaves none changed."""
+    """Those of the forward pass and of its repetition, which begins with the same buffers and
+    leaves none changed.
+    """
     return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
 
 

@@ -1,4 +1,6 @@
-"""What parameters say of themselves, as `weight.no_decay = True` for an own optimiser, handed on to their parts."""
+"""What parameters say of themselves, as `weight.no_decay = True` for an own optimiser, handed on to
+their parts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def attributes_of(module: nn.Module) -> Attributes:
 
 
 def hand_on(module: nn.Module, attributes: Attributes) -> None:
-    """Give them to the parts of a sharded module, and to what its units gather, which their first passes make.
+    """Give them to the parts of a sharded module, and to what its units gather, which their first
+    passes make.
 
     One of a parameter's shape, as a mask, is shared out as that is.
     """

@@ -1,8 +1,9 @@
-"""Batch norms whose statistics do not hang on how many workers share a batch: over all of it, or over fixed groups.
+"""Batch norms whose statistics do not hang on how many workers share a batch: over all of it, or
+over fixed groups.
 
-A batch norm of torch's normalises what a worker has of the batch. On GPUs nn.SyncBatchNorm looks at the whole; here is
-the same for CPUs, and ghost batch normalisation (Hoffer et al., 2017), for which no worker waits.
-"""
+A batch norm of torch's normalises what a worker has of the batch. On GPUs nn.SyncBatchNorm looks at
+the whole; here is the same for CPUs, and ghost batch normalisation (Hoffer et al., 2017), for which
+no worker waits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from expt.errors import ConfigError
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 Gather = Callable[[Tensor], Tensor]
-"""From a worker's float32 values [N] to those of all workers, by rank [world_size, N]; a collective."""
+"""From a worker's float32 values [N] to those of all workers, by rank [world_size, N]; a
+collective.
+"""
 
 
 def is_in(module: nn.Module) -> bool:
@@ -35,7 +38,9 @@ def synchronise(module: nn.Module, gather: Gather) -> None:
 
 
 def part_from_workers(module: nn.Module) -> None:
-    """Have the batch norms inside `module`, which `synchronise` has changed, normalise what this worker gives them."""
+    """Have the batch norms inside `module`, which `synchronise` has changed, normalise what this
+    worker gives them.
+    """
     for layer in module.modules():
         if isinstance(layer, SynchronisedBatchNorm):
             layer.gather = _of_one
@@ -53,12 +58,16 @@ def group(module: nn.Module, size: int) -> None:
 
 
 def refuse_own_classes(module: nn.Module) -> None:
-    """Raise ConfigError where a batch norm inside `module` is of a class of its own, which torch's would replace."""
+    """Raise ConfigError where a batch norm inside `module` is of a class of its own, which torch's
+    would replace.
+    """
     _batch_norms(module)
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
-    """What makes the running statistics inside `module` the mean of all workers'; to be called after each step."""
+    """What makes the running statistics inside `module` the mean of all workers'; to be called
+    after each step.
+    """
     buffers = [
         buffer
         for layer in _batch_norms(module)
@@ -77,12 +86,16 @@ def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], N
 
 
 class GroupedBatchNorm(nn.BatchNorm2d):
-    """A batch norm, for inputs of any number of dimensions, whose batch is cut into groups of `group_size` images."""
+    """A batch norm, for inputs of any number of dimensions, whose batch is cut into groups of
+    `group_size` images.
+    """
 
     group_size: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, ...] to the same; the last groups are smaller by an image where B is no multiple of the size."""
+        """[B, C, ...] to the same; the last groups are smaller by an image where B is no multiple
+        of the size.
+        """
         if not self.training:
             return _evaluated(self, input)
         parts = input.tensor_split(-(-len(input) // self.group_size))
@@ -133,14 +146,16 @@ class _AcrossWorkers(torch.autograd.Function):
         pixels, dims, features = input.float(), _all_but_channels(input), input.shape[1]
         variance, mean = torch.var_mean(pixels, dims, correction=0)
         count = mean.new_tensor([input.numel() // features])
-        # float64: three numbers for each channel cost nothing, and each worker's rounding would show in all.
+        # float64: three numbers for each channel cost nothing, and each worker's rounding would
+        # show in all.
         means, variances, counts = (
             gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
         )
         total = counts.sum()
         if total == 1:
             raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size {[*input.shape]}"
+                "Expected more than 1 value per channel when training, got input size"
+                f" {[*input.shape]}"
             )
         exact_mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
@@ -185,8 +200,8 @@ def _batch_norms(module: nn.Module) -> list[Any]:
     for name, layer in layers:
         if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):
             raise ConfigError(
-                f"batch_norm: the model's layer {name} is a {type(layer).__name__}, which only batch_norm=per_worker "
-                "leaves as it is"
+                f"batch_norm: the model's layer {name} is a {type(layer).__name__}, which only"
+                " batch_norm=per_worker leaves as it is"
             )
     return [layer for _, layer in layers]
 

@@ -24,19 +24,21 @@ class View:
     """The newest value of each tag, as in metrics.jsonl: loss/train, accuracy/val, lr, ..."""
     copy_model: Callable[[], nn.Module]
     scalar: Callable[[str, float], None]
-    """`view.scalar("mine/norm", 0.3)` adds a point to a curve of one's own, in TensorBoard and in metrics.jsonl.
+    """`view.scalar("mine/norm", 0.3)` adds a point to a curve of one's own, in TensorBoard and in
+    metrics.jsonl.
 
     Raises ValueError for a tag of expt's own.
     """
     picture: Callable[[str, Tensor], None]
     """`view.picture("mine/samples", image)` adds a picture to TensorBoard.
 
-    It is [channels, height, width] of 1 or 3 channels, floats from 0 to 1 or uint8. Raises ValueError for another.
-    """
+    It is [channels, height, width] of 1 or 3 channels, floats from 0 to 1 or uint8. Raises
+    ValueError for another. """
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        """A copy of the model whose numbers count (with `ema` the average), in evaluation mode; made when asked for.
+        """A copy of the model whose numbers count (with `ema` the average), in evaluation mode;
+        made when asked for.
 
         Whatever is done to it does not reach the run.
         """
@@ -44,7 +46,9 @@ class View:
 
 
 class Callback:
-    """What is told when a run has come somewhere. One's own is a subclass, named in YAML or as typed:
+    """What is told when a run has come somewhere.
+
+    One's own is a subclass, named in YAML or as typed:
 
         callbacks: [{_target_: watch.Widths, every: 2}]
 
@@ -66,21 +70,29 @@ class Callback:
             def load_state_dict(self, state):
                 self.widest = state["widest"]
 
-    It lives on rank 0 alone, where all numbers and weights are known, while the others wait, for `timeout_s` at most:
-    files are written once, and its state is one whatever the number of workers. To it torch.distributed is not
-    initialised, and a collective raises. No number of the run depends on it: random numbers that it draws are put back.
-    What it raises fails the run.
-    """
+    It lives on rank 0 alone, where all numbers and weights are known, while the others wait, for
+    `timeout_s` at most: files are written once, and its state is one whatever the number of
+    workers. To it torch.distributed is not initialised, and a collective raises. No number of the
+    run depends on it: random numbers that it draws are put back. What it raises fails the run."""
 
     def on_epoch_end(self, view: View) -> None:
-        """An epoch has been trained on and evaluated; its checkpoint, if one is due, is written next."""
+        """An epoch has been trained on and evaluated; its checkpoint, if one is due, is written
+        next.
+        """
 
     def on_evaluation_end(self, view: View) -> None:
-        """`view.split` has been evaluated: val, before each `on_epoch_end`, and test once, at the end of the run."""
+        """`view.split` has been evaluated: val, before each `on_epoch_end`, and test once, at the
+        end of the run.
+        """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a resumed run needs of it: tensors, numbers, strings, None, and lists and dicts of those."""
+        """What a resumed run needs of it: tensors, numbers, strings, None, and lists and dicts of
+        those.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Called once, before training, in a run that resumes."""
+        """Go on from what `state_dict` gave.
+
+        Called once, before training, in a run that resumes.
+        """

@@ -1,8 +1,8 @@
 """An optimiser and a schedule that go on from another's state, with their own settings.
 
-torch's `load_state_dict` brings back the settings that were saved, learning rate and all. Here the state comes from
-there (moments, counters, the place in the schedule), and each setting that is another now is as it is now.
-"""
+torch's `load_state_dict` brings back the settings that were saved, learning rate and all. Here the
+state comes from there (moments, counters, the place in the schedule), and each setting that is
+another now is as it is now."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ SET_BY_SCHEDULES = {
 
 
 class Earlier(NamedTuple):
-    """What was trained with until now, built anew by its settings over the same parameters, and its saved states."""
+    """What was trained with until now, built anew by its settings over the same parameters, and its
+    saved states.
+    """
 
     optimizer: Optimizer
     scheduler: LRScheduler
@@ -51,11 +53,12 @@ def carry_over(
     same_schedule: bool,
     place: int,
 ) -> None:
-    """Have the new `optimizer` and `scheduler` go on from the earlier ones; the next step uses the new settings.
+    """Have the new `optimizer` and `scheduler` go on from the earlier ones; the next step uses the
+    new settings.
 
-    Without `same_optimizer` its state begins anew. Without `same_schedule`, which says that the schedule has the same
-    kind and settings, it is as if it had been advanced `place` times, but for one that looks at metrics, which begins.
-    """
+    Without `same_optimizer` its state begins anew. Without `same_schedule`, which says that the
+    schedule has the same kind and settings, it is as if it had been advanced `place` times, but for
+    one that looks at metrics, which begins."""
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
     groups = [
         _merged(group, earlier, new) if same_optimizer else dict(group)
@@ -97,7 +100,8 @@ def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
 
 
 def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
-    """The group as it was saved, but for settings that are others than those of then, and the keys `new`.
+    """The group as it was saved, but for settings that are others than those of then, and the keys
+    `new`.
 
     Of one whose parameters were in several groups nothing is as it was saved.
     """
@@ -130,7 +134,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _fill_momentum(optimizer: Optimizer) -> None:
-    """As `build_optimizer` has it: buffers where there is a momentum, which before may have been 0; else none."""
+    """As `build_optimizer` has it: buffers where there is a momentum, which before may have been 0;
+    else none.
+    """
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -150,7 +156,9 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
-    """One of which nothing but the learning rate is another: what it has made of that it makes of the new one."""
+    """One of which nothing but the learning rate is another: what it has made of that it makes of
+    the new one.
+    """
     new, built, saved = (
         scheduler.state_dict(),
         earlier.scheduler.state_dict(),

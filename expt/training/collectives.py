@@ -17,7 +17,9 @@ T = TypeVar("T")
 BUCKET_BYTES = 2**25
 """What is copied at a time to be sent, where no tensor is larger."""
 NCCL_LATER_S = 90.0
-"""NCCL ends a process that waits in vain, without a word of Python's: who watches over the process is to be first."""
+"""NCCL ends a process that waits in vain, without a word of Python's: who watches over the process
+is to be first.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,9 @@ class Worker:
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
-    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it can see."""
+    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it
+    can see.
+    """
     local_rank = int(environment["LOCAL_RANK"])
     return Worker(
         rank=int(environment["RANK"]),
@@ -55,10 +59,13 @@ def process_group(
     store: dist.Store | None = None,
     ends_with_process: bool = False,
 ) -> Iterator[None]:
-    """The run's process group; a single worker needs none. Where the body raises it is left as it is.
+    """The run's process group; a single worker needs none.
 
-    NCCL would wait for the peers' collectives before it ends the group, and they wait for this worker. Gloo waits 10 ms
-    and more for threads of its own: it is left where the group `ends_with_process`, at once.
+    Where the body raises it is left as it is.
+
+    NCCL would wait for the peers' collectives before it ends the group, and they wait for this
+    worker. Gloo waits 10 ms and more for threads of its own: it is left where the group
+    `ends_with_process`, at once.
 
     The workers find one another in the `store`, or else by MASTER_ADDR and MASTER_PORT.
     """
@@ -82,7 +89,9 @@ def process_group(
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it this worker knows of no other: a collective of torch's raises at once, and none of the run's is due."""
+    """Within it this worker knows of no other: a collective of torch's raises at once, and none of
+    the run's is due.
+    """
     everyone = dist.group.WORLD if dist.is_initialized() else None
     try:
         dist.group.WORLD = None
@@ -101,7 +110,10 @@ def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
 
 
 def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
-    """The largest of every worker's `values`, each by itself, in one collective. Waits for the device."""
+    """The largest of every worker's `values`, each by itself, in one collective.
+
+    Waits for the device.
+    """
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
@@ -152,7 +164,9 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every worker rank 0's `tensors`, in their place: those of one data type together, a bucket at a time."""
+    """Give every worker rank 0's `tensors`, in their place: those of one data type together, a
+    bucket at a time.
+    """
     if not dist.is_initialized():
         return
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -166,7 +180,9 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """As many at a time as BUCKET_BYTES has room for, or one: they are copied, and memory may have no room for all."""
+    """As many at a time as BUCKET_BYTES has room for, or one: they are copied, and memory may have
+    no room for all.
+    """
     begin = size = 0
     for index, tensor in enumerate(tensors):
         if size and size + tensor.nbytes > BUCKET_BYTES:

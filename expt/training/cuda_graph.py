@@ -1,8 +1,8 @@
-"""Work of a GPU that is recorded once and then asked for by one launch: a CUDA graph; and whether it does the same.
+"""Work of a GPU that is recorded once and then asked for by one launch: a CUDA graph; and whether
+it does the same.
 
-A recording is made where weights, generators and inputs are others than those that it is then compared by, so that
-nothing of them has stayed in it unnoticed.
-"""
+A recording is made where weights, generators and inputs are others than those that it is then
+compared by, so that nothing of them has stayed in it unnoticed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from expt.data.tree import leaves
 
 T = TypeVar("T")
 NOISE = 8.0
-"""How far a replay may be from what it replays, in units of what that is from itself, done twice: mostly nothing."""
+"""How far a replay may be from what it replays, in units of what that is from itself, done twice:
+mostly nothing.
+"""
 
 
 class Graph(Protocol):
-    """What records work of a device, to have it done again. `run` is called by `warm_up` and by `record`."""
+    """What records work of a device, to have it done again.
+
+    `run` is called by `warm_up` and by `record`.
+    """
 
     def warm_up(self, run: functools.partial[T]) -> T:
         """What it gives, where it is recorded later."""
@@ -46,7 +51,9 @@ class Generators(Protocol):
 
 
 class CudaGraph:
-    """torch's, on a stream of its own; torch registers the default generator, and each replay advances it."""
+    """torch's, on a stream of its own; torch registers the default generator, and each replay
+    advances it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -62,7 +69,8 @@ class CudaGraph:
 
     def record(self, run: functools.partial[T]) -> T:
         """See Graph."""
-        # Other threads write checkpoints meanwhile, and may ask the device for what a recording must not.
+        # Other threads write checkpoints meanwhile, and may ask the device for what a recording
+        # must not.
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return run()
 
@@ -72,7 +80,9 @@ class CudaGraph:
 
 
 class State:
-    """All that some work may change, as it was when this was made: tensors by name, and the generators."""
+    """All that some work may change, as it was when this was made: tensors by name, and the
+    generators.
+    """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], generators: Generators, device: torch.device
@@ -99,7 +109,9 @@ class State:
                 tensor.mul_(0.5)
 
     def left_by(self, run: Callable[[], Any]) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-        """Every tensor after `run`, those that it gives too, and the generators; then all is put back."""
+        """Every tensor after `run`, those that it gives too, and the generators; then all is put
+        back.
+        """
         found = {**dict(_named(run(), "")), **self._tensors}
         values = {name: tensor.detach().clone() for name, tensor in found.items()}
         random = self._generators.state_dict(self._device)
@@ -108,7 +120,9 @@ class State:
 
 
 def record(graph: Graph, run: functools.partial[T], state: State) -> T:
-    """What `graph.replay` fills; recorded where `state` is another, and replayed there, and put back."""
+    """What `graph.replay` fills; recorded where `state` is another, and replayed there, and put
+    back.
+    """
     state.disturb()
     graph.warm_up(run)
     found = graph.record(run)
@@ -123,7 +137,9 @@ def record(graph: Graph, run: functools.partial[T], state: State) -> T:
 def difference(
     graph: Graph, eager: functools.partial[Any], replay: Callable[[], Any], state: State
 ) -> str | None:
-    """What is otherwise after a replay than after `eager`, if anything is, in a few words; all is put back."""
+    """What is otherwise after a replay than after `eager`, if anything is, in a few words; all is
+    put back.
+    """
     (once, random), (twice, _) = (state.left_by(lambda: graph.warm_up(eager)) for _ in range(2))
     replayed, random_then = state.left_by(replay)
     if random_then != random:
@@ -139,10 +155,11 @@ def difference(
 
 
 def _noise(once: Mapping[str, Tensor], twice: Mapping[str, Tensor]) -> dict[str, float]:
-    """How far each tensor is from itself, done twice; where any are, at least the share of its size that is usual.
+    """How far each tensor is from itself, done twice; where any are, at least the share of its size
+    that is usual.
 
-    For a number that is summed from others may come out alike by chance. All are zero where all came out alike.
-    """
+    For a number that is summed from others may come out alike by chance. All are zero where all
+    came out alike."""
     apart = {name: _apart(values, twice[name]) for name, values in once.items()}
     sizes = {name: _apart(values, torch.zeros_like(values)) for name, values in once.items()}
     shares = [

@@ -19,11 +19,12 @@ def ema_of(
     *,
     in_float32: bool = False,
 ) -> AveragedModel:
-    """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with those of the first.
+    """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with
+    those of the first.
 
-    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of it, or `in_float32`
-    where the model's weights are not. Raises ConfigError where the model can't be copied.
-    """
+    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of
+    it, or `in_float32` where the model's weights are not. Raises ConfigError where the model can't
+    be copied."""
     try:
         if in_float32:
             average: AveragedModel = AverageInFloat32(module, decay)

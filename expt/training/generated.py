@@ -8,10 +8,11 @@ from expt.training.callback import Callback, View
 
 
 class Generated(Callback):
-    """After each `every` epochs the images that `model.generator` makes of the same `rows` x `rows` vectors of noise.
+    """After each `every` epochs the images that `model.generator` makes of the same `rows` x `rows`
+    vectors of noise.
 
-    Noise is drawn from `seed`; the first epoch and the last picture of a run tell what was learnt between them.
-    """
+    Noise is drawn from `seed`; the first epoch and the last picture of a run tell what was learnt
+    between them."""
 
     def __init__(self, noise: int, every: int = 1, rows: int = 8, seed: int = 0) -> None:
         self._every, self._rows = every, rows

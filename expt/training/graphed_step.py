@@ -1,9 +1,10 @@
-"""A step by two CUDA graphs: the forward and backward pass, and the update. Who looks at gradients is in between.
+"""A step by two CUDA graphs: the forward and backward pass, and the update.
 
-Metrics, moving averages and the schedule go on as in every step. torch's fused updates read a rate that is a tensor as
-float32, and one that is a number as float64: here all rates are rounded to float32, in eager steps too, so that it
-matters to no number which steps are replayed.
-"""
+Who looks at gradients is in between.
+
+Metrics, moving averages and the schedule go on as in every step. torch's fused updates read a rate
+that is a tensor as float32, and one that is a number as float64: here all rates are rounded to
+float32, in eager steps too, so that it matters to no number which steps are replayed."""
 
 from __future__ import annotations
 
@@ -90,10 +91,11 @@ def graphed_step(wanted: bool, device: torch.device, generators: Generators) -> 
 
 
 class GraphedStep:
-    """How a learner computes steps: from the second of two batches that are alike on, those like them are replayed.
+    """How a learner computes steps: from the second of two batches that are alike on, those like
+    them are replayed.
 
-    All others are eager, as an epoch's smaller last one. Where a replay does not leave what an eager step does, or
-    nothing can be recorded, every step is: that is warned of, with the reason.
+    All others are eager, as an epoch's smaller last one. Where a replay does not leave what an
+    eager step does, or nothing can be recorded, every step is: that is warned of, with the reason.
     """
 
     def __init__(
@@ -160,7 +162,8 @@ class GraphedStep:
         ]
         if hooked:
             warn(
-                f"cuda_graph=true: every step is eager: {hooked[0]} has a hook, which a replay would not call"
+                f"cuda_graph=true: every step is eager: {hooked[0]} has a hook, which a replay"
+                " would not call"
             )
             return
         self._passes = _checked("step", functools.partial(self._record_passes, learner, batch))
@@ -285,7 +288,9 @@ def _use(
 
 
 def _has_fused_update(learner: Learner) -> bool:
-    """Whether one kernel updates a group by a rate that it reads on the device, always, and all it needs is there."""
+    """Whether one kernel updates a group by a rate that it reads on the device, always, and all it
+    needs is there.
+    """
     optimizer = learner.optimizer
     fused = isinstance(optimizer, optim.SGD | optim.Adam) and all(
         group["fused"] for group in optimizer.param_groups

@@ -18,7 +18,9 @@ _NORMS = (
 
 
 def halve(module: nn.Module) -> None:
-    """Round the float32 parameters inside `module` to bfloat16, in place; those of norms, and buffers, stay."""
+    """Round the float32 parameters inside `module` to bfloat16, in place; those of norms, and
+    buffers, stay.
+    """
     for layer in module.modules():
         if not isinstance(layer, _NORMS):
             for parameter in layer.parameters(recurse=False):

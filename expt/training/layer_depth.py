@@ -1,4 +1,6 @@
-"""How many layers there are from each parameter to a model's head, for a learning rate that falls with them."""
+"""How many layers there are from each parameter to a model's head, for a learning rate that falls
+with them.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,23 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def depths(module: nn.Module) -> dict[str, int]:
-    """Of each parameter, by name: 0 in the last layer, which is the head, 1 in the one before it, ...
+    """Of each parameter, by name: 0 in the last layer, which is the head, 1 in the one before it,
+    ...
 
-    Where the model has timm's method `group_matcher`, its layers are what that says. Else they are the model's
-    children, in the order in which they were registered; a Sequential, ModuleList or ModuleDict counts as its elements,
-    and so does the only child of its class that has such below it, as a ViT's encoder. Whatever has no matrix of
-    weights (norms), an embedding after another, and what an opened module itself holds (class tokens) belong to the
-    layer before; before the first, to the first. Raises ConfigError where that is a single layer.
-    """
+    Where the model has timm's method `group_matcher`, its layers are what that says. Else they are
+    the model's children, in the order in which they were registered; a Sequential, ModuleList or
+    ModuleDict counts as its elements, and so does the only child of its class that has such below
+    it, as a ViT's encoder. Whatever has no matrix of weights (norms), an embedding after another,
+    and what an opened module itself holds (class tokens) belong to the layer before; before the
+    first, to the first. Raises ConfigError where that is a single layer."""
     layers = (
         _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
     )
     last = max(layers.values(), default=0)
     if last == 0:
         raise ConfigError(
-            f"optimizer.layer_decay: {type(module).__name__} is a single layer, all of which is its head; leave it "
-            "out, or give the model a method group_matcher, as those of timm have"
+            f"optimizer.layer_decay: {type(module).__name__} is a single layer, all of which is its"
+            " head; leave it out, or give the model a method group_matcher, as those of timm have"
         )
     return {name: last - layers.get(name, last) for name, _ in module.named_parameters()}
 
@@ -43,7 +46,8 @@ def _as_the_model_says(module: Any) -> Mapping[str, int]:
         timm: Any = importlib.import_module("timm.models")
     except ModuleNotFoundError:
         raise ConfigError(
-            f"optimizer.layer_decay: {type(module).__name__}.group_matcher is read by timm; pip install 'expt[timm]'"
+            f"optimizer.layer_decay: {type(module).__name__}.group_matcher is read by timm; pip"
+            " install 'expt[timm]'"
         ) from None
     try:
         found: Mapping[str, int] = timm.group_parameters(
@@ -71,7 +75,9 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """What may be a layer, with all its parameters; with None those that an opened module itself holds."""
+    """What may be a layer, with all its parameters; with None those that an opened module itself
+    holds.
+    """
     yield None, list(module.parameters(recurse=False))
     children = list(module.children())
     of_class = Counter(map(type, children))

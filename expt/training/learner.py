@@ -21,7 +21,9 @@ from expt.training.phases import Phases
 from expt.training.precision import Precision
 
 Add = Callable[[Sum, Any, Batch, bool], None]
-"""Gets of a batch, or a part of it, the loss, the model's outputs, and whether it is a step's first."""
+"""Gets of a batch, or a part of it, the loss, the model's outputs, and whether it is a step's
+first.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,15 @@ class Evaluator:
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
     """What evaluations measure beside the task's own."""
     overwrites: bool = False
-    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
+    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and
+    who knows what own
     models do."""
 
     test_time: TestTime | None = None
     """Over which views of an image the outputs are averaged."""
     in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
-    """From this worker's batches of an evaluation to those that it computes: where a forward pass is a collective, as
+    """From this worker's batches of an evaluation to those that it computes: where a forward pass
+    is a collective, as
     many as any other worker has."""
 
     @property
@@ -70,24 +74,37 @@ class Learner(Evaluator):
     compiled: bool = False
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
-    """Ends a step where buffers that the next one reads are to be alike on all workers; a collective."""
+    """Ends a step where buffers that the next one reads are to be alike on all workers; a
+    collective.
+    """
     all_reduce_s: Callable[[int], float | None] = lambda _: None
-    """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included; None where
+    """Seconds that its first N steps have spent on averaging gradients, waiting for the others'
+    included; None where
     that is not known."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
     lookahead: Lookahead | None = None
     """The slow weights of `module`, which it goes back to."""
     shards: int = 1
-    """Workers that share one replica of the weights; with 1 each has all of them. Else `parallel` is `module`."""
+    """Workers that share one replica of the weights; with 1 each has all of them.
+
+    Else `parallel` is `module`.
+    """
     drop_unused: Callable[[], None] = lambda: None
-    """Leaves parameters of a sharded model without a gradient that no worker has used in the step; a collective."""
+    """Leaves parameters of a sharded model without a gradient that no worker has used in the step;
+    a collective.
+    """
     copy_evaluated: Callable[[], nn.Module] | None = None
-    """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a collective."""
+    """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a
+    collective.
+    """
     reduces_each_part: bool = False
-    """Whether shards average gradients after each part of a batch, so that no worker ever has all of them."""
+    """Whether shards average gradients after each part of a batch, so that no worker ever has all
+    of them.
+    """
     phases: Phases = dataclasses.field(default_factory=dict)
-    """The updates that a step is made of, and the parameters of each; empty where it is one of all."""
+    """The updates that a step is made of, and the parameters of each; empty where it is one of all.
+    """
     graphed: GraphedStep | None = None
     """What computes a step in place of `loop.accumulate_gradients` and `loop.update`."""
 
@@ -128,7 +145,9 @@ class Position:
     max_steps: int | None = None
     """What `total_steps` is made of."""
     offset: int = 0
-    """Of a fork: steps done more than its epochs would have taken, had they always had as many as now."""
+    """Of a fork: steps done more than its epochs would have taken, had they always had as many as
+    now.
+    """
     began_at: int = 0
     """Of a fork: the steps that the other run has done of them."""
 
@@ -153,7 +172,9 @@ class Position:
         return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
 
     def samples(self, batch_size: int, size: int) -> int:
-        """How many this run has trained on, each epoch on as many as its batches hold of the `size` of the set."""
+        """How many this run has trained on, each epoch on as many as its batches hold of the `size`
+        of the set.
+        """
         whole, rest = divmod(self.step - self.began_at, self.steps_per_epoch)
         of_epoch = min(
             self.steps_per_epoch * batch_size, size

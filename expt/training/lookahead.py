@@ -1,4 +1,6 @@
-"""Lookahead (Zhang et al., 2019): slow weights, to which those that are trained go back every few steps."""
+"""Lookahead (Zhang et al., 2019): slow weights, to which those that are trained go back every few
+steps.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class Lookahead:
     """The slow weights of a model; its buffers of floating-point numbers have slow values too.
 
-    Every `every_steps` they keep a share of themselves and take the rest from the model, which then has theirs: the
-    share `keep` times the `power` of how much of the run is done. At an epoch's end the model has them as they are, so
-    that they are evaluated. There are none in the first `start_epochs`.
-    """
+    Every `every_steps` they keep a share of themselves and take the rest from the model, which then
+    has theirs: the share `keep` times the `power` of how much of the run is done. At an epoch's end
+    the model has them as they are, so that they are evaluated. There are none in the first
+    `start_epochs`."""
 
     def __init__(
         self, module: nn.Module, *, every_steps: int, keep: float, power: float, start_epochs: int

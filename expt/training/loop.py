@@ -42,13 +42,13 @@ def train_epoch(
     on_log: Callable[[Averages, float], None] = lambda averages, images_per_s: None,
     between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train on `batches`, adding to the epoch's `sums`, until they end or all steps of the run are done.
+    """Train on `batches`, adding to the epoch's `sums`, until they end or all steps of the run are
+    done.
 
-    In each step `on_gradients` is called before the update, and `on_step` before the learning rate changes. Every
-    `log_every` steps `on_log` gets the averages over all workers since the last time, and the images that were trained
-    on a second, if any step since then was not left out.
-    `between_steps` comes last, and ends the loop by saying True.
-    """
+    In each step `on_gradients` is called before the update, and `on_step` before the learning rate
+    changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
+    time, and the images that were trained on a second, if any step since then was not left out.
+    `between_steps` comes last, and ends the loop by saying True."""
     learner.parallel.train()
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
@@ -101,7 +101,9 @@ def _learn(
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
-    """An update for each phase, in their order; returns whether any is not known to have been left out."""
+    """An update for each phase, in their order; returns whether any is not known to have been left
+    out.
+    """
     every = frozenset[nn.Parameter]().union(*learner.phases.values())
     losses: dict[str, Sum] = {}
     moved = False
@@ -125,10 +127,11 @@ def accumulate_gradients(
 ) -> None:
     """Forward and backward on this worker's part of a global batch.
 
-    The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits for nothing.
-    """
+    The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits
+    for nothing."""
     parts, task = parts_of(batch, learner.gradient_accumulation, learner.world_size), learner.task
-    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
+    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
+    # the global batch's.
     whole_weight = learner.world_size / batch.global_size
     weights = list[Tensor | float]()
     for index, part in enumerate(parts):
@@ -155,7 +158,8 @@ def update(learner: Learner) -> bool:
 
 @torch.no_grad()
 def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | float]) -> None:
-    """Make gradients of a loss by samples those of the loss by its weight over all workers; a collective of one number.
+    """Make gradients of a loss by samples those of the loss by its weight over all workers; a
+    collective of one number.
 
     Where nothing has a weight they are zero.
     """
@@ -173,11 +177,11 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
 
 
 def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
-    """At most `count` parts of a batch, one after the other; as many on every worker, whose passes meet one another's.
+    """At most `count` parts of a batch, one after the other; as many on every worker, whose passes
+    meet one another's.
 
-    Who has fewer samples than others have parts goes through its first once more, which is weightless then. Raises
-    ConfigError where the batch's tensors differ in length.
-    """
+    Who has fewer samples than others have parts goes through its first once more, which is
+    weightless then. Raises ConfigError where the batch's tensors differ in length."""
     if count == 1:
         return [batch]
     lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
@@ -210,10 +214,11 @@ def _cut(size: int, count: int) -> list[slice]:
 def rehearse(
     learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device
 ) -> None:
-    """For three or more workers: a step on a blank batch that changes no weight; its effect on buffers must be undone.
+    """For three or more workers: a step on a blank batch that changes no weight; its effect on
+    buffers must be undone.
 
-    DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
-    behind it: without one here, gradients would be added up in another order once.
+    DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes
+    on has that step behind it: without one here, gradients would be added up in another order once.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
     if learner.world_size <= 2 or learner.phases or learner.shards > 1:
@@ -226,7 +231,9 @@ def rehearse(
 
 
 def check_gradients(learner: Learner) -> None:
-    """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait for them in vain."""
+    """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait
+    for them in vain.
+    """
     parallel = learner.parallel
     if (
         not isinstance(parallel, DistributedDataParallel)
@@ -234,7 +241,8 @@ def check_gradients(learner: Learner) -> None:
         or parallel.static_graph
     ):
         return
-    # The optimiser's lists: to walk through the modules in every step would cost more than the question is worth.
+    # The optimiser's lists: to walk through the modules in every step would cost more than the
+    # question is worth.
     parameters = itertools.chain.from_iterable(
         group["params"] for group in learner.optimizer.param_groups
     )
@@ -245,8 +253,8 @@ def check_gradients(learner: Learner) -> None:
             if p.requires_grad and p.grad is None
         ]
         raise ConfigError(
-            f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
-            "use ddp.find_unused_parameters=true, or remove them from the model"
+            f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)};"
+            " use ddp.find_unused_parameters=true, or remove them from the model"
         )
 
 
@@ -257,10 +265,11 @@ def evaluate(
     device: torch.device,
     observe: Callable[[Batch, Any], None] | None = None,
 ) -> Averages:
-    """Averages over every sample of every worker's `batches`; one collective, and no random number drawn.
+    """Averages over every sample of every worker's `batches`; one collective, and no random number
+    drawn.
 
-    Metrics that are no sums take two collectives more. `observe` gets each batch and the model's outputs.
-    """
+    Metrics that are no sums take two collectives more. `observe` gets each batch and the model's
+    outputs."""
     module = learner.evaluated_views
     sums = Sums(learner.task, device, at_once=learner.overwrites, learns=False)
     module.eval()

@@ -11,7 +11,8 @@ from expt.training.learner import Learner
 
 
 def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
-    """How many samples a worker can train on at a time, halved until it does; None where that can't be said.
+    """How many samples a worker can train on at a time, halved until it does; None where that can't
+    be said.
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
@@ -50,7 +51,9 @@ def _first(batch: Batch, count: int) -> Batch:
 
 
 def _step_alone(learner: Learner, batch: Batch) -> None:
-    """A step of this worker alone; not through `backward`, which would have DistributedDataParallel call the others."""
+    """A step of this worker alone; not through `backward`, which would have DistributedDataParallel
+    call the others.
+    """
     parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     with learner.precision.autocast():
         loss, _ = learner.task.training_loss(learner.task.forward(learner.module, batch), batch)

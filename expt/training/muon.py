@@ -22,13 +22,13 @@ def build_muon(
 ) -> Optimizer:
     """Both over the `chosen` parameters of `module`, or groups of them.
 
-    Muon's update is as large as AdamW's, so that one learning rate and one weight decay do (Liu et al., 2025). Raises
-    ConfigError where there is nothing for Muon to do.
-    """
+    Muon's update is as large as AdamW's, so that one learning rate and one weight decay do (Liu et
+    al., 2025). Raises ConfigError where there is nothing for Muon to do."""
     matrices = hidden_matrices(module)
     if not matrices:
         raise ConfigError(
-            "optimizer=muon: the model has no weight matrix but for its last layer and embeddings; use optimizer=adamw"
+            "optimizer=muon: the model has no weight matrix but for its last layer and embeddings;"
+            " use optimizer=adamw"
         )
     muon, adamw, both = optim.Muon, optim.AdamW, MuonWithAdamW
     if unguarded:
@@ -57,7 +57,9 @@ def build_muon(
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
-    """The weights with two dimensions, but for embeddings' and the last layer's, whose rows are words and classes."""
+    """The weights with two dimensions, but for embeddings' and the last layer's, whose rows are
+    words and classes.
+    """
     embeddings = {
         parameter
         for layer in module.modules()
@@ -89,7 +91,9 @@ def _parted(
 
 
 class MuonWithAdamW(Optimizer):
-    """The groups of both, Muon's first, and one state, which is saved and loaded as any optimiser's."""
+    """The groups of both, Muon's first, and one state, which is saved and loaded as any
+    optimiser's.
+    """
 
     def __init__(self, muon: optim.Muon, adamw: optim.AdamW) -> None:
         self._parts: Sequence[Optimizer] = (muon, adamw)

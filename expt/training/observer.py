@@ -10,7 +10,10 @@ from expt.data.loading import Batch
 
 
 class Observer:
-    """One worker's; this one sees nothing, and a run needs no more. Whoever sees something overrides the moments."""
+    """One worker's; this one sees nothing, and a run needs no more.
+
+    Whoever sees something overrides the moments.
+    """
 
     spent_s = 0.0
     """Seconds that all this has taken."""
@@ -23,11 +26,15 @@ class Observer:
         """A step's gradients are there; the optimiser is about to use and drop them."""
 
     def wants_review(self) -> bool:
-        """An epoch's last step is done: whether this rank wants to look at the evaluation that follows."""
+        """An epoch's last step is done: whether this rank wants to look at the evaluation that
+        follows.
+        """
         return False
 
     def end_epoch(self, *, review: bool) -> None:
-        """The epoch is summed and logged; `review`, alike on all ranks: rank 0 wants to look at evaluations."""
+        """The epoch is summed and logged; `review`, alike on all ranks: rank 0 wants to look at
+        evaluations.
+        """
 
     def review(self) -> Callable[[Batch, Tensor], None] | None:
         """An evaluation begins: what is to get each batch and its logits, on all ranks or on none."""

@@ -18,11 +18,12 @@ BYTES_AT_ONCE = 256 * 2**20
 
 
 def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) -> None:
-    """Have each step update the parameters part by part, with no more than a part's states on the device.
+    """Have each step update the parameters part by part, with no more than a part's states on the
+    device.
 
-    Between steps they are in pinned memory. The numbers are those of one update of all, for an optimiser that updates
-    each parameter by its own gradient and state, as all of torch's but LBFGS do. Scalars stay where they are.
-    """
+    Between steps they are in pinned memory. The numbers are those of one update of all, for an
+    optimiser that updates each parameter by its own gradient and state, as all of torch's but LBFGS
+    do. Scalars stay where they are."""
     host = HostStates(optimizer)
     update = optimizer.step
 
@@ -39,7 +40,8 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
             for group, params in zip(self.param_groups, whole, strict=True):
                 group["params"] = params
 
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]  # a method, as schedulers want it
+    # a method, as schedulers want it
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.register_state_dict_pre_hook(lambda _: host.wait())
     optimizer.register_load_state_dict_post_hook(lambda _: host.store(set(optimizer.state)))
     host.store(set(optimizer.state))

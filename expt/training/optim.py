@@ -42,8 +42,8 @@ def build_optimizer(
 ) -> Optimizer:
     """The optimiser of `module`, with the groups of parameters that are wanted.
 
-    `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a person's own class.
-    """
+    `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a
+    person's own class."""
     chosen = groups_of(config, module)
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
@@ -73,7 +73,9 @@ def _over(
     *,
     unguarded: bool,
 ) -> Optimizer:
-    """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a few."""
+    """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a
+    few.
+    """
     grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
     every = [*itertools.chain.from_iterable(grouped)]
     kernel = fused_or_foreach(every)
@@ -86,7 +88,8 @@ def _over(
             nesterov=config.nesterov,
             **({"foreach": True} if any(map(is_sharded, every)) else kernel),
         )
-        # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
+        # torch makes it in the first step, and leaves it as it found the memory where that step is
+        # skipped.
         for group in sgd.param_groups if config.momentum else ():
             for parameter in group["params"]:
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -105,8 +108,8 @@ def _over(
 def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
     """Change the learning rate with the batch, which is `ratio` times that for which it was chosen.
 
-    linear: Goyal et al., 2017, to go with a warm-up; sqrt: Krizhevsky, 2014, which keeps the gradient's variance.
-    """
+    linear: Goyal et al., 2017, to go with a warm-up; sqrt: Krizhevsky, 2014, which keeps the
+    gradient's variance."""
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
     for group in optimizer.param_groups:
         group["lr"] *= factor
@@ -120,7 +123,8 @@ def build_scheduler(
     total_steps: int,
     better: Mapping[str, Better] = ONLY_LOSS,
 ) -> LRScheduler:
-    """The schedule to advance after each of `total_steps` optimiser steps, or each epoch, as its `interval` says.
+    """The schedule to advance after each of `total_steps` optimiser steps, or each epoch, as its
+    `interval` says.
 
     `better` says of each metric which way it is better.
     """
@@ -188,7 +192,9 @@ class Schedule(LambdaLR):
 
 
 class OneCycle(OneCycleLR):
-    """torch's, which stays at its end where the run goes on after it, and ends before for some groups."""
+    """torch's, which stays at its end where the run goes on after it, and ends before for some
+    groups.
+    """
 
     def __init__(self, optimizer: Optimizer, ends: Sequence[int | None], **settings: Any) -> None:
         self._ends = [*ends]  # first, for torch's takes the first step
@@ -226,7 +232,9 @@ class Plateau(ReduceLROnPlateau):
 def _own_scheduler(
     config: groups.TargetScheduler, optimizer: Optimizer, *, steps_per_epoch: int, total_steps: int
 ) -> LRScheduler:
-    """Told how often it will be advanced, if it asks; refused where its interval can't be what it was made for."""
+    """Told how often it will be advanced, if it asks; refused where its interval can't be what it
+    was made for.
+    """
     epochs = math.ceil(total_steps / steps_per_epoch)
     told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     scheduler = user_class.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
@@ -264,7 +272,9 @@ def _told(
 
 
 def plan(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
-    """How often the schedule is advanced to the end of its plan; None where its learning rates depend on no end."""
+    """How often the schedule is advanced to the end of its plan; None where its learning rates
+    depend on no end.
+    """
     if not isinstance(config, groups.TargetScheduler):
         return planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
@@ -280,16 +290,17 @@ def advance_after_epoch(
 ) -> None:
     """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
-    A plateau gets what it looks at of all that was `measured`, by tag; a person's own ReduceLROnPlateau the loss, with
-    mode=max the first metric that is `better` so. Raises ConfigError if none is.
-    """
+    A plateau gets what it looks at of all that was `measured`, by tag; a person's own
+    ReduceLROnPlateau the loss, with mode=max the first metric that is `better` so. Raises
+    ConfigError if none is."""
     if isinstance(scheduler, Plateau):
         scheduler.step(measured[scheduler.metric])
     elif isinstance(scheduler, ReduceLROnPlateau):
         metric = next((name for name in values if better[name] == scheduler.mode), None)
         if metric is None:
             raise ConfigError(
-                f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use mode=min"
+                f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use"
+                " mode=min"
             )
         scheduler.step(values[metric])
     else:

@@ -1,4 +1,6 @@
-"""A saved state of an optimiser for the one of now, whose parameters may lie otherwise than the writer's did."""
+"""A saved state of an optimiser for the one of now, whose parameters may lie otherwise than the
+writer's did.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,29 @@ KERNEL = ("foreach", "fused", "capturable", "differentiable")
 
 
 def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
-    """Of an optimiser over these: one kernel for each group, or where torch has none for a parameter a few."""
+    """Of an optimiser over these: one kernel for each group, or where torch has none for a
+    parameter a few.
+    """
     fits = all(is_sharded(one) or (is_dense(one) and not one.is_complex()) for one in parameters)
     return {"fused": True} if fits else {"foreach": True}
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its memory has no gaps: torch's fused updates take it so on a CPU, and are silently wrong (2.14)."""
+    """Whether its memory has no gaps: torch's fused updates take it so on a CPU, and are silently
+    wrong (2.14).
+    """
     return (
         torch.empty_like(tensor, device="meta").stride() == tensor.stride()
     )  # else it has strides of its own
 
 
 def adapted(optimizer: Optimizer, state: State) -> Any:
-    """`state` for `optimizer.load_state_dict`, which would bring back the writer's kernels, and the strides it had.
+    """`state` for `optimizer.load_state_dict`, which would bring back the writer's kernels, and the
+    strides it had.
 
-    torch has some kernels for whole parameters alone; and fused ones on the CPU take a state's memory to lie as the
-    parameter's, which a sharded model, or another `channels_last`, has otherwise.
-    """
+    torch has some kernels for whole parameters alone; and fused ones on the CPU take a state's
+    memory to lie as the parameter's, which a sharded model, or another `channels_last`, has
+    otherwise."""
     if not (
         isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()
     ):  # of an own optimiser
@@ -51,9 +58,11 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
     ]
     parameters = dict(zip(_members(saved), _members(own), strict=True))
     states = {
-        key: _laid_out(values, parameters[key])
-        if key in parameters and isinstance(values, Mapping)
-        else values
+        key: (
+            _laid_out(values, parameters[key])
+            if key in parameters and isinstance(values, Mapping)
+            else values
+        )
         for key, values in state["state"].items()
     }
     return {**state, "state": states, "param_groups": groups}

@@ -18,7 +18,10 @@ from expt.training.sharding import is_sharded
 def build_own(
     config: groups.TargetOptimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]
 ) -> Optimizer:
-    """That of the `parameters`. Raises ConfigError where it can't take the steps that a run takes."""
+    """That of the `parameters`.
+
+    Raises ConfigError where it can't take the steps that a run takes.
+    """
     if config.kwargs.get("fused"):
         _refuse_fused(parameters)
     optimizer = user_class.build(config.target, Optimizer, parameters, **config.kwargs)
@@ -35,12 +38,14 @@ def _refuse_other_steps(optimizer: Optimizer, target: str) -> None:
     ]
     if required:
         raise ConfigError(
-            f"{where}: its step() must be given {', '.join(required)}, and a run gives it nothing, for it has the "
-            "gradients once a step; use an optimizer whose step() takes them as they are, such as optimizer=adam"
+            f"{where}: its step() must be given {', '.join(required)}, and a run gives it nothing,"
+            " for it has the gradients once a step; use an optimizer whose step() takes them as"
+            " they are, such as optimizer=adam"
         )
     if isinstance(optimizer, SparseAdam):
         raise ConfigError(
-            f"{where}: does not support dense gradients, which those of a run are; use optimizer=adam"
+            f"{where}: does not support dense gradients, which those of a run are; use"
+            " optimizer=adam"
         )
 
 
@@ -54,6 +59,6 @@ def _refuse_fused(parameters: list[nn.Parameter] | list[dict[str, Any]]) -> None
             )
         if not is_sharded(one) and not is_dense(one):
             raise ConfigError(
-                f"{which} has gaps in its memory, as a slice of another tensor, and torch's fused update is wrong for "
-                "it; leave fused out, or give the model a copy of it"
+                f"{which} has gaps in its memory, as a slice of another tensor, and torch's fused"
+                " update is wrong for it; leave fused out, or give the model a copy of it"
             )

@@ -1,4 +1,6 @@
-"""Which parameters an optimiser treats otherwise: by names, by layers, and biases and norms by their shapes."""
+"""Which parameters an optimiser treats otherwise: by names, by layers, and biases and norms by
+their shapes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,15 @@ from expt.errors import ConfigError, did_you_mean
 from expt.training.layer_depth import depths
 
 LR_SCALE = "lr_scale"
-"""Key of a group of the optimiser: what its learning rate is of the optimiser's own. A group without has all of it."""
+"""Key of a group of the optimiser: what its learning rate is of the optimiser's own.
+
+A group without has all of it.
+"""
 TRAINED_EPOCHS = "trained_epochs"
-"""Key of a group of the optimiser: the epochs after which its learning rate is 0. One without is trained to the end."""
+"""Key of a group of the optimiser: the epochs after which its learning rate is 0.
+
+One without is trained to the end.
+"""
 SHOWN_NAMES = 3
 
 
@@ -30,11 +38,11 @@ def parameter_groups(
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
     """What an optimiser takes: the parameters, or where they differ, torch's groups of them.
 
-    First come those that no group matches, and of each group the parameters nearest to the head; empty groups are left
-    out. Biases and norms, which are all parameters of fewer than two dimensions, decay in no group unless
-    `decay_biases_and_norms`. With `layer_decay` the rate is multiplied by it once for each layer up to the head, see
-    `layer_depth.depths`. Raises ConfigError for a group that matches nothing.
-    """
+    First come those that no group matches, and of each group the parameters nearest to the head;
+    empty groups are left out. Biases and norms, which are all parameters of fewer than two
+    dimensions, decay in no group unless `decay_biases_and_norms`. With `layer_decay` the rate is
+    multiplied by it once for each layer up to the head, see `layer_depth.depths`. Raises
+    ConfigError for a group that matches nothing."""
     named = dict(module.named_parameters())
     if decay_biases_and_norms and not groups and layer_decay is None:
         return list(named.values())
@@ -81,7 +89,8 @@ def _refuse_idle(
         where = f"optimizer.groups.{index}.match={group.match}"
         if taken := [name for name in names if re.search(group.match, name)]:
             problems.append(
-                f"{where}: every name that it matches, as {taken[0]}, is matched by a group before it"
+                f"{where}: every name that it matches, as {taken[0]}, is matched by a group"
+                " before it"
             )
             continue
         shown = ", ".join([*names][:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
@@ -101,8 +110,9 @@ def scale_rates(optimizer: Optimizer) -> None:
         if wanted in keys and key not in optimizer.defaults:
             name = type(optimizer).__name__
             raise ConfigError(
-                f"optimizer: {name} has no {key}, which optimizer.groups, layer_decay or decay_biases_and_norms=false "
-                "would change; leave them out, or use another optimizer"
+                f"optimizer: {name} has no {key}, which optimizer.groups, layer_decay or"
+                " decay_biases_and_norms=false would change; leave them out, or use another"
+                " optimizer"
             )
     for group in optimizer.param_groups:
         if group.get(LR_SCALE, 1.0) != 1.0:
@@ -110,7 +120,9 @@ def scale_rates(optimizer: Optimizer) -> None:
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The learning rate of a group that has all of it, as it is now: one that is a tensor changes in its place."""
+    """The learning rate of a group that has all of it, as it is now: one that is a tensor changes
+    in its place.
+    """
     group, *others = optimizer.param_groups
     if others:
         group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)

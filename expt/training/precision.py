@@ -38,9 +38,13 @@ class Precision:
         self._gradient_clip, self._gradient_clip_value = gradient_clip, gradient_clip_value
         self._skip = skip_non_finite
         self.skipped = torch.zeros((), device=device)
-        """Updates left out because a gradient was not finite; those of float16's scale are not counted."""
+        """Updates left out because a gradient was not finite; those of float16's scale are not
+        counted.
+        """
         self.left_out: torch.Tensor | None = None
-        """Whether the last update was, a bool [] on the device, alike on all workers; None if it can't have been."""
+        """Whether the last update was, a bool [] on the device, alike on all workers; None if it
+        can't have been.
+        """
         self._spoilt = torch.zeros((), device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self._short_backward = (
@@ -54,7 +58,9 @@ class Precision:
 
     @property
     def scale(self) -> torch.Tensor:
-        """What the gradients are multiplied by until the update, a number [] on the device: nothing waits for it."""
+        """What the gradients are multiplied by until the update, a number [] on the device: nothing
+        waits for it.
+        """
         one = torch.ones((), device=self._device)
         return self.scaler.scale(one)  # to ask it for its scale waits
 
@@ -71,7 +77,8 @@ class Precision:
             return
         loss = loss * weight
         if self._skip:
-            # The gradients of an infinite loss may be finite: made nan here, all workers get to see it in their mean.
+            # The gradients of an infinite loss may be finite: made nan here, all workers get to see
+            # it in their mean.
             loss = loss * (1 + 0 * loss.detach())
             if (
                 self.scaler.is_enabled()
@@ -80,11 +87,12 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-        """Clip and apply the gradients, then drop them. Waits for the device only where the optimiser makes it.
+        """Clip and apply the gradients, then drop them.
 
-        Left out where a gradient is not finite, in float16 or with `skip_non_finite`; returns False if it is known to
-        have been, for which a GPU would have to be waited for.
-        """
+        Waits for the device only where the optimiser makes it.
+
+        Left out where a gradient is not finite, in float16 or with `skip_non_finite`; returns False
+        if it is known to have been, for which a GPU would have to be waited for."""
         skips = self._skip and not self.scaler.is_enabled()
         bad = (
             self._any_not_finite(optimizer) if skips else None

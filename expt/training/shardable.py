@@ -74,7 +74,9 @@ def _mixed(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Refusal]:
 
 
 class Originals:
-    """The memory of a model's parameters before it is sharded: whoever keeps it would have first weights for good."""
+    """The memory of a model's parameters before it is sharded: whoever keeps it would have first
+    weights for good.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._spans: dict[str, tuple[ref[torch.UntypedStorage], int, int]] = {}
@@ -101,7 +103,9 @@ class Originals:
 
 
 def shared_memory(module: nn.Module) -> Refusal | None:
-    """Of parameters and buffers the first two that have some memory together, though they are two tensors."""
+    """Of parameters and buffers the first two that have some memory together, though they are two
+    tensors.
+    """
     by_storage: dict[torch.UntypedStorage, list[tuple[str, Tensor]]] = {}
     for name, one in itertools.chain(module.named_parameters(), module.named_buffers()):
         if one.numel():
@@ -114,7 +118,10 @@ def shared_memory(module: nn.Module) -> Refusal | None:
         for place, (name, one) in enumerate(named):
             own = taken.as_strided(one.shape, one.stride(), one.storage_offset())
             if own.any():
-                why = f"the model's {named[place - 1][0]} and {name} have their memory in common, and parts have not"
+                why = (
+                    f"the model's {named[place - 1][0]} and {name} have their memory in common, and"
+                    " parts have not"
+                )
                 return Refusal(why, "let it be one parameter under two names")
             own.fill_(True)
     return None

@@ -1,8 +1,9 @@
-"""A model whose parameters, gradients and optimiser states are shared out among workers: torch's `fully_shard`.
+"""A model whose parameters, gradients and optimiser states are shared out among workers: torch's
+`fully_shard`.
 
-Its parameters are DTensors, of which each worker holds a part [rows of the first dimension]. A part of the model, a
-unit, is gathered for its forward and its backward pass, and dropped again. So each forward pass is a collective.
-"""
+Its parameters are DTensors, of which each worker holds a part [rows of the first dimension]. A part
+of the model, a unit, is gathered for its forward and its backward pass, and dropped again. So each
+forward pass is a collective."""
 
 from __future__ import annotations
 
@@ -61,13 +62,13 @@ def shard(
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> None:
-    """Cut `module` into so many parts, one for each worker of a group of neighbours; the groups are replicas.
+    """Cut `module` into so many parts, one for each worker of a group of neighbours; the groups are
+    replicas.
 
-    `units` are gathered one at a time; what is in none of them is gathered with the whole. `values` gives what each of
-    its tensors is to hold: for a unit's parameters just before that is cut, so that no worker has all of them. In
-    `param_dtype` they travel and compute, in `reduce_dtype` their gradients are averaged; None is that of the
-    parameters.
-    """
+    `units` are gathered one at a time; what is in none of them is gathered with the whole. `values`
+    gives what each of its tensors is to hold: for a unit's parameters just before that is cut, so
+    that no worker has all of them. In `param_dtype` they travel and compute, in `reduce_dtype`
+    their gradients are averaged; None is that of the parameters."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -82,7 +83,8 @@ def shard(
         _fill_parameters(unit, values)
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     _fill_parameters(module, values)
-    # What the whole has beside its units is needed again at once, at the start of the backward pass.
+    # What the whole has beside its units is needed again at once, at the start of the backward
+    # pass.
     fully_shard(
         module,
         mesh=mesh,
@@ -148,10 +150,9 @@ def copy_shares(source: nn.Module, target: nn.Module) -> None:
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
     """What of `module` is gathered at a time, the innermost first.
 
-    "auto" is its blocks, and layers beside them, or of a model without blocks, that have a good part of its numbers. A
-    number is the least that a unit has. Regular expressions match whole names of modules. Raises ConfigError for one
-    that matches none, or what can be no unit.
-    """
+    "auto" is its blocks, and layers beside them, or of a model without blocks, that have a good
+    part of its numbers. A number is the least that a unit has. Regular expressions match whole
+    names of modules. Raises ConfigError for one that matches none, or what can be no unit."""
     if isinstance(wrap, str):
         chosen = _blocks_and_large_layers(module)
     elif isinstance(wrap, int):
@@ -172,7 +173,9 @@ def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[n
 
 
 def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What param_dtype=auto means where `dtype` is that of mixed precision; None is that of the parameters."""
+    """What param_dtype=auto means where `dtype` is that of mixed precision; None is that of the
+    parameters.
+    """
     return (
         None if batch_norm.is_in(module) else dtype
     )  # its statistics are float32, and it takes no others beside them
@@ -230,8 +233,8 @@ def _of_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     rest("", module)
     if not chosen:
         raise ConfigError(
-            f"sharding.wrap={least}: no module within the model has so many parameters, of {_size(module)} in all; "
-            "use fewer, or sharding.wrap=auto"
+            f"sharding.wrap={least}: no module within the model has so many parameters, of"
+            f" {_size(module)} in all; use fewer, or sharding.wrap=auto"
         )
     return chosen
 
@@ -253,12 +256,13 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
             if isinstance(named[name], CONTAINERS):
                 kind = type(named[name]).__name__
                 raise ConfigError(
-                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\.[^.]+' for its elements"
+                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\.[^.]+' for"
+                    " its elements"
                 )
             if shared := _shared_name(module, name):
                 raise ConfigError(
-                    f"{where}: {name} shares {shared} with another module, and both must be gathered together; leave "
-                    "it out"
+                    f"{where}: {name} shares {shared} with another module, and both must be"
+                    " gathered together; leave it out"
                 )
             chosen[name] = named[name]
     return chosen
@@ -279,7 +283,9 @@ def _size(module: nn.Module) -> int:
 
 @contextlib.contextmanager
 def without_reduction(module: Any) -> Iterator[None]:
-    """Within it gradients are added up where they are, whole, and wait for a backward pass outside of it."""
+    """Within it gradients are added up where they are, whole, and wait for a backward pass outside
+    of it.
+    """
     module.set_requires_gradient_sync(False)
     try:
         yield
@@ -290,7 +296,8 @@ def without_reduction(module: Any) -> Iterator[None]:
 def in_step(
     batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
 ) -> Iterator[Batch]:
-    """The batches of this worker's evaluation of `module`, and weightless ones until no other worker has any more.
+    """The batches of this worker's evaluation of `module`, and weightless ones until no other
+    worker has any more.
 
     `blank` gives a batch of so many samples.
     """
@@ -309,7 +316,9 @@ def in_step(
 
 
 def outline(module: nn.Module) -> nn.Module:
-    """A copy of `module`, which is not sharded yet, whose parameters have no values and take no memory."""
+    """A copy of `module`, which is not sharded yet, whose parameters have no values and take no
+    memory.
+    """
     empty = {
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
         for one in module.parameters()

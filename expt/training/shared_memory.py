@@ -1,11 +1,12 @@
-"""Gradients of the CPU workers of one machine, averaged through memory that they share; so may other numbers be.
+"""Gradients of the CPU workers of one machine, averaged through memory that they share; so may
+other numbers be.
 
-A gloo all-reduce of a small model takes about 2 ms on two cores, four fifths of a step, nearly all of it spent waking
-threads. Here each worker copies its gradients into a shared slot, says so by a counter, and adds up everyone's slots in
-the order of ranks, so that all get the same bits.
-"""
+A gloo all-reduce of a small model takes about 2 ms on two cores, four fifths of a step, nearly all
+of it spent waking threads. Here each worker copies its gradients into a shared slot, says so by a
+counter, and adds up everyone's slots in the order of ranks, so that all get the same bits."""
 
-# Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's annotations.
+# Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's
+# annotations.
 import mmap
 import os
 import platform
@@ -28,12 +29,16 @@ SPINS = 20_000
 
 
 def is_supported() -> bool:
-    """Whether others can map a worker's memory, and see its stores in the order in which it made them (x86)."""
+    """Whether others can map a worker's memory, and see its stores in the order in which it made
+    them (x86).
+    """
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
-    """Slots for every worker, twice: while some still read one, the others may already fill the next."""
+    """Slots for every worker, twice: while some still read one, the others may already fill the
+    next.
+    """
 
     def __init__(self, *, rank: int, world_size: int, timeout_s: float) -> None:
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
@@ -48,7 +53,8 @@ class SharedMemory:
         """In all exchanges so far."""
 
     def average(self, values: torch.Tensor) -> None:
-        """Replace float32 `values` [N] by their mean over all workers, who must all call this in the same order.
+        """Replace float32 `values` [N] by their mean over all workers, who must all call this in
+        the same order.
 
         Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`.
         """
@@ -75,7 +81,8 @@ class SharedMemory:
         return slots
 
     def _wait_for_all(self) -> None:
-        # A worker arrives here for the next round after it has read this one: two sets of slots suffice.
+        # A worker arrives here for the next round after it has read this one: two sets of slots
+        # suffice.
         self._round += 1
         self._arrived[self._rank] = self._round
         spins, deadline = 0, 0.0
@@ -107,7 +114,9 @@ def average_gradients(
 
 
 def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
-    """Memory that every worker of this machine maps; it has no name, and ends with the last of them."""
+    """Memory that every worker of this machine maps; it has no name, and ends with the last of
+    them.
+    """
     mine = _allocated(size) if rank == 0 else None
     told: list[_Place | None] = [_place_of(mine)]
     dist.broadcast_object_list(told, src=0)
@@ -143,7 +152,9 @@ def _place_of(file: IO[bytes] | None) -> _Place | None:
 
 
 def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
-    """The memory, or why there is none: in containers of their own workers may see another process there."""
+    """The memory, or why there is none: in containers of their own workers may see another process
+    there.
+    """
     try:
         with open(place.path, "r+b") as file:
             stat = os.fstat(file.fileno())
@@ -155,7 +166,9 @@ def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
 
 
 def _allocated(size: int) -> IO[bytes] | None:
-    """A file without a name whose space is taken, for one without would kill whoever writes to it; None for no room."""
+    """A file without a name whose space is taken, for one without would kill whoever writes to it;
+    None for no room.
+    """
     for make in (_in_memory, tempfile.TemporaryFile):
         file = None
         try:

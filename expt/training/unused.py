@@ -1,9 +1,9 @@
-"""Parameters of a sharded model that some workers use in a step, and others do not, as experts of a mixture.
+"""Parameters of a sharded model that some workers use in a step, and others do not, as experts of a
+mixture.
 
-FSDP averages the gradients that a worker has: where another has none of a parameter, it would be averaged with that of
-another one. So a worker that has not used a parameter gives zeros, and what no worker has used has no gradient, as with
-DistributedDataParallel.
-"""
+FSDP averages the gradients that a worker has: where another has none of a parameter, it would be
+averaged with that of another one. So a worker that has not used a parameter gives zeros, and what
+no worker has used has no gradient, as with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Unused:
             unit.register_forward_pre_hook(torch.compiler.disable(watch) if compiled else watch)
 
     def _watch(self, prefix: str, unit: nn.Module, _: Any) -> None:
-        """Note of each parameter that `unit` has gathered when it gets its gradient: it is one tensor for good."""
+        """Note of each parameter that `unit` has gathered when it gets its gradient: it is one
+        tensor for good.
+        """
         for name, parameter in unit.named_parameters(prefix):
             if name in self._parameters and name not in self._watched and not is_sharded(parameter):
                 self._watched.add(name)
@@ -53,9 +55,8 @@ class Unused:
     def drop(self) -> None:
         """Leave those without a gradient that no worker has used since the last call; a collective.
 
-        Who has used all of them does not wait for it. Raises ConfigError where torch cannot do without some workers',
-        and at the first call where a part has got a hook by then.
-        """
+        Who has used all of them does not wait for it. Raises ConfigError where torch cannot do
+        without some workers', and at the first call where a part has got a hook by then."""
         if self._is_first:
             self._refuse_hooks()
         used = [name in self._used for name in self._parameters]
@@ -71,15 +72,15 @@ class Unused:
                 parameter.grad = None
             elif not here and not self._gives_zeros:
                 raise ConfigError(
-                    f"the parameter {name} was used by some workers alone in a step, which torch {torch.__version__} "
-                    "cannot do with strategy=fsdp or hsdp; use a newer torch, or strategy=ddp with "
-                    "ddp.find_unused_parameters=true"
+                    f"the parameter {name} was used by some workers alone in a step, which torch"
+                    f" {torch.__version__} cannot do with strategy=fsdp or hsdp; use a newer torch,"
+                    " or strategy=ddp with ddp.find_unused_parameters=true"
                 )
 
     def _refuse_hooks(self) -> None:
         self._is_first = False
         if hooked := next((name for name, one in self._parameters.items() if has_hooks(one)), None):
             raise ConfigError(
-                f"the parameter {hooked} has got a hook for its gradient, which its parts do not have; leave the hook "
-                "out, or use strategy=ddp"
+                f"the parameter {hooked} has got a hook for its gradient, which its parts do not"
+                " have; leave the hook out, or use strategy=ddp"
             )

@@ -1,4 +1,6 @@
-"""The state of a sharded model as that of any other: whole tensors on rank 0, and each worker's part of them again."""
+"""The state of a sharded model as that of any other: whole tensors on rank 0, and each worker's
+part of them again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Place = tuple[Any, ...]
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
-    """`state` with whole tensors on the CPU, none of which is in use; without `keep` nothing of it is kept.
+    """`state` with whole tensors on the CPU, none of which is in use; without `keep` nothing of it
+    is kept.
 
     A collective, in which each worker holds one whole tensor at a time.
     """
@@ -30,7 +33,8 @@ def gathered(state: Any, *, keep: bool) -> Any:
 
 
 def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
-    """Rank 0's `state`, on every worker: what is `like` a sharded tensor as this worker's part, all else whole.
+    """Rank 0's `state`, on every worker: what is `like` a sharded tensor as this worker's part, all
+    else whole.
 
     The others give None. A collective, in which each worker holds one whole tensor at a time.
     """
@@ -42,7 +46,8 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
 
     def received(place: Place, empty: Tensor) -> Tensor:
         mine = next(next_of_rank_0, None)
-        # Sent is the memory as it lies: an empty one like rank 0's would have the strides that its own had.
+        # Sent is the memory as it lies: an empty one like rank 0's would have the strides that its
+        # own had.
         full = (
             torch.empty(empty.shape, dtype=empty.dtype, device=device)
             if mine is None

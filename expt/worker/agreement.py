@@ -1,4 +1,6 @@
-"""What workers decide together: each may want to save or to stop at any time, all do it after the same step."""
+"""What workers decide together: each may want to save or to stop at any time, all do it after the
+same step.
+"""
 
 from __future__ import annotations
 

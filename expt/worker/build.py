@@ -100,7 +100,9 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True) -> Learner:
-    """The model on `worker`'s device, and all that trains it; without `fetch` no published weights are taken."""
+    """The model on `worker`'s device, and all that trains it; without `fetch` no published weights
+    are taken.
+    """
     info = data.info
     module, values = _build_module(config, data, worker, fetch)
     memory = parallel_build.build_shared_memory(config, module, worker)
@@ -158,9 +160,9 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
         graphed=graphed_step(config.cuda_graph, worker.device, random_state),
-        lookahead=Lookahead(module, **dataclasses.asdict(config.lookahead))
-        if config.lookahead
-        else None,
+        lookahead=(
+            Lookahead(module, **dataclasses.asdict(config.lookahead)) if config.lookahead else None
+        ),
         test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),
     )
@@ -171,7 +173,9 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
 def _build_module(
     config: RunConfig, data: Data, worker: Worker, fetch: bool
 ) -> tuple[nn.Module, Values | None]:
-    """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which are still empty."""
+    """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which
+    are still empty.
+    """
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     shapes = model_build.offered(config, data.info.shapes)
     make = functools.partial(
@@ -193,7 +197,8 @@ def _build_module(
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
     if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
         raise ConfigError(
-            "gradient_clip_value: complex parameters, as the model has, have no size; use gradient_clip"
+            "gradient_clip_value: complex parameters, as the model has, have no size; use"
+            " gradient_clip"
         )
     return Precision(
         config.amp,
@@ -217,20 +222,23 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
 
 
 def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
-    """Raises ConfigError for a task whose phases don't fit the model, or what can't be done in phases."""
+    """Raises ConfigError for a task whose phases don't fit the model, or what can't be done in
+    phases.
+    """
     if not isinstance(task, PhasedTask):
         return {}
     name = type(task).__name__
     if not isinstance(task.phases, Mapping):
         raise ConfigError(
-            f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular expression"
+            f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular"
+            " expression"
         )
     if not task.phases:
         raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
-            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor ddp.static_graph=true; leave "
-            "them out"
+            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor"
+            " ddp.static_graph=true; leave them out"
         )
     return parameters_of(task.phases, module)
 
@@ -275,7 +283,9 @@ def build_observer(
     worker: Worker,
     resumed_at: int | None,
 ) -> Observer:
-    """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
+    """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has
+    its file.
+    """
     events = None
     if worker.rank == 0:
         of_task, sharded = metrics_of(config.task), config.is_sharded

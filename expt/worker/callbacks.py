@@ -54,7 +54,8 @@ class Callbacks:
             if name.startswith("on_") and not hasattr(Callback, name):
                 moments = [each for each in dir(Callback) if each.startswith("on_")]
                 warn(
-                    f"callbacks.{index}: {cls.__name__}.{name} is never called.{did_you_mean(name, moments)}"
+                    f"callbacks.{index}: {cls.__name__}.{name} is never"
+                    f" called.{did_you_mean(name, moments)}"
                 )
 
     def end_epoch(self, model: nn.Module, record: Record, split: str) -> None:
@@ -84,13 +85,16 @@ class Callbacks:
     def _own(self, tag: str) -> str:
         if tag.partition("/")[0] in self._reserved:
             raise ValueError(
-                f"the tag {tag!r} is one of expt's own; use another, as in 'mine/{tag.partition('/')[2]}'"
+                f"the tag {tag!r} is one of expt's own; use another, as in"
+                f" 'mine/{tag.partition('/')[2]}'"
             )
         return tag
 
     @contextlib.contextmanager
     def _apart(self, index: int, moment: str) -> Iterator[None]:
-        """Let no other worker be waited for, put random numbers back as they were, and say whose an error is."""
+        """Let no other worker be waited for, put random numbers back as they were, and say whose an
+        error is.
+        """
         before = random_state.state_dict(self._device)
         try:
             with collectives.alone():
@@ -105,7 +109,10 @@ class Callbacks:
             random_state.load_state_dict(before, self._device)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What each of them wants kept, with its class. Raises RunFailed for what a checkpoint can't hold."""
+        """What each of them wants kept, with its class.
+
+        Raises RunFailed for what a checkpoint can't hold.
+        """
         states = []
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, "state_dict"):
@@ -115,7 +122,9 @@ class Callbacks:
         return states
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Give each what `state_dict` had of the same class: the second of a class the second state of it."""
+        """Give each what `state_dict` had of the same class: the second of a class the second state
+        of it.
+        """
         left = list(states)
         for index, callback in enumerate(self._callbacks):
             found = next(
@@ -155,7 +164,10 @@ def _refuse_other_than_plain(state: Any) -> None:
 
 @torch.no_grad()
 def as_bytes(image: Tensor) -> Tensor:
-    """A picture as uint8 [height, width, channels] on the CPU. Raises ValueError for what is none."""
+    """A picture as uint8 [height, width, channels] on the CPU.
+
+    Raises ValueError for what is none.
+    """
     if (
         not isinstance(image, Tensor)
         or image.dim() != 3

@@ -1,4 +1,6 @@
-"""A run's checkpoints, written by rank 0; of a sharded model by it or by all workers, as memory has room."""
+"""A run's checkpoints, written by rank 0; of a sharded model by it or by all workers, as memory has
+room.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from expt.training.sharding import is_sharded, local
 from expt.training.whole_state import gathered, map_tensors
 
 ROOM = 0.5
-"""Of the memory that is left: what all of a checkpoint's tensors may take for one worker to gather them."""
+"""Of the memory that is left: what all of a checkpoint's tensors may take for one worker to gather
+them.
+"""
 
 
 class Checkpoints:
@@ -58,7 +62,9 @@ class Checkpoints:
         keeps_best: bool = False,
         target: Path | None = None,
     ) -> None:
-        """Begin to write `state`, with what rank 0 has to say `about` it; as `target`, or as the last. A collective."""
+        """Begin to write `state`, with what rank 0 has to say `about` it; as `target`, or as the
+        last. A collective.
+        """
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
             self._save_parts(
@@ -113,8 +119,9 @@ class Checkpoints:
         needed, room = _num_bytes(state), available_memory()
         if self._worker.rank == 0 and needed > room:
             raise CheckpointError(
-                f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one file, and this worker "
-                f"may take {room / 1e9:.1f} GB more; use checkpoint.sharded=true, by which each worker writes its part"
+                f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one"
+                f" file, and this worker may take {room / 1e9:.1f} GB more; use"
+                " checkpoint.sharded=true, by which each worker writes its part"
             )
 
 

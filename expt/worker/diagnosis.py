@@ -1,4 +1,6 @@
-"""What torch raises, in a person's words: another worker that did not come, memory that did not suffice."""
+"""What torch raises, in a person's words: another worker that did not come, memory that did not
+suffice.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,18 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         reason = next(
             line for line in text.splitlines() if re.search(r"shared memory|/dev/shm", line)
         )[:200]
-        mend = "make it larger (as docker run --shm-size does), or set NCCL_SHM_DISABLE=1, which is slower"
+        mend = (
+            "make it larger (as docker run --shm-size does), or set NCCL_SHM_DISABLE=1, which is"
+            " slower"
+        )
         return _explained(
             error, RunFailed(f"/dev/shm: NCCL has no room there ({reason.strip()}); {mend}")
         )
     if _is_lack_of_shared_memory(error):
-        mend = "mount it, or make it larger (as docker run --shm-size does), or use dataset.num_workers=0"
+        mend = (
+            "mount it, or make it larger (as docker run --shm-size does), or use"
+            " dataset.num_workers=0"
+        )
         return _explained(
             error,
             RunFailed(
@@ -65,11 +73,13 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         )
     if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in text:
         why = (
-            "the optimizer takes a tensor that each worker has whole beside a parameter of which it has a part; make "
-            "it an attribute of the parameter, of its shape, or use strategy=ddp"
+            "the optimizer takes a tensor that each worker has whole beside a parameter of which it"
+            " has a part; make it an attribute of the parameter, of its shape, or use strategy=ddp"
             if _is_of_optimizer(error)
-            else "a parameter is used outside of the module that it is sharded with; call modules, and not functions "
-            "of their weights, or name a larger module in sharding.wrap"
+            else (
+                "a parameter is used outside of the module that it is sharded with; call modules,"
+                " and not functions of their weights, or name a larger module in sharding.wrap"
+            )
         )
         return _explained(error, ConfigError(f"strategy={config.strategy}: {why}"))
     if isinstance(error, ValueError) and lone_sample.RAISED in text:
@@ -145,7 +155,8 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
         ways += ["amp=true"]
     if config.strategy == "ddp" and config.world_size > 1:
         ways += [
-            "strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states, not all)"
+            "strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states,"
+            " not all)"
         ]
     if config.model.name in HAVE_BLOCKS and not config.activation_checkpointing and not dp:
         ways += ["activation_checkpointing=auto"]

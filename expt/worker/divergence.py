@@ -1,4 +1,6 @@
-"""A loss or weights that are not finite: where it began, said alike by all workers, who stop together."""
+"""A loss or weights that are not finite: where it began, said alike by all workers, who stop
+together.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a
 
 
 def mend_of(config: RunConfig) -> str:
-    """What to try; numbers of a table that are predicted as they are may be far too large for any usual rate."""
+    """What to try; numbers of a table that are predicted as they are may be far too large for any
+    usual rate.
+    """
     dataset = config.dataset
     large = (
         isinstance(dataset, Table | Diabetes)
@@ -40,7 +44,8 @@ def mend_of(config: RunConfig) -> str:
 def stop_at_loss(
     sums: Sums, position: Position, loader: Loader, worker: Worker, mend: str = MEND
 ) -> None:
-    """Raise Diverged with the first step, rank and samples whose loss was not finite since the last log point.
+    """Raise Diverged with the first step, rank and samples whose loss was not finite since the last
+    log point.
 
     DataError where it is the samples that are not. A collective, which every worker must join.
     """
@@ -65,8 +70,8 @@ def stop_at_loss(
     step, rank, loss, indices, bad = min(everyones)
     if bad:
         raise DataError(
-            f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}, for {bad}; mend it, or leave "
-            "such samples out"
+            f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}, for"
+            f" {bad}; mend it, or leave such samples out"
         )
     if rank == worker.rank:
         print(
@@ -80,10 +85,11 @@ def stop_at_loss(
 
 
 def _bad_samples(loader: Loader, epoch: int, number: int) -> str:
-    """Which of this worker's samples in an epoch's batch are not finite, and where; empty where that is no news.
+    """Which of this worker's samples in an epoch's batch are not finite, and where; empty where
+    that is no news.
 
-    A model may know what to make of nan, as of a target that nobody knows: then the batch before has some, too.
-    """
+    A model may know what to make of nan, as of a target that nobody knows: then the batch before
+    has some, too."""
     if isinstance(loader, IterableLoader):  # which would have to be read from its beginning
         return ""
     with contextlib.suppress(Exception):  # what is read once more, only to say more
@@ -95,7 +101,9 @@ def _bad_samples(loader: Loader, epoch: int, number: int) -> str:
 
 @torch.no_grad()
 def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
-    """By its name each tensor of the batch that holds what is not finite, and in words where it does."""
+    """By its name each tensor of the batch that holds what is not finite, and in words where it
+    does.
+    """
     batch, indices = next(loader.epoch(epoch, skip=number)), loader.indices(epoch, number)
     told = {}
     for name, tensor in (
@@ -105,9 +113,13 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
             rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""
-            samples = f"the training sample{'s' if len(rows) > 1 else ''} {_listed(rows, SHOWN_INDICES, '')}"
+            samples = (
+                f"the training sample{'s' if len(rows) > 1 else ''}"
+                f" {_listed(rows, SHOWN_INDICES, '')}"
+            )
             told[name] = (
-                f"{name}{column} of {samples} hold{'s' * bool(column)} {tensor[tuple(bad[0])].item()}"
+                f"{name}{column} of {samples} hold{'s' * bool(column)}"
+                f" {tensor[tuple(bad[0])].item()}"
             )
     return told
 
@@ -117,7 +129,8 @@ def refuse_weights(module: nn.Module, position: Position, mend: str = MEND) -> N
     """Raise Diverged if a parameter is not finite. Waits for the device; alike on all workers."""
     if not is_finite(p for p in module.parameters() if p.is_floating_point() or p.is_complex()):
         raise Diverged(
-            f"the weights are not finite after step {position.step} (epoch {position.epoch}); {mend}"
+            f"the weights are not finite after step {position.step} (epoch {position.epoch});"
+            f" {mend}"
         )
 
 

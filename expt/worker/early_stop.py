@@ -12,7 +12,9 @@ from expt.worker.history import is_better
 
 
 class EarlyStop:
-    """Looks at each epoch's numbers, which all workers have alike; with None for settings it is never due."""
+    """Looks at each epoch's numbers, which all workers have alike; with None for settings it is
+    never due.
+    """
 
     def __init__(self, settings: Settings | None, better: Mapping[str, Better]) -> None:
         """`better` says of each metric which way it is better."""
@@ -66,7 +68,9 @@ class EarlyStop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from what `state_dict` gave; from there anew where another metric is looked at now."""
+        """Count on from what `state_dict` gave; from there anew where another metric is looked at
+        now.
+        """
         if self._settings and state["metric"] == self._settings.metric:
             self._best, self._best_epoch, self._epoch = (
                 state["best"],

@@ -1,4 +1,6 @@
-"""A run's weights measured once more, by one of the workers: nothing is trained, and the run is not touched."""
+"""A run's weights measured once more, by one of the workers: nothing is trained, and the run is not
+touched.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
-    """The run's record and what its checkpoint has of the model: what rank 0 reads, for a run may be under way."""
+    """The run's record and what its checkpoint has of the model: what rank 0 reads, for a run may
+    be under way.
+    """
     read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
@@ -128,7 +132,9 @@ def _show(
     pictures: RunPictures | None,
     review: Review | None,
 ) -> None:
-    """Write the event file beside the result, with the run's step: a collective, where there are pictures."""
+    """Write the event file beside the result, with the run's step: a collective, where there are
+    pictures.
+    """
     events = Writer(paths.folder) if worker.rank == 0 else None
     if events:
         known = {name: value for name, value in values.values.items() if not math.isnan(value)}

@@ -15,10 +15,11 @@ VARIABLE = "EXPT_FAULT"
 
 
 def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
-    """Let the variable's fault befall `module` in that rank's forward pass of that step of the run, counted from 1.
+    """Let the variable's fault befall `module` in that rank's forward pass of that step of the run,
+    counted from 1.
 
-    `once` spares every attempt but the run's first. Where the variable is not set, training pays nothing.
-    """
+    `once` spares every attempt but the run's first. Where the variable is not set, training pays
+    nothing."""
     if VARIABLE not in os.environ:
         return
     victim, step, kind, *once = os.environ[VARIABLE].split(":")

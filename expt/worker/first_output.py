@@ -1,4 +1,5 @@
-"""The first outputs of a model, looked at before it trains: of a person's own classifier, and for metrics of others.
+"""The first outputs of a model, looked at before it trains: of a person's own classifier, and for
+metrics of others.
 
 What torch says of a wrong one is a riddle, and an evaluation comes late.
 """
@@ -21,7 +22,9 @@ FEW = 2
 
 
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Raise ConfigError once `module` gives what is no score for each class, and warn where it gives more of them."""
+    """Raise ConfigError once `module` gives what is no score for each class, and warn where it
+    gives more of them.
+    """
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
@@ -47,10 +50,11 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
 @torch.no_grad()
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
-    """Raise ConfigError for a metric of `task.metrics` that doesn't take what the model makes of the first samples.
+    """Raise ConfigError for a metric of `task.metrics` that doesn't take what the model makes of
+    the first samples.
 
-    Whatever else goes wrong is left to the run, and so are the metrics of a sharded model, of which there is no copy.
-    """
+    Whatever else goes wrong is left to the run, and so are the metrics of a sharded model, of which
+    there is no copy."""
     if (
         not learner.extra_metrics.names or learner.compiled
     ):  # of which each size of a batch takes its time

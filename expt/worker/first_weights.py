@@ -50,11 +50,11 @@ def begin_with(
 
 
 def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
-    """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did not fit.
+    """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did
+    not fit.
 
-    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter fits, or the file
-    holds no weights.
-    """
+    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter
+    fits, or the file holds no weights."""
     loaded = Loaded()
     fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
@@ -66,7 +66,8 @@ def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
             raise ConfigError(
-                f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like"
+                f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its"
+                " like"
             )
         if misfits:
             warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
@@ -104,8 +105,8 @@ def _read(file: Path, given: str) -> Any:
         Exception
     ) as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
         raise ConfigError(
-            f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "
-            f"than tensors); {_MEND}"
+            f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is"
+            f" damaged, or holds more than tensors); {_MEND}"
         ) from error
 
 

@@ -26,7 +26,9 @@ State = Mapping[str, Any]
 
 
 def load(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
-    """Go on from another run's checkpoint `source`, which rank 0 reads; returns what it holds. A collective.
+    """Go on from another run's checkpoint `source`, which rank 0 reads; returns what it holds.
+
+    A collective.
 
     Raises ConfigError where its weights don't fit the model.
     """
@@ -63,8 +65,8 @@ def _load_weights(learner: Learner, saved: State, config: RunConfig) -> None:
     except RuntimeError as error:
         told = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"fork={config.fork}: the weights of its checkpoint are not those of this model ({told}); begin a further "
-            "run, with what fits of them, by weights=RUN@last"
+            f"fork={config.fork}: the weights of its checkpoint are not those of this model"
+            f" ({told}); begin a further run, with what fits of them, by weights=RUN@last"
         ) from error
 
 
@@ -105,7 +107,8 @@ def _carry_over(
     if warns and not same_optimizer:
         was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
         warn(
-            f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins anew"
+            f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins"
+            " anew"
         )
     carry_over(
         learner.optimizer,

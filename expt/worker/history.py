@@ -1,4 +1,6 @@
-"""What a run remembers of its past: the best so far, how long epochs took, the last value of each tag."""
+"""What a run remembers of its past: the best so far, how long epochs took, the last value of each
+tag.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,17 @@ class History:
         return True
 
     def first_without_best(self, epoch: int) -> str | None:
-        """What is to be said, once, of an objective that is not finite, where no epoch has been the best yet."""
+        """What is to be said, once, of an objective that is not finite, where no epoch has been the
+        best yet.
+        """
         value = self.last.get(self._objective)
         if self._told_none or self.best or value is None:
             return None
         self._told_none = True
         return (
-            f"objective {self._objective} is {value:g} after epoch {epoch}: no epoch can be the best; "
-            "see that the metric is finite and its weight not 0, or choose another by objective=loss/val"
+            f"objective {self._objective} is {value:g} after epoch {epoch}: no epoch can be the"
+            " best; see that the metric is finite and its weight not 0, or choose another by"
+            " objective=loss/val"
         )
 
     @property
@@ -80,7 +85,9 @@ class History:
         return {"best": self.best, "last": self.last, **times}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
-        """Remember what `state_dict` gave; no best whose weights are gone, for they can be neither tested nor used."""
+        """Remember what `state_dict` gave; no best whose weights are gone, for they can be neither
+        tested nor used.
+        """
         self.best, self.last = state["best"] if has_best else None, dict(state["last"])
         self.epoch_s, self.eval_s, self._earlier_s = (
             list(state["epoch_s"]),

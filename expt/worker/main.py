@@ -45,12 +45,12 @@ def main(
 ) -> str:
     """What a worker process runs; `started` is when the command was typed [by time.monotonic].
 
-    `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one another at the
-    `meeting`. `tell` hears of what ends this worker, before it does. Nothing is trained where something is
-    done `instead`. The run pauses after `until_epoch`.
+    `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one
+    another at the `meeting`. `tell` hears of what ends this worker, before it does. Nothing is
+    trained where something is done `instead`. The run pauses after `until_epoch`.
 
-    Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends without has failed.
-    """
+    Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends
+    without has failed."""
     driven = multiprocessing.parent_process() is not None
     if driven:
         die_with_the_driver()
@@ -70,7 +70,8 @@ def main(
 
 
 def _patience_s(config: RunConfig) -> float:
-    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so first.
+    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so
+    first.
 
     Under NCCL nobody can: it would end the process.
     """
@@ -87,7 +88,8 @@ def _give_up(config: RunConfig, beats: int, tell: Callable[[Exception], None]) -
 
 def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
     """Leave `error` for the driver and in the log, and end this process."""
-    # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
+    # At once and without leaving the group: the peers' errors, which follow from that, then bear a
+    # later time.
     with contextlib.suppress(OSError):  # a full disk, maybe
         _record_error(error)
     with contextlib.suppress(OSError):
@@ -100,7 +102,8 @@ def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
 
 def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
-    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
+    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of
+    # the machine's.
     gpus = (
         range(config.num_gpus)
         if multiprocessing.parent_process() is not None
@@ -110,7 +113,9 @@ def worker_of_environment(config: RunConfig) -> Worker:
 
 
 def require(gpus: Sequence[int]) -> None:
-    """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the CPU instead."""
+    """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the
+    CPU instead.
+    """
     os.environ.setdefault(
         "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
     )  # nvidia-smi's, and not the fastest first
@@ -139,9 +144,13 @@ def run_as(
     instead: Evaluation | Preflight | None = None,
     until_epoch: int | None = None,
 ) -> str:
-    """Train or evaluate as `worker`, in this process; returns what became of it. Calls `beat` with each batch."""
+    """Train or evaluate as `worker`, in this process; returns what became of it.
+
+    Calls `beat` with each batch.
+    """
     if config.patches.malloc and worker.device.type == "cpu":
-        # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the sharding saves.
+        # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the
+        # sharding saves.
         malloc.give_back_freed() if config.is_sharded else malloc.keep_freed()
     torch.set_num_threads(config.threads)
     if worker.gpus:

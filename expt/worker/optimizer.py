@@ -1,8 +1,8 @@
-"""The run's optimiser. One of a person's own is to come to the same weights where each worker has a part of them.
+"""The run's optimiser. One of a person's own is to come to the same weights where each worker has a
+part of them.
 
-That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients, and with a
-resume in between.
-"""
+That is tried out on a few small parameters, whole and sharded as the run's are, with the same
+gradients, and with a resume in between."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ ALIKE, ROUNDING = 1e-3, 1e-6
 
 
 def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Optimizer:
-    """That of `module`, with its states where they are to be. Raises ConfigError as `check_optimizer`."""
+    """That of `module`, with its states where they are to be.
+
+    Raises ConfigError as `check_optimizer`.
+    """
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     check_optimizer(config, module, worker)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
@@ -51,9 +54,9 @@ def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Opt
 def check_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> None:
     """Raise ConfigError where the own optimiser of a sharded `module` needs whole tensors.
 
-    Not on every worker where it fails on some of them alone, after which the others can only be ended. Warns where it
-    can't be tried. A collective, which leaves all random numbers as they were.
-    """
+    Not on every worker where it fails on some of them alone, after which the others can only be
+    ended. Warns where it can't be tried. A collective, which leaves all random numbers as they
+    were."""
     if not config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
         return
     before = random_state.state_dict(worker.device)
@@ -79,7 +82,9 @@ class _Trial(NamedTuple):
         chosen: list[nn.Parameter] | list[dict[str, Any]],
         shards: int,
     ) -> _Trial:
-        """On parameters of the shapes of those `chosen`, of fewer rows and columns, that so many workers share."""
+        """On parameters of the shapes of those `chosen`, of fewer rows and columns, that so many
+        workers share.
+        """
         settings = [one for one in chosen if isinstance(one, dict)]
         members: list[Sequence[Tensor]] = [group["params"] for group in settings] or [chosen]  # type: ignore[list-item]
         draw = torch.Generator().manual_seed(0)
@@ -91,9 +96,9 @@ class _Trial(NamedTuple):
     ) -> tuple[list[Tensor], str | None]:
         """Those that it comes to, whole, and what went wrong, where they are those before that.
 
-        It is saved and resumed on the way, unless all is done `at_once`. A collective: of whole tensors it says what
-        went wrong on any worker; of parts on this one, for others may wait for it within a collective of their step.
-        """
+        It is saved and resumed on the way, unless all is done `at_once`. A collective: of whole
+        tensors it says what went wrong on any worker; of parts on this one, for others may wait for
+        it within a collective of their step."""
         tried = _of_all if spread is _as_it_is else functools.partial(_of_this, worker)
         random_state.seed(seed)
         draw, weights, state = torch.Generator().manual_seed(1), self.starts, None
@@ -124,7 +129,9 @@ class _Trial(NamedTuple):
         scales: Sequence[float],
         draw: torch.Generator,
     ) -> Optimizer:
-        """That of the `small` parameters, after a step by gradients of each size, begun with a whole `state`."""
+        """That of the `small` parameters, after a step by gradients of each size, begun with a
+        whole `state`.
+        """
         given: Any = small[0]
         if self.settings is not None:
             given = [
@@ -183,7 +190,9 @@ def _small(parameters: Sequence[Tensor], shards: int) -> list[Tensor]:
 
 
 def _rows(rows: int, shards: int) -> int:
-    """Few that are shared out as so many are: not as many for each worker, or none for some as 9 of 4 workers are."""
+    """Few that are shared out as so many are: not as many for each worker, or none for some as 9 of
+    4 workers are.
+    """
     if rows < 2 * shards:
         return rows
     each = math.ceil(rows / shards)
@@ -203,8 +212,8 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
     if problem or (problem := _why_no_measure(found, again()[0])):
         if worker.rank == 0:
             warn(
-                f"{where}: could not be tried on small parameters ({problem}): whether it comes to the weights of "
-                "strategy=ddp where each worker has a part of them is not known"
+                f"{where}: could not be tried on small parameters ({problem}): whether it comes to"
+                " the weights of strategy=ddp where each worker has a part of them is not known"
             )
         return
     resumed, problem = trial.weights(worker, _as_it_is)
@@ -221,8 +230,8 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
             else " (of one with few rows some have none)"
         )
         raise ConfigError(
-            f"{where}: fails where each worker has a part of each tensor{none}, or once it is resumed there "
-            f"({problem}); {mend}"
+            f"{where}: fails where each worker has a part of each tensor{none}, or once it is"
+            f" resumed there ({problem}); {mend}"
         )
     if not all(map(_are_alike, parts, found, chain(*trial.starts))):
         raise ConfigError(
@@ -246,7 +255,10 @@ def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def _of_this(worker: Worker, work: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What `work` gives, and what went wrong on this worker. Raises where another is gone, which knows why."""
+    """What `work` gives, and what went wrong on this worker.
+
+    Raises where another is gone, which knows why.
+    """
     try:
         return work(), None
     except Exception as error:

@@ -1,4 +1,6 @@
-"""Whose normalisation a run has that begins with weights which were trained with another one: it is told."""
+"""Whose normalisation a run has that begins with weights which were trained with another one: it is
+told.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
 def warn_of_runs(
     config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]
 ) -> None:
-    """Of a run that had the settings `trained_by`; `standardised` is what this run does to each column of a table."""
+    """Of a run that had the settings `trained_by`; `standardised` is what this run does to each
+    column of a table.
+    """
     then = trained_by.get("dataset") or {}
     word = f"weights={config.weights}"
     if "mean" in then:
@@ -44,7 +48,8 @@ def warn_of_runs(
         )
         if earlier is not None and earlier != json.loads(json.dumps(standardised)):
             warn(
-                f"{word}: rows are standardised by those of this run, and not by those that the weights saw"
+                f"{word}: rows are standardised by those of this run, and not by those that the"
+                " weights saw"
             )
 
 
@@ -63,8 +68,8 @@ def _warn(word: str, before: Scale | None, whose: str, dataset: object) -> None:
         )
         mend = f"; for theirs give {' '.join(keys)}"
     warn(
-        f"{word}: images are normalised by this run's dataset ({_shown(now)}), and those that the weights were "
-        f"trained on by {whose} ({_shown(before)}){mend}"
+        f"{word}: images are normalised by this run's dataset ({_shown(now)}), and those that the"
+        f" weights were trained on by {whose} ({_shown(before)}){mend}"
     )
 
 

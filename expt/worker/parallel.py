@@ -24,7 +24,8 @@ from expt.training.shared_memory import SharedMemory, average_gradients
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
-    """Raise ConfigError where a worker lacks samples, or parts, of an epoch's last batch, and sync needs all alike.
+    """Raise ConfigError where a worker lacks samples, or parts, of an epoch's last batch, and sync
+    needs all alike.
 
     What it would compute in place of a sample would count in the statistics of all.
     """
@@ -43,8 +44,9 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
             else ""
         )
         raise ConfigError(
-            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which {config.world_size} workers"
-            f"{each} cannot share alike; use drop_last=true, or another batch_size"
+            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which"
+            f" {config.world_size} workers{each} cannot share alike; use drop_last=true, or another"
+            " batch_size"
         )
 
 
@@ -54,7 +56,8 @@ def with_batch_norm(
     """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
     if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
         warn(
-            f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing"
+            f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes"
+            " nothing"
         )
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
@@ -73,7 +76,9 @@ def with_batch_norm(
 def with_buffers(
     config: RunConfig, module: nn.Module, average: Callable[[], None]
 ) -> Callable[[], None]:
-    """What ends a step, with `average`: of a sharded model all take rank 0's buffers, as ddp has it before the next."""
+    """What ends a step, with `average`: of a sharded model all take rank 0's buffers, as ddp has it
+    before the next.
+    """
     if not (
         config.is_sharded
         and any(True for _ in module.buffers())
@@ -97,7 +102,8 @@ def parallelise(
     precision: Precision,
     parts: bool = False,
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
-    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner.
+    """The model that is trained, and what tells how long its gradients' averaging has taken; see
+    Learner.
 
     With `parts` not all parameters take part in each backward pass.
     """
@@ -135,10 +141,11 @@ def parallelise(
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
-    """Whether a forward pass of training may read a buffer, which is then to be rank 0's on all workers.
+    """Whether a forward pass of training may read a buffer, which is then to be rank 0's on all
+    workers.
 
-    Of batch norms only evaluations do, and `worker.run` has them broadcast before; of a person's own code nobody knows.
-    """
+    Of batch norms only evaluations do, and `worker.run` has them broadcast before; of a person's
+    own code nobody knows."""
     if isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask):
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
@@ -147,7 +154,9 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
 
 def without_broadcasts(module: nn.Module) -> dict[str, Any]:
-    """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each forward pass."""
+    """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each
+    forward pass.
+    """
     if (
         "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     ):  # since torch 2.15
@@ -157,7 +166,9 @@ def without_broadcasts(module: nn.Module) -> dict[str, Any]:
 
 
 class AutocastDataParallel(nn.DataParallel[nn.Module]):
-    """torch's, whose threads compute in autocast's own type, float16, whatever that of the main thread is."""
+    """torch's, whose threads compute in autocast's own type, float16, whatever that of the main
+    thread is.
+    """
 
     def __init__(
         self,
@@ -193,7 +204,9 @@ def in_autocast(
 def build_shared_memory(
     config: RunConfig, module: nn.Module, worker: Worker
 ) -> SharedMemory | None:
-    """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
+    """What the workers exchange gradients and statistics by, where they can and are to; a
+    collective.
+    """
     one_machine = worker.local_world_size == worker.world_size > 1
     plain = all(
         p.dtype == torch.float32 and p.device.type == "cpu"
@@ -211,7 +224,8 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":
-        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
+        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the
+        # exact gradients.
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=1, start_powerSGD_iter=10
         )

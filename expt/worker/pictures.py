@@ -13,7 +13,9 @@ from expt.tensorboard.run_pictures import RunPictures
 def build_pictures(
     config: RunConfig, shapes: Mapping[str, Any], class_names: Sequence[str], *, are_images: bool
 ) -> RunPictures | None:
-    """Of images that are classified; what another task makes of such images are no scores of classes."""
+    """Of images that are classified; what another task makes of such images are no scores of
+    classes.
+    """
     if not are_images or not isinstance(config.task, Classification):
         return None
     channels, dataset = shapes["channels"], config.dataset

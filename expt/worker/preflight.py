@@ -1,4 +1,6 @@
-"""A run tried out by one of its workers: everything is built, a few steps are taken and timed, and nothing is kept."""
+"""A run tried out by one of its workers: everything is built, a few steps are taken and timed, and
+nothing is kept.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def carry_out(
     typed_at: float,
     beat: Callable[[], None],
 ) -> str:
-    """Train and evaluate on the first batches, and leave what that took in result.json; returns "completed"."""
+    """Train and evaluate on the first batches, and leave what that took in result.json; returns
+    "completed".
+    """
     run = Run(config, paths, worker, typed_at=typed_at, beat=beat)
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)

@@ -12,7 +12,9 @@ from expt.training.precision import autocast_dtype
 
 
 def dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
-    """Half precision where the model rounds its inputs to that anyway, and nothing is computed with them before."""
+    """Half precision where the model rounds its inputs to that anyway, and nothing is computed with
+    them before.
+    """
     if not config.prepare_once:
         return None
     return torch.float32 if config.mixup else autocast_dtype(config.amp, device) or torch.float32
@@ -22,6 +24,7 @@ def refuse_others(config: RunConfig, loader: Loader) -> None:
     """Raise ConfigError for samples that are read one by one, or are no images."""
     if config.prepare_once and not isinstance(loader, InMemoryLoader):
         raise ConfigError(
-            "prepare_once=true: is of images that are held in memory and not changed by dataset.transforms, and those "
-            f"of dataset={config.dataset.name} are read in each epoch, or are none; use prepare_once=false"
+            "prepare_once=true: is of images that are held in memory and not changed by"
+            f" dataset.transforms, and those of dataset={config.dataset.name} are read in each"
+            " epoch, or are none; use prepare_once=false"
         )

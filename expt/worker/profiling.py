@@ -1,4 +1,6 @@
-"""A trace of a few steps by torch.profiler: a file for Perfetto or chrome://tracing, and a table of operators."""
+"""A trace of a few steps by torch.profiler: a file for Perfetto or chrome://tracing, and a table of
+operators.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def table_of(averages: Any, device: str) -> str:
         used_us = getattr(event, by)
         calls = event.count / TRACED_STEPS
         lines.append(
-            f"{used_us / 1e3 / TRACED_STEPS:9.3f} {used_us / total_us:6.1%} {calls:10.1f}  {event.key.splitlines()[0]}"
+            f"{used_us / 1e3 / TRACED_STEPS:9.3f} {used_us / total_us:6.1%} {calls:10.1f} "
+            f" {event.key.splitlines()[0]}"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,6 @@
-"""Whether the ranks do alike: one row of numbers from each, gathered with the epoch's sums in a single collective."""
+"""Whether the ranks do alike: one row of numbers from each, gathered with the epoch's sums in a
+single collective.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Reading:
     """What one rank tells the others after an epoch; a number that it does not know is nan."""
 
     step_ms: float
-    """Mean time of its steps, without what it waited for the others' gradients where that is known."""
+    """Mean time of its steps, without what it waited for the others' gradients where that is known.
+    """
     all_reduce_share: float
     """Of its steps' time: averaging gradients, and waiting for those of the others."""
     memory_mib: float
@@ -66,7 +69,9 @@ class RankHealth:
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 
     def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
-        """The sums over all workers of an epoch's `sums`; the one collective brings every rank's reading too."""
+        """The sums over all workers of an epoch's `sums`; the one collective brings every rank's
+        reading too.
+        """
         device, size = self._worker.device, self._worker.world_size
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # its time is meant; the sums are waited for anyway
@@ -91,8 +96,8 @@ class RankHealth:
     def refuse_unequal(self) -> None:
         """Raise RunFailed if the ranks held different weights when the epoch ended.
 
-        To be called when rank 0 has shown the readings, which a collective in between makes sure of.
-        """
+        To be called when rank 0 has shown the readings, which a collective in between makes sure
+        of."""
         refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
 
 
@@ -127,13 +132,17 @@ def _utilisation(device: torch.device) -> float:
 
 @torch.no_grad()
 def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """A number from 0 to 2**48 - 1 of the parameters' bits, float64 []; 0 without any. Waits for no device."""
+    """A number from 0 to 2**48 - 1 of the parameters' bits, float64 []; 0 without any.
+
+    Waits for no device.
+    """
     total: Tensor | None = None
     for parameter in parameters:
         own = local(parameter)
         values = torch.view_as_real(own) if own.is_complex() else own
         part = values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
-        # Each weighs differently, so that two that change places are noticed; the multiplication wraps around.
+        # Each weighs differently, so that two that change places are noticed; the multiplication
+        # wraps around.
         total = part if total is None else total * 1_000_003 + part
     return torch.zeros(()).double() if total is None else (total & ((1 << _BITS) - 1)).double()
 
@@ -141,7 +150,9 @@ def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
 def row(
     mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device
 ) -> Tensor:
-    """All ranks' numbers, float64 [world_size * NUMBERS], with zeros for the others': their sum is the whole table."""
+    """All ranks' numbers, float64 [world_size * NUMBERS], with zeros for the others': their sum is
+    the whole table.
+    """
     table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
     table[rank] = torch.tensor([getattr(mine, field.name) for field in fields(mine)])
     table = table.to(device)
@@ -179,18 +190,22 @@ def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
 
 
 def unequal(found: list[Reading], shards: int = 1) -> list[int]:
-    """The ranks whose weights are not those of rank 0, or of the rank with the same part of the first replica."""
+    """The ranks whose weights are not those of rank 0, or of the rank with the same part of the
+    first replica.
+    """
     return [rank for rank, one in enumerate(found) if one.weights != found[rank % shards].weights]
 
 
 def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
-    """Raise RunFailed if the ranks hold different weights: from there on each trains a model of its own."""
+    """Raise RunFailed if the ranks hold different weights: from there on each trains a model of its
+    own.
+    """
     ranks = unequal(found, shards)
     if ranks:
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         first = "rank 0" if shards == 1 else "the first replica"
         raise RunFailed(
-            f"after epoch {epoch} the weights of {which} differ from those of {first}: something other than the "
-            "optimiser changes parameters, and not alike on every rank; mend the model, or go on unchecked with "
-            "tensorboard.health=false"
+            f"after epoch {epoch} the weights of {which} differ from those of {first}: something"
+            " other than the optimiser changes parameters, and not alike on every rank; mend the"
+            " model, or go on unchecked with tensorboard.health=false"
         )

@@ -26,13 +26,16 @@ def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) 
     if warns and not values.has_weight:
         without = ", ".join(name for name, value in found.items() if math.isnan(value))
         warn(
-            f"{without}: nothing was measured, for every target there is to be ignored or has no weight"
+            f"{without}: nothing was measured, for every target there is to be ignored or has no"
+            " weight"
         )
     return found
 
 
 class Record:
-    """One worker's part of it: all remember and look on, but only rank 0, which `writes`, has files."""
+    """One worker's part of it: all remember and look on, but only rank 0, which `writes`, has
+    files.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,8 @@ class Record:
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """The value of each tag after the steps that are done.
 
-        They are all that begin with `all_of`: one that an earlier attempt has measured, with other workers, is gone.
-        """
+        They are all that begin with `all_of`: one that an earlier attempt has measured, with other
+        workers, is gone."""
         self._wait()
         for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
             del self._history.last[tag]
@@ -69,7 +72,9 @@ class Record:
         self._observer.values(values)
 
     def best(self) -> None:
-        """Log the objective's best value so far; say once that there is none, because it is not finite."""
+        """Log the objective's best value so far; say once that there is none, because it is not
+        finite.
+        """
         if best := self._history.best:
             self.log({tags.best(best["metric"]): best["value"]})
         elif (why := self._history.first_without_best(self._position.epoch)) and self._metrics:
@@ -85,7 +90,9 @@ class Record:
         self._observer.picture(tag, image)
 
     def begin(self, **fields: Any) -> None:
-        """Add to result.json beside the first steps, before anything is logged: the disk may take its time."""
+        """Add to result.json beside the first steps, before anything is logged: the disk may take
+        its time.
+        """
         if self._metrics:
             with_one = ThreadPoolExecutor(1, thread_name_prefix="result")
             self._begun = with_one.submit(update_result, self._paths, **fields)
@@ -115,7 +122,9 @@ class Record:
         return COMPLETED
 
     def pause(self, outcome: Mapping[str, Any]) -> str:
-        """Close the files, then say in result.json that the run has paused, and what it has come to."""
+        """Close the files, then say in result.json that the run has paused, and what it has come
+        to.
+        """
         self._close(complete=False)
         self.result(status=PAUSED, resumable=True, **outcome, **self._spent())
         return PAUSED

@@ -1,4 +1,6 @@
-"""A run, as one of its workers lives it: from its first step, or a checkpoint, to the test at its end."""
+"""A run, as one of its workers lives it: from its first step, or a checkpoint, to the test at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ class Run:
         until_epoch: int | None = None,
         goes_on: bool = False,
     ) -> None:
-        """With `until_epoch` it pauses after that epoch, unless it ends before. One that `goes_on` has a checkpoint."""
+        """With `until_epoch` it pauses after that epoch, unless it ends before.
+
+        One that `goes_on` has a checkpoint.
+        """
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
         self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
@@ -185,7 +190,9 @@ class Run:
         self.beat()
 
     def _train_epoch(self) -> bool:
-        """Train to the epoch's end, and log it; returns whether it got there, for it may be asked to stop before."""
+        """Train to the epoch's end, and log it; returns whether it got there, for it may be asked
+        to stop before.
+        """
         position = self.position
         if not position.is_within_epoch:
             position.begin_epoch()
@@ -221,7 +228,9 @@ class Run:
         return True
 
     def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
-        """The averages since the last log point, and the speed; under tags of their own, for an epoch's are others."""
+        """The averages since the last log point, and the speed; under tags of their own, for an
+        epoch's are others.
+        """
         self._refuse_loss(values)
         points = tagged(values, tags.running, warns=self.worker.rank == 0)
         self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
@@ -292,7 +301,9 @@ class Run:
         )
 
     def _save_within_epoch(self) -> None:
-        """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
+        """Write what a longer run would be here, where this one ends the epoch with its last step;
+        a collective.
+        """
         about = functools.partial(self._about, is_best=False)
         self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
 
@@ -301,7 +312,8 @@ class Run:
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
-        self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
+        # should what follows end the run: the checkpoint before this is whole then
+        self.checkpoints.wait()
         forked.release(self.paths, self.worker)
         divergence.refuse_weights(
             self.learner.module, self.position, divergence.mend_of(self.config)
@@ -336,7 +348,9 @@ class Run:
         )
 
     def _test(self) -> None:
-        """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
+        """Once, on the weights of the best checkpoint; not where the test set was looked at after
+        each epoch.
+        """
         if self.config.eval_split == "test" or self.data.test is None:
             return
         if not self._is_at_best:  # else the model has these weights

@@ -1,4 +1,6 @@
-"""Whether a run that goes on has as many samples as before: of what an own dataset reads, nothing else is known."""
+"""Whether a run that goes on has as many samples as before: of what an own dataset reads, nothing
+else is known.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ _OF = {f"{part}_size": f"samples to {verb} on" for part, verb in _VERBS.items()}
 def refuse_other(
     config: RunConfig, info: DataInfo, saved: Mapping[str, Any], *, steps_per_epoch: int
 ) -> None:
-    """Raise DataError where the data is of other sizes than when the checkpoint `saved` was written: it is other data.
+    """Raise DataError where the data is of other sizes than when the checkpoint `saved` was
+    written: it is other data.
 
-    A checkpoint of an older version knows the steps of an epoch alone. A fork may have another `train_limit`.
-    """
+    A checkpoint of an older version knows the steps of an epoch alone. A fork may have another
+    `train_limit`."""
     settings, sizes = saved["config"], saved.get("sizes")
     is_fork = config.fork not in (None, settings.get("fork"))
     compared = dict(_OF)
@@ -45,6 +48,6 @@ def refuse_other(
             else "start a new run"
         )
         raise DataError(
-            f"dataset{f'._target_={target}' if target else ''}: is not what the run to go on from was trained on: it "
-            f"has {now}, and had {then}; give the same data, or {mend}"
+            f"dataset{f'._target_={target}' if target else ''}: is not what the run to go on from"
+            f" was trained on: it has {now}, and had {then}; give the same data, or {mend}"
         )

@@ -41,8 +41,8 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
         shards < 2 or shards == worker.world_size or worker.world_size % shards
     ):  # hosts may have unequal numbers
         raise ConfigError(
-            f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups that share a "
-            "replica; give a number that divides them"
+            f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups"
+            " that share a replica; give a number that divides them"
         )
     return shards
 
@@ -52,9 +52,8 @@ def shard(
 ) -> AveragedModel | None:
     """Cut `module` into parts, and its moving average, which is returned where there is one.
 
-    `values` gives those of its parameters that have none yet; all workers get rank 0's. Raises ConfigError where the
-    model can't be cut as is wanted.
-    """
+    `values` gives those of its parameters that have none yet; all workers get rank 0's. Raises
+    ConfigError where the model can't be cut as is wanted."""
     wanted = config.sharding
     _refuse(config, refusal(module, sharding.choose_units(module, wanted.wrap)))
     _refuse(config, shared_memory(module) if _is_own(config) else None)
@@ -99,19 +98,22 @@ def _refuse(config: RunConfig, problem: Refusal | None) -> None:
 def _watch_first_pass(
     config: RunConfig, module: nn.Module, kept: Mapping[str, Span], rank: int
 ) -> None:
-    """Have an own model refused that reads first weights which it has `kept`, or writes to weights that are dropped."""
+    """Have an own model refused that reads first weights which it has `kept`, or writes to weights
+    that are dropped.
+    """
     where = f"strategy={config.strategy}: the model"
 
     def of_read(name: str) -> ConfigError:
         return ConfigError(
-            f"{where} has kept {name} in a list, a buffer or the like, where it is not trained; take it from its "
-            "module where it is used, as self.layer.weight, or use strategy=ddp"
+            f"{where} has kept {name} in a list, a buffer or the like, where it is not trained;"
+            " take it from its module where it is used, as self.layer.weight, or use strategy=ddp"
         )
 
     def of_write(name: str) -> ConfigError:
         return ConfigError(
-            f"{where} writes to {name} in its forward pass, where it has a copy that is dropped; compute with another "
-            "tensor made of it, as torch.nn.utils.parametrize does, or use strategy=ddp"
+            f"{where} writes to {name} in its forward pass, where it has a copy that is dropped;"
+            " compute with another tensor made of it, as torch.nn.utils.parametrize does, or use"
+            " strategy=ddp"
         )
 
     if not config.compile:
@@ -120,8 +122,9 @@ def _watch_first_pass(
         first_pass.refuse_stale_reads(module, kept, of_read)
     elif kept and rank == 0:  # a graph's operations are not seen one by one
         warn(
-            f"{where} has kept {next(iter(kept))}, as a list of it would, and with compile nobody sees whether it "
-            "computes with that, which is not trained; try it with compile=false, which refuses it then"
+            f"{where} has kept {next(iter(kept))}, as a list of it would, and with compile nobody"
+            " sees whether it computes with that, which is not trained; try it with compile=false,"
+            " which refuses it then"
         )
 
 
@@ -133,7 +136,9 @@ def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
-    """None is that of the parameters, with autocast for the products where there is mixed precision."""
+    """None is that of the parameters, with autocast for the products where there is mixed
+    precision.
+    """
     wanted = config.sharding.param_dtype
     if wanted == "auto":
         return sharding.gathered_dtype(module, precision.dtype)
@@ -142,7 +147,8 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
         module
     ):  # its statistics are float32, and it takes no others beside them
         raise ConfigError(
-            f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use auto"
+            f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use"
+            " auto"
         )
     if dtype and dtype != precision.dtype:
         of_amp = str(precision.dtype).removeprefix("torch.")
@@ -153,7 +159,9 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
 
 
 def build_late(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[nn.Module, Values]:
-    """The model that `make` makes, without memory for its parameters where it can be, and what gives their values."""
+    """The model that `make` makes, without memory for its parameters where it can be, and what
+    gives their values.
+    """
     if _is_own(config):  # who knows what else it keeps its tensors for
         return make(), lambda tensor: tensor
     return late_values.build(make)
@@ -176,7 +184,9 @@ def of_learner(
     outline: nn.Module | None,
     worker: Worker,
 ) -> dict[str, Any]:
-    """What a Learner needs besides, for the workers to train and evaluate together what each has a part of."""
+    """What a Learner needs besides, for the workers to train and evaluate together what each has a
+    part of.
+    """
     if not config.is_sharded:
         return {}
     own = _is_own(config) or isinstance(config.task, TargetTask)  # the others use all
@@ -196,7 +206,9 @@ def of_learner(
 
 
 def copies(outline: nn.Module, evaluated: nn.Module, worker: Worker) -> Callable[[], nn.Module]:
-    """What gives rank 0 the whole model that is evaluated, on its device, by the `outline` of it; a collective."""
+    """What gives rank 0 the whole model that is evaluated, on its device, by the `outline` of it; a
+    collective.
+    """
 
     def copy() -> nn.Module:
         state = gathered(evaluated.state_dict(), keep=worker.rank == 0)

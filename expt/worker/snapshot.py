@@ -28,7 +28,9 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that training changes from step to step, random numbers included; saved and loaded together."""
+    """All that training changes from step to step, random numbers included; saved and loaded
+    together.
+    """
 
     learner: Learner
     position: Position
@@ -52,7 +54,9 @@ class Snapshot:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, also with another number of workers; one that is new has random numbers of its own."""
+        """Continue from `state`, also with another number of workers; one that is new has random
+        numbers of its own.
+        """
         learner = self.learner
         self.load_weights(state)
         if learner.lookahead is not None:
@@ -77,18 +81,20 @@ class Snapshot:
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
     def config_of(self, path: Path) -> State:
-        """The settings of the run that wrote the checkpoint at `path`, which rank 0 reads; a collective."""
+        """The settings of the run that wrote the checkpoint at `path`, which rank 0 reads; a
+        collective.
+        """
         read = checkpoint.load(path, lazily=True)["config"] if self.worker.rank == 0 else None
         return collectives.from_rank_0(read, self.worker.device)
 
     def read(
         self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
     ) -> State:
-        """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each gets its part.
+        """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each
+        gets its part.
 
-        A collective. With `only` there is nothing but these of its keys. Its optimiser numbers parameters as
-        `written_by`, or that of now, does.
-        """
+        A collective. With `only` there is nothing but these of its keys. Its optimiser numbers
+        parameters as `written_by`, or that of now, does."""
         sharded = self.learner.shards > 1
         read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
         if not sharded:
@@ -102,7 +108,9 @@ class Snapshot:
         return found
 
     def _patterns(self, optimizer: Optimizer) -> _Slots:
-        """The tensors that are sharded, by where a state with `optimizer`'s has them, or others of their shape."""
+        """The tensors that are sharded, by where a state with `optimizer`'s has them, or others of
+        their shape.
+        """
         learner = self.learner
         modules: dict[str, nn.Module] = {"model": learner.module}
         if learner.ema is not None:
@@ -124,7 +132,10 @@ class Snapshot:
         return collectives.from_rank_0(path.exists(), self.worker.device)
 
     def load_best(self, path: Path) -> None:
-        """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there. A collective."""
+        """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there.
+
+        A collective.
+        """
         if self.learner.shards > 1:
             if self.is_there(path):
                 self.load_weights(self.read(path, only=("model", "ema")))

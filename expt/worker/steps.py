@@ -13,7 +13,9 @@ from expt.worker.profiling import StepProfiler
 
 
 class Steps:
-    """Those of one worker; `typed_at` is when the command was typed, or the run's turn came [by time.monotonic]."""
+    """Those of one worker; `typed_at` is when the command was typed, or the run's turn came [by
+    time.monotonic].
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Who goes first where a person's own dataset is constructed: it may download, which two must not do at a time."""
+"""Who goes first where a person's own dataset is constructed: it may download, which two must not
+do at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from expt.training.collectives import Worker
 
 @contextlib.contextmanager
 def one_first(worker: Worker, target: str) -> Iterator[None]:
-    """Let one worker of each machine construct the dataset `target` before the others do; a collective.
+    """Let one worker of each machine construct the dataset `target` before the others do; a
+    collective.
 
-    It is alone among the first ones of other runs on the machine, too; the others then construct it side by side.
-    """
+    It is alone among the first ones of other runs on the machine, too; the others then construct it
+    side by side."""
     if worker.local_rank == 0:
         with _alone(lock_of(target)):
             yield
@@ -27,7 +30,9 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
 
 
 def lock_of(target: str) -> Path:
-    """The file that is locked while the dataset `target` is constructed for the first time in a run."""
+    """The file that is locked while the dataset `target` is constructed for the first time in a
+    run.
+    """
     return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 

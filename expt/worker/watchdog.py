@@ -20,14 +20,18 @@ _THIS_THREAD = "Current thread "
 
 
 def answer_dumps(*, when_asked: bool) -> None:
-    """Write this process's stacks to stderr when it crashes, or on DUMP_STACKS; in C, so that nothing can block it."""
+    """Write this process's stacks to stderr when it crashes, or on DUMP_STACKS; in C, so that
+    nothing can block it.
+    """
     faulthandler.enable(all_threads=True)
     if when_asked:
         faulthandler.register(DUMP_STACKS, all_threads=True)
 
 
 class Watchdog:
-    """Calls `on_hang`, from a thread, when no `beat` has come for `timeout_s`; the first is that it is made."""
+    """Calls `on_hang`, from a thread, when no `beat` has come for `timeout_s`; the first is that it
+    is made.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,8 @@ class Watchdog:
         self._beats += 1
 
     def _watch(self) -> None:
-        # Counted in naps of its own, so that the time in which the whole process is stopped does not count.
+        # Counted in naps of its own, so that the time in which the whole process is stopped does
+        # not count.
         seen = unchanged = 0
         while unchanged < TICKS:
             self._nap(self._timeout_s / TICKS)
@@ -65,7 +70,8 @@ def main_stack() -> str:
 
 
 def wait_for_dump(log: Path, size_before: int) -> str:
-    """Where a worker is, by what it has added to its log since that was `size_before` bytes long; see `main_stack`.
+    """Where a worker is, by what it has added to its log since that was `size_before` bytes long;
+    see `main_stack`.
 
     Empty where it wrote nothing within DUMP_S.
     """

@@ -1,4 +1,5 @@
-"""The same training with Lightning: its DDP strategy, torchmetrics and a TensorBoard logger, as its templates have it.
+"""The same training with Lightning: its DDP strategy, torchmetrics and a TensorBoard logger, as its
+templates have it.
 
 python -m scripts.baselines.lightning_ddp --data FOLDER --workers 2
 """

@@ -1,4 +1,5 @@
-"""The DDP script that a person writes by hand: mp.spawn, DistributedSampler, DataLoader, loss.item() in each step.
+"""The DDP script that a person writes by hand: mp.spawn, DistributedSampler, DataLoader,
+loss.item() in each step.
 
 python -m scripts.baselines.plain_ddp --data FOLDER --workers 2
 """

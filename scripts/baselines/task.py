@@ -1,4 +1,6 @@
-"""What every baseline trains: the models, torchvision's data path, the arguments, one line of JSON at the end."""
+"""What every baseline trains: the models, torchvision's data path, the arguments, one line of JSON
+at the end.
+"""
 
 from __future__ import annotations
 

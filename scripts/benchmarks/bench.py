@@ -12,7 +12,8 @@ from scripts.benchmarks.comparison import Comparison, interleave
 from scripts.benchmarks.systems import Outcome, System, Training
 
 MODELS = ("mlp", "convnet", "resnet18")
-# Enough steps for a median, few enough for a CPU; a ratio of epochs does not depend on their length.
+# Enough steps for a median, few enough for a CPU; a ratio of epochs does not depend on their
+# length.
 CPU_IMAGES = {"mlp": 60_000, "convnet": 9_600, "resnet18": 640}
 
 

@@ -1,4 +1,6 @@
-"""Systems measured in turn, so that what else the machine does falls on all of them; medians and ratios."""
+"""Systems measured in turn, so that what else the machine does falls on all of them; medians and
+ratios.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ _LAYOUTS = ("", "FashionMNIST/raw", "raw")
 def prepare(
     source: Path, target: Path, *, train: int = TRAIN_IMAGES, test: int = TEST_IMAGES
 ) -> Path:
-    """Write the first `train` and `test` images of `source` (flat or nested, plain or gzip) to `target`; return it."""
+    """Write the first `train` and `test` images of `source` (flat or nested, plain or gzip) to
+    `target`; return it.
+    """
     folder = target / "FashionMNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     for prefix, count in (("train", train), ("t10k", test)):

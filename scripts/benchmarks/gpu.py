@@ -1,4 +1,6 @@
-"""The measures that need a GPU: the fraction of its matrix rate that a training reaches, and many runs on one card."""
+"""The measures that need a GPU: the fraction of its matrix rate that a training reaches, and many
+runs on one card.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from scripts.benchmarks.comparison import OURS, Comparison
 from scripts.benchmarks.data import TRAIN_IMAGES
 from scripts.benchmarks.systems import System, Training, environment, expt_command, start
 
-# Forward and backward of ResNet-18 with the small stem on 60,000 images of 28x28, a multiply-add as two.
+# Forward and backward of ResNet-18 with the small stem on 60,000 images of 28x28, a multiply-add as
+# two.
 RESNET18_EPOCH_TFLOP = 164.0
 CHANNELS_LAST = "channels_last=true"
 _MATRIX_RATE = """
@@ -106,7 +109,9 @@ def _graphed(bench: Bench, model: str, *, at_most: float) -> Comparison:
 
 
 def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
-    """Seconds for several mlp runs at once on one card, one after another, and at once through MPS if that is there."""
+    """Seconds for several mlp runs at once on one card, one after another, and at once through MPS
+    if that is there.
+    """
     training = Training(model="mlp", data=bench.data(), epochs=5, workers=1, gpus=1, batch_size=512)
 
     def wall_s(runs_per_gpu: int, **extra: Any) -> float:
@@ -137,7 +142,9 @@ def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
 
 @contextlib.contextmanager
 def mps() -> Iterator[dict[str, str] | None]:
-    """Variables that lead to a daemon of NVIDIA's Multi-Process Service, which lasts as long; None without one."""
+    """Variables that lead to a daemon of NVIDIA's Multi-Process Service, which lasts as long; None
+    without one.
+    """
     if shutil.which(MPS_DAEMON) is None:
         yield None
         return

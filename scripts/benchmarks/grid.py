@@ -30,7 +30,9 @@ ROWS = (
 
 
 def grid(bench: Bench) -> Iterator[Comparison]:
-    """What a sweep's driver takes where workers take nothing, at its first command and at the same again."""
+    """What a sweep's driver takes where workers take nothing, at its first command and at the same
+    again.
+    """
     sizes = [SMALLEST, *bench.points]
     found = []
     for number in range(bench.rounds):

@@ -1,4 +1,6 @@
-"""A sweep on simulated GPUs whose workers end at once: what is left is what the driver takes. Prints it in JSON.
+"""A sweep on simulated GPUs whose workers end at once: what is left is what the driver takes.
+
+Prints it in JSON.
 
 Its words: the number of points, a folder, and when it was typed [by time.monotonic].
 """
@@ -39,7 +41,9 @@ class Ended:
 
 
 def main(points: int, folder: str, typed_at: float) -> None:
-    """Run a grid of so many points in `folder`; the command was typed at `typed_at` [by time.monotonic]."""
+    """Run a grid of so many points in `folder`; the command was typed at `typed_at` [by
+    time.monotonic].
+    """
     first, files = list[float](), 0
 
     def start(attempt: Attempt) -> Ended:
@@ -64,7 +68,8 @@ def main(points: int, folder: str, typed_at: float) -> None:
         def __init__(self, *arguments: object, **_: object) -> None:
             super().__init__(*arguments, machine=lambda: MACHINE, runner=pool)  # type: ignore[arg-type]
 
-    sweep.Multirun = Simulated  # type: ignore[misc]  # which Hydra's launcher `pool` looks up when it is asked
+    # which Hydra's launcher `pool` looks up when it is asked
+    sweep.Multirun = Simulated  # type: ignore[misc]
     command_line.main(
         ["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"]
     )

@@ -1,4 +1,6 @@
-"""Peak memory of a tree of processes, from /proc; pages that several of them share are counted once."""
+"""Peak memory of a tree of processes, from /proc; pages that several of them share are counted
+once.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def print_table(console: Console, comparisons: Sequence[Comparison]) -> None:
         table.add_row(found.measure, found.case, *cells, _bar(found))
     console.print(table)
     console.print(
-        "Medians; in brackets, expt's value divided by the other's (the median of the rounds' ratios)."
+        "Medians; in brackets, expt's value divided by the other's (the median of the rounds'"
+        " ratios)."
     )
 
 

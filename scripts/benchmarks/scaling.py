@@ -1,4 +1,6 @@
-"""`scripts/scaling`: the efficiency to expect of many GPUs, and how far off that model is on this machine."""
+"""`scripts/scaling`: the efficiency to expect of many GPUs, and how far off that model is on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from scripts.benchmarks.systems import free_port
 IMAGE = (3, 32, 32)
 BUCKET_MIB = 25
 SMALL = 4 * 1024
-"""Bytes of the sum by which latency is measured; the other sum is of a bucket of the model's own."""
+"""Bytes of the sum by which latency is measured; the other sum is of a bucket of the model's own.
+"""
 STEPS = {"mlp": 50, "convnet": 5, "resnet18": 1}
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -51,12 +54,13 @@ def main() -> None:
 
 def _say_what_is_assumed(args: argparse.Namespace) -> None:
     print(
-        f"Assumed: GPUs of {args.tflop_per_s:g} TFLOP/s in use and {args.overhead_ms:g} ms a step besides, where none "
-        f"can be measured here and --step-ms does not say; {args.batch} images for each GPU (the global batch grows); "
-        f"nodes of {args.per_node} GPUs, inside {args.inside_gb_per_s:g} GB/s and {args.inside_latency_us:g} us a "
-        f"message, between nodes {args.network_gbit_per_s:g} Gbit/s for each GPU and {args.latency_us:g} us; float32 "
-        f"gradients in buckets of {BUCKET_MIB} MiB; all but the last bucket may hide behind two thirds of the "
-        "computation; data always ready; no GPU slower than the others."
+        f"Assumed: GPUs of {args.tflop_per_s:g} TFLOP/s in use and {args.overhead_ms:g} ms a step"
+        f" besides, where none can be measured here and --step-ms does not say; {args.batch} images"
+        f" for each GPU (the global batch grows); nodes of {args.per_node} GPUs, inside"
+        f" {args.inside_gb_per_s:g} GB/s and {args.inside_latency_us:g} us a message, between nodes"
+        f" {args.network_gbit_per_s:g} Gbit/s for each GPU and {args.latency_us:g} us; float32"
+        f" gradients in buckets of {BUCKET_MIB} MiB; all but the last bucket may hide behind two"
+        " thirds of the computation; data always ready; no GPU slower than the others."
     )
 
 
@@ -107,8 +111,9 @@ def _check(model: str, batch: int) -> None:
             " that share cores" if workers > cores else "",
         )
         print(
-            f"{model}, {workers} workers here{shared}: predicted {1e3 * predicted:.2f} ms ({1e3 * compute_s:.2f} of "
-            f"them computation), measured {1e3 * found['together_s']:.2f} ms, off by {off:+.1%}",
+            f"{model}, {workers} workers here{shared}: predicted {1e3 * predicted:.2f} ms"
+            f" ({1e3 * compute_s:.2f} of them computation), measured"
+            f" {1e3 * found['together_s']:.2f} ms, off by {off:+.1%}",
             flush=True,
         )
 
@@ -116,14 +121,15 @@ def _check(model: str, batch: int) -> None:
 def _slowest_s(times_s: Sequence[Sequence[float]]) -> float:
     """The mean of the slowest worker's seconds in each step, which all have begun together.
 
-    Workers that share cores, or the memory's bus, are not slow independently of one another: where all of them can be
-    measured at once there is nothing to assume.
-    """
+    Workers that share cores, or the memory's bus, are not slow independently of one another: where
+    all of them can be measured at once there is nothing to assume."""
     return statistics.fmean(map(max, zip(*times_s, strict=True)))
 
 
 def _link(found: Mapping[str, Any]) -> Link:
-    """The link whose sums of two sizes between two workers take as long as measured, and as much of the cores."""
+    """The link whose sums of two sizes between two workers take as long as measured, and as much of
+    the cores.
+    """
     sums = [(int(size), *seconds) for size, seconds in found["sums"].items()]
     (small, few_s, few_cpu_s), (large, many_s, many_cpu_s) = sorted(sums)
     bytes_per_s = (large - small) / max(many_s - few_s, 1e-9)
@@ -134,12 +140,14 @@ def _link(found: Mapping[str, Any]) -> Link:
 
 def _expect(model: str, compute_s: float, num_bytes: float, cluster: Cluster, origin: str) -> None:
     print(
-        f"{model}: {num_bytes / 1e6:.2f} MB of gradients, {1e3 * compute_s:.2f} ms a step on one device ({origin})"
+        f"{model}: {num_bytes / 1e6:.2f} MB of gradients, {1e3 * compute_s:.2f} ms a step on one"
+        f" device ({origin})"
     )
     for workers in WORKERS:
         seconds = step_s(compute_s, num_bytes, workers, cluster, bucket_bytes=BUCKET_MIB * 2**20)
         print(
-            f"  {workers:5} GPUs  {1e3 * seconds:8.2f} ms a step  {compute_s / seconds:4.0%} of linear"
+            f"  {workers:5} GPUs  {1e3 * seconds:8.2f} ms a step  {compute_s / seconds:4.0%} of"
+            " linear"
         )
 
 

@@ -1,4 +1,5 @@
-"""One of n workers that measure what the scaling model needs, and what it is to be compared with; prints JSON.
+"""One of n workers that measure what the scaling model needs, and what it is to be compared with;
+prints JSON.
 
 Started by scripts/scaling with RANK and its companions in the environment.
 """
@@ -42,7 +43,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
     module = _model(args.model).to(device)
-    # Without the statistics of batch norms, as expt has it: a broadcast in each step would count as computation.
+    # Without the statistics of batch norms, as expt has it: a broadcast in each step would count as
+    # computation.
     parallel = DistributedDataParallel(
         module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **without_broadcasts(module)
     )
@@ -63,7 +65,9 @@ def main() -> None:
     parallel.register_comm_hook(None, hook)
 
     def step(*, together: bool) -> None:
-        """Alone it fills the buckets too: that is DistributedDataParallel's own work, not the links'."""
+        """Alone it fills the buckets too: that is DistributedDataParallel's own work, not the
+        links'.
+        """
         nonlocal exchanges
         exchanges = together
         functional.cross_entropy(parallel(images), labels).backward()
@@ -116,7 +120,9 @@ def _model(name: str) -> nn.Module:
 def _sum_s(
     values: torch.Tensor, step: Callable[..., None], times: int, device: torch.device
 ) -> tuple[float, float]:
-    """Seconds of a sum, and of cores that it takes; each comes after a step, which leaves caches as training does."""
+    """Seconds of a sum, and of cores that it takes; each comes after a step, which leaves caches as
+    training does.
+    """
     blocks = []
     for _ in range(BLOCKS):
         found = []
@@ -142,11 +148,12 @@ def _block(work: Callable[[], object], times: int, device: torch.device) -> tupl
 def _alternately(
     step: Callable[..., None], times: int, device: torch.device
 ) -> tuple[float, list[list[float]]]:
-    """The median seconds of a step with the sum of gradients, and those of each worker's steps without it.
+    """The median seconds of a step with the sum of gradients, and those of each worker's steps
+    without it.
 
-    Blocks of both take turns, so that what else the machine does falls on either. All workers begin each step without
-    the sum together, as the sum makes them, and so share cores as they do with it.
-    """
+    Blocks of both take turns, so that what else the machine does falls on either. All workers begin
+    each step without the sum together, as the sum makes them, and so share cores as they do with
+    it."""
     together: list[float] = []
     alone: list[float] = []
     for block in range(BLOCKS + 1):

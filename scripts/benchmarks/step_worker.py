@@ -1,7 +1,8 @@
-"""One worker of the measures of single steps: expt's own loop over ready batches, against one that does less.
+"""One worker of the measures of single steps: expt's own loop over ready batches, against one that
+does less.
 
-Started by scripts/benchmarks/steps.py with RANK and its companions in the environment; prints a line of JSON.
-"""
+Started by scripts/benchmarks/steps.py with RANK and its companions in the environment; prints a
+line of JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ class ExptLoop:
         )
 
     def with_checkpoint(self, steps: int) -> None:
-        """The same, then a checkpoint as a run writes it; waited for, where a run trains on meanwhile."""
+        """The same, then a checkpoint as a run writes it; waited for, where a run trains on
+        meanwhile.
+        """
         self.run(steps)
         state = Snapshot(self.learner, self._position, self._sums, self._worker).state_dict()
         if self._worker.rank == 0:
@@ -119,7 +122,9 @@ class ExptLoop:
 
 
 class ExptEpoch:
-    """A few steps, the sums over all workers, and an evaluation, as a run has them; with its dashboard or without."""
+    """A few steps, the sums over all workers, and an evaluation, as a run has them; with its
+    dashboard or without.
+    """
 
     def __init__(self, loop: ExptLoop, config: RunConfig, worker: collectives.Worker) -> None:
         self._loop, self._config, self._worker = loop, config, worker
@@ -137,7 +142,9 @@ class ExptEpoch:
         self._evaluate(None)
 
     def with_dashboard(self, steps: int) -> None:
-        """With all that a run's first and last epoch show, but for the model's graph, which is traced once."""
+        """With all that a run's first and last epoch show, but for the model's graph, which is
+        traced once.
+        """
         position, sums = (
             Position(steps_per_epoch=steps, total_steps=steps),
             Sums(self._loop.learner.task, self._worker.device),

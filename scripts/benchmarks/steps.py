@@ -42,7 +42,9 @@ def allreduce(bench: Bench) -> Iterator[Comparison]:
 
 
 def checkpoint(bench: Bench) -> Iterator[Comparison]:
-    """Seconds of an epoch of the whole set with a checkpoint at its end, and without: blocks of steps, extrapolated."""
+    """Seconds of an epoch of the whole set with a checkpoint at its end, and without: blocks of
+    steps, extrapolated.
+    """
     for model in bench.models:
         found = _measure(bench, model, mode="no_checkpoint", workers=bench.workers)
         bar = 1.02 if model == "resnet18" else None
@@ -53,7 +55,9 @@ def checkpoint(bench: Bench) -> Iterator[Comparison]:
 
 
 def dashboard(bench: Bench) -> Iterator[Comparison]:
-    """Seconds that pictures, norms and health add to an epoch of the whole set and its evaluation, drawn after each."""
+    """Seconds that pictures, norms and health add to an epoch of the whole set and its evaluation,
+    drawn after each.
+    """
     for model in bench.models:
         found = _measure(
             bench, model, mode="no_dashboard", workers=bench.workers, test_images=TEST_IMAGES
@@ -72,7 +76,9 @@ def _added(
     step_s: list[float],
     bar: float | None,
 ) -> Iterator[Comparison]:
-    """What `measure` adds to a block of steps, and to an epoch of the whole set whose steps take `step_s`."""
+    """What `measure` adds to a block of steps, and to an epoch of the whole set whose steps take
+    `step_s`.
+    """
     off, epoch_steps, case = (
         f"no_{measure}",
         TRAIN_IMAGES // 64,

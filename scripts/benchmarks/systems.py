@@ -55,7 +55,10 @@ class System:
         self.name, self._python, self.overrides = name, python, overrides
 
     def train(self, training: Training, *, watch_memory: bool = False) -> Outcome:
-        """Train once, from a new process to its end. Raises CalledProcessError with what it printed if it fails."""
+        """Train once, from a new process to its end.
+
+        Raises CalledProcessError with what it printed if it fails.
+        """
         train = self._train_ours if self.name == "expt" else self._train_peer
         return train(training, watch_memory)
 
@@ -133,7 +136,9 @@ class Output:
 
 
 def expt_command(training: Training) -> list[str]:
-    """expt's command for `training`, with the optimiser and the data of the peers; evaluates once an epoch."""
+    """expt's command for `training`, with the optimiser and the data of the peers; evaluates once
+    an epoch.
+    """
     words = {
         "model": training.model,
         "dataset": "fashion_mnist",
@@ -173,7 +178,9 @@ def start(
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without other launchers' words, with the repository on Python's path."""
+    """This process's environment without other launchers' words, with the repository on Python's
+    path.
+    """
     kept = {key: value for key, value in os.environ.items() if key not in _LAUNCHER_VARIABLES}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **extra}

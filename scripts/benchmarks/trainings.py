@@ -1,4 +1,6 @@
-"""The measures that start whole trainings: seconds per epoch, time to the first step, a sweep's overhead, memory."""
+"""The measures that start whole trainings: seconds per epoch, time to the first step, a sweep's
+overhead, memory.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def _first_step(
 
 
 def sweep(bench: Bench, sizes: tuple[int, int] = (4, 12)) -> Iterator[Comparison]:
-    """What a further run of a sweep takes, its training being one step; of a peer, what one more command takes."""
+    """What a further run of a sweep takes, its training being one step; of a peer, what one more
+    command takes.
+    """
     training = Training(
         model="mlp",
         data=bench.data(1024, FEW_IMAGES),

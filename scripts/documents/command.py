@@ -48,7 +48,8 @@ def main() -> None:
             said = answer.wrong(exact=exact)
             wrong += said is not None
             print(
-                f"{page.name}: $ {answer.command.words}\n{said or ('as shown' if answer.command.shown else 'ran')}"
+                f"{page.name}: $"
+                f" {answer.command.words}\n{said or ('as shown' if answer.command.shown else 'ran')}"
             )
         if chosen.write:
             page.write_text(with_answers(text, answers), encoding="utf-8")

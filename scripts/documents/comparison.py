@@ -1,4 +1,6 @@
-"""Whether what a command has printed is what a page shows: numbers to the digit, times and dates as patterns."""
+"""Whether what a command has printed is what a page shows: numbers to the digit, times and dates as
+patterns.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?(e-?\d+)?")
 
 
 def pattern(line: str, *, exact: bool = True) -> str:
-    """The line without what differs from run to run, or also, if not `exact`, from machine to machine."""
+    """The line without what differs from run to run, or also, if not `exact`, from machine to
+    machine.
+    """
     for measured, name in MEASURED:
         line = re.sub(measured, name, line)
     if not exact:
@@ -34,7 +38,9 @@ def pattern(line: str, *, exact: bool = True) -> str:
 
 
 def difference(shown: Sequence[str], printed: Sequence[str], *, exact: bool = True) -> str | None:
-    """The first line that is other than the page has it; None where there is none. `...` is any number of lines.
+    """The first line that is other than the page has it; None where there is none.
+
+    `...` is any number of lines.
 
     The runs of a sweep may end in any order.
     """

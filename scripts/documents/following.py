@@ -1,4 +1,6 @@
-"""A page followed to the letter: its files written, its commands typed into one shell, in an empty folder."""
+"""A page followed to the letter: its files written, its commands typed into one shell, in an empty
+folder.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from scripts.documents.pages import Command, File, steps
 
 ROOT = Path(__file__).parents[2]
 PRINTED_WITH = ("2.15", "AVX512", "AuthenticAMD")
-"""torch, instructions and processor that the pages' numbers are from; another may add up in another order."""
+"""torch, instructions and processor that the pages' numbers are from; another may add up in another
+order.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,9 @@ def follow(
     install: bool = False,
     timeout_s: float = 900,
 ) -> list[Answer]:
-    """Do in `folder` what a page says, one shell for all of it; `install` also what installs packages."""
+    """Do in `folder` what a page says, one shell for all of it; `install` also what installs
+    packages.
+    """
     found = [step for step in steps(text) if isinstance(step, File) or _runs(step, install)]
     if "scripts/" in text and not (folder / "scripts").exists():  # of the checkout
         (folder / "scripts").symlink_to(Path(env.get("PYTHONPATH", ROOT)) / "scripts")

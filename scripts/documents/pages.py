@@ -9,7 +9,9 @@ from pathlib import Path
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (not run|install|needs): (.+?) -->\s*\Z")
-"""Above a block: why it is not run, that it installs, or the file or folder that it needs on the machine."""
+"""Above a block: why it is not run, that it installs, or the file or folder that it needs on the
+machine.
+"""
 NAMED = re.compile(r"^(?:# @package _global_\n)?# ([\w./-]+\.\w+)\n")
 """The first line of a block that is a file; Hydra wants its own line before it."""
 SHELLS = ("bash", "console", "text")
@@ -38,7 +40,9 @@ class Command:
 
 
 def steps(text: str) -> Iterator[File | Command]:
-    """Files and commands in the order of the page: fenced blocks, and none that is indented or among the text."""
+    """Files and commands in the order of the page: fenced blocks, and none that is indented or
+    among the text.
+    """
     for block in FENCE.finditer(text):
         kind, content = block.groups()
         mark = MARK.search(text, 0, block.start())

@@ -1,4 +1,6 @@
-"""Every setting with its type, default and meaning, as Markdown: from conf/, the schema, and docs/when.yaml."""
+"""Every setting with its type, default and meaning, as Markdown: from conf/, the schema, and
+docs/when.yaml.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def yaml_value(python: str) -> str:
 
 
 def own_settings(group: str) -> list[Setting]:
-    """What a class of one's own may be given beside its own arguments; docs/when.yaml says what it means."""
+    """What a class of one's own may be given beside its own arguments; docs/when.yaml says what it
+    means.
+    """
     own = GROUPS[group].get("_target_", object)
     described = _described()["own"].get(group, {})
     return [
@@ -261,7 +265,9 @@ def _item(one: Setting, kind: str, default: str, meaning: str, of: str = "") -> 
 
 
 def _sentence(meaning: str, kind: str = "") -> str:
-    """Begun with a capital, but where it begins with a value; what Markdown would take for marks is left as it is."""
+    """Begun with a capital, but where it begins with a value; what Markdown would take for marks is
+    left as it is.
+    """
     text = re.sub(r"(?<!`)(\[\{.*?\}\]|\{\w+: .*?\}|_target_)(?!`)", r"`\1`", meaning)
     begins = re.split(r"[ ,:;]", text)[0]
     if not (f"`{begins}`" in kind or "." in begins):

@@ -1,4 +1,6 @@
-"""What Sphinx is told beside docs/conf.py: pages that are plain Markdown get what is made of the source."""
+"""What Sphinx is told beside docs/conf.py: pages that are plain Markdown get what is made of the
+source.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def fill(app: Any, page: str, source: list[str]) -> None:
-    """Put what is generated where a page has a comment for it, and the contents below the front page."""
+    """Put what is generated where a page has a comment for it, and the contents below the front
+    page.
+    """
     text = SETTINGS.sub(lambda found: markdown(found[1]), source[0])
     text = text.replace(REFERENCE, reference())
     if page == app.config.root_doc:

@@ -1,4 +1,6 @@
-"""Which tests belong to a module: its own file and others that import it, or the runs that it has a part in."""
+"""Which tests belong to a module: its own file and others that import it, or the runs that it has a
+part in.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
 
 
 def tests_of(module: str) -> list[str]:
-    """Files of tests, those that tell soonest first; `module` is a path such as expt/runs/resume.py, or such a file."""
+    """Files of tests, those that tell soonest first; `module` is a path such as
+    expt/runs/resume.py, or such a file.
+    """
     if module.startswith("tests/"):
         return [module]
     name = module.removeprefix("expt/").removesuffix(".py")

@@ -1,4 +1,6 @@
-"""What may be changed: every change that mutmut would make to a module, but for words that only a person reads."""
+"""What may be changed: every change that mutmut would make to a module, but for words that only a
+person reads.
+"""
 
 from __future__ import annotations
 

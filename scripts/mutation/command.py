@@ -14,7 +14,9 @@ from scripts.mutation.trials import NOTICED, SURVIVED
 
 
 def main() -> None:
-    """Try the changes, those that were noticed by an earlier command left out, and print what survived."""
+    """Try the changes, those that were noticed by an earlier command left out, and print what
+    survived.
+    """
     options = _options()
     found = sample(options.seed, options.count, modules(options.modules))
     known, seen = equivalent(), _remembered(options.log)
@@ -31,7 +33,8 @@ def main() -> None:
     limits = _limits(left, options.jobs)
     if untried := [change for change in left if change.path not in limits]:
         print(
-            f"{len(untried)} changes are left out, for the tests of their modules fail without them",
+            f"{len(untried)} changes are left out, for the tests of their modules fail without"
+            " them",
             flush=True,
         )
     left = [change for change in left if change.path in limits]
@@ -56,7 +59,10 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    about = "Change single lines of expt/ at random, and say which changes the tests that belong to them notice."
+    about = (
+        "Change single lines of expt/ at random, and say which changes the tests that belong to"
+        " them notice."
+    )
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
@@ -78,7 +84,9 @@ def _remembered(log: Path) -> set[str]:
 
 
 def _limits(left: list[Change], jobs: int) -> dict[str, float]:
-    """How long each module's tests may take: three times as long as they do without a change, and ten seconds."""
+    """How long each module's tests may take: three times as long as they do without a change, and
+    ten seconds.
+    """
     tests = {
         change.path: {test.partition("::")[0] for test in tests_of(change.path)} for change in left
     }

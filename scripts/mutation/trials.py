@@ -1,4 +1,6 @@
-"""Tests run on changed modules: each in a copy of the tree, in a process forked from one that has torch and pytest."""
+"""Tests run on changed modules: each in a copy of the tree, in a process forked from one that has
+torch and pytest.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class Copies:
                     )
                 elif (ROOT / name).exists():
                     shutil.copy(ROOT / name, tree / name)
-            # By its hash: a changed file as old and as large as the one before is never taken for it.
+            # By its hash: a changed file as old and as large as the one before is never taken for
+            # it.
             by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
             compileall.compile_dir(tree / "expt", quiet=2, invalidation_mode=by_hash)
 
@@ -65,8 +68,17 @@ class Copies:
 
 def warm() -> None:
     """Import what tests import and no change touches; expt itself is new in each trial."""
-    for name in ("hydra.main", "numpy", "PIL.Image", "pydantic", "pytest", "rich.live", "torch",
-                 "torch.utils.tensorboard", "tensorboard.backend.event_processing.event_accumulator"):  # fmt: skip
+    for name in (
+        "hydra.main",
+        "numpy",
+        "PIL.Image",
+        "pydantic",
+        "pytest",
+        "rich.live",
+        "torch",  # fmt: skip
+        "torch.utils.tensorboard",
+        "tensorboard.backend.event_processing.event_accumulator",
+    ):
         importlib.import_module(name)
 
 

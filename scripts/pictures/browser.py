@@ -68,7 +68,9 @@ class Server:
             return json.load(answer)
 
     def wait_for_tag(self, tag: str, runs: int) -> None:
-        """Until that many runs have the scalar `tag`: TensorBoard answers before it has read everything."""
+        """Until that many runs have the scalar `tag`: TensorBoard answers before it has read
+        everything.
+        """
         wait_for(f"{tag} of {runs} runs", lambda: self._having(tag) >= runs)
 
     def _having(self, tag: str) -> int:
@@ -108,7 +110,9 @@ def tensorboard(folder: Path) -> Iterator[Server]:
 
 
 class Browser:
-    """A page, and what can be seen on it; TensorBoard's own elements hide theirs from ordinary queries."""
+    """A page, and what can be seen on it; TensorBoard's own elements hide theirs from ordinary
+    queries.
+    """
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -124,14 +128,19 @@ class Browser:
         return found
 
     def count(self, element: str, condition: str = "true") -> int:
-        """How many elements of that name there are of which the JavaScript `condition` on `node` is true."""
+        """How many elements of that name there are of which the JavaScript `condition` on `node` is
+        true.
+        """
         script = f"{_NODES} return inside(arguments[0]).filter(node => {condition}).length"
         number: int = self.driver.execute_script(script, element)
         return number
 
     def click(self, element: str, condition: str) -> None:
         """Click each element of that name of which the JavaScript `condition` on `node` is true."""
-        script = f"{_NODES} inside(arguments[0]).filter(node => {condition}).forEach(node => node.click())"
+        script = (
+            f"{_NODES} inside(arguments[0]).filter(node => {condition}).forEach(node =>"
+            " node.click())"
+        )
         self.driver.execute_script(script, element)
 
     def wait_for_texts(self, *expected: str, inside: str = "body") -> list[str]:

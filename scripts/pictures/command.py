@@ -22,7 +22,10 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SWEEPS = ROOT / "docs" / "sweeps.md"
 MAX_BYTES = 150_000
-SINGLE = "model=convnet dataset=fashion_mnist dataset.train_limit=20000 dataset.augment.flip=true scheduler=cosine epochs=6"
+SINGLE = (
+    "model=convnet dataset=fashion_mnist dataset.train_limit=20000 dataset.augment.flip=true"
+    " scheduler=cosine epochs=6"
+)
 SWEEP = (
     "-m model=mlp,paddle_convnet,convnet optimizer.lr=0.3,0.1,0.03,0.01 "
     "dataset=fashion_mnist dataset.train_limit=6000 epochs=3 world_size=1"
@@ -78,7 +81,9 @@ def _environment() -> dict[str, str]:
 
 
 def live_table(work: Path, columns: int, more: list[str]) -> str:
-    """What a terminal of that many columns shows while the sweep runs in `work`, read from a real terminal."""
+    """What a terminal of that many columns shows while the sweep runs in `work`, read from a real
+    terminal.
+    """
     tmux, words = ["tmux", "-L", f"expt-screenshots-{os.getpid()}"], [*SWEEP.split(), *more]
     command = [sys.executable, "-m", "expt", *words]
     size = ["-x", str(columns), "-y", "40"]
@@ -94,7 +99,8 @@ def live_table(work: Path, columns: int, more: list[str]) -> str:
         "-e",
         f"PYTHONPATH={ROOT}",
     ]
-    # An exit status, so that the end can be told from a failure; then the pane goes, and with it the server.
+    # An exit status, so that the end can be told from a failure; then the pane goes, and with it
+    # the server.
     subprocess.run([*start, f"{shlex.join(command)}; echo $? > status"], check=True)
 
     def screen() -> str:

@@ -1,4 +1,6 @@
-"""Optuna's own TPE and pruner around the hand-written script, as its tutorials have it; a line for each value."""
+"""Optuna's own TPE and pruner around the hand-written script, as its tutorials have it; a line for
+each value.
+"""
 
 from __future__ import annotations
 

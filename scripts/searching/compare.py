@@ -1,4 +1,6 @@
-"""Best accuracy over device-seconds: TPE with rungs, random search, and Optuna around a hand-written script."""
+"""Best accuracy over device-seconds: TPE with rungs, random search, and Optuna around a
+hand-written script.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ def mean(curves: Sequence[Curve], points: int = 1000) -> Curve:
 
 
 def table(found: dict[str, list[Curve]]) -> list[str]:
-    """Markdown: the final best, and how long it took to random search's; for each seed, and for their mean."""
+    """Markdown: the final best, and how long it took to random search's; for each seed, and for
+    their mean.
+    """
     means = {system: mean(curves) for system, curves in found.items()}
     goal = means[RANDOM][-1][1]
     if not goal:
@@ -174,7 +178,10 @@ def table(found: dict[str, list[Curve]]) -> list[str]:
             "random search has measured nothing: give it more --seconds, or fewer --epochs"
         )
     base = reached(means[RANDOM], goal)
-    head = "| search | best accuracy | device-seconds to random's best, each seed | their mean curve to random's | ratio |"
+    head = (
+        "| search | best accuracy | device-seconds to random's best, each seed | their mean curve"
+        " to random's | ratio |"
+    )
     lines = [head, "|---|---|---|---|---|"]
     for system, curves in found.items():
         took = [
@@ -184,7 +191,8 @@ def table(found: dict[str, list[Curve]]) -> list[str]:
         until = reached(means[system], goal)
         ratio = f"{until:.0f} | {until / base:.2f}" if until and base else "never | -"
         lines.append(
-            f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} | {ratio} |"
+            f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} |"
+            f" {ratio} |"
         )
     return lines
 

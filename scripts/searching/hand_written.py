@@ -1,4 +1,6 @@
-"""The script that a person tunes by Optuna: torch's own loop and torchvision's data path; a line for each epoch."""
+"""The script that a person tunes by Optuna: torch's own loop and torchvision's data path; a line
+for each epoch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Share of core-time that runs of unequal lengths spend training: in a search that waits for none, and in batches."""
+"""Share of core-time that runs of unequal lengths spend training: in a search that waits for none,
+and in batches.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ def main() -> None:
         "--longest", type=int, default=16, help="epochs of the longest run; the shortest has 2"
     )
     args = parser.parse_args()
-    fixed = [f"dataset=fashion_mnist dataset.root={args.root} dataset.train_limit={args.train_limit}",
-             f"world_size=1 hydra.launcher.max_concurrent={args.cores} tensorboard.images=false"]  # fmt: skip
+    fixed = [
+        f"dataset=fashion_mnist dataset.root={args.root} dataset.train_limit={args.train_limit}",  # fmt: skip
+        f"world_size=1 hydra.launcher.max_concurrent={args.cores} tensorboard.images=false",
+    ]
     words = " ".join(fixed).split()
     searched = [
         "search=random",
@@ -53,7 +57,8 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         print(
-            "| runs of unequal lengths | runs | span [s] | training | training and starting |\n|---|---|---|---|---|"
+            "| runs of unequal lengths | runs | span [s] | training | training and starting"
+            " |\n|---|---|---|---|---|"
         )
         first = _measured(Path(folder) / "one_by_one", [*words, *searched])
         _print("search, each run when a core is free", first[0], args.cores)

@@ -105,7 +105,8 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
                 or abs(accuracy - plain_accuracy) > 0.004
             ):
                 found.append(
-                    f"{split} after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}"
+                    f"{split} after step {step}: {loss}, {accuracy}, not {plain_loss},"
+                    f" {plain_accuracy}"
                 )
     metrics = result.metrics
     best = result.record["best"]
@@ -119,7 +120,9 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
 
 
 def _differs(settings: Settings, result: expt.Result) -> list[str]:
-    """The differences to the plain loop, unless rounding decides: a ReLU's input is next to 0, or two epochs tie."""
+    """The differences to the plain loop, unless rounding decides: a ReLU's input is next to 0, or
+    two epochs tie.
+    """
     wrong: list[str] = []
     for blurred in range(ROUNDINGS):
         found = differences(train(settings, blurred=blurred), result)

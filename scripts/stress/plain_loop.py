@@ -1,4 +1,6 @@
-"""The plain loop that random configurations are held against: textbook torch, none of expt's training code."""
+"""The plain loop that random configurations are held against: textbook torch, none of expt's
+training code.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Curves:
 
 
 def train(settings: Settings, *, blurred: int = 0) -> Curves:
-    """Train on digits, on one thread of this process; `blurred` seeds errors of the size of float32's rounding."""
+    """Train on digits, on one thread of this process; `blurred` seeds errors of the size of
+    float32's rounding.
+    """
     torch.set_num_threads(1)
     (images, labels), (test_images, test_labels) = _data("train"), _data("test")
     if blurred:

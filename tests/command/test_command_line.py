@@ -48,7 +48,8 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     told = capsys.readouterr().err
     assert (
         told
-        == "error: the current folder is no longer there (No such file or directory); cd to one that is\n"
+        == "error: the current folder is no longer there (No such file or directory); cd to one"
+        " that is\n"
     )
 
 
@@ -62,7 +63,10 @@ def whole_help() -> str:
     [
         (
             ["reprot"],
-            f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean",
+            (
+                f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you"
+                " mean"
+            ),
         ),
         (
             ["train", "seed=1"],

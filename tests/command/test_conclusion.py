@@ -122,7 +122,10 @@ def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
     assert before[1].split()[1:5] == ["0.3750", "±", "0.1768", "(2)"]
     for name, copy in {"lr=1,seed=1": "a backup", "lr=2": "lr=2.bak"}.items():
         shutil.copytree(tmp_path / "s" / name, tmp_path / "s" / copy)
-    told = "left out     copies of runs, which do not count: a backup (of lr=1,seed=1), lr=2.bak (of lr=2)"
+    told = (
+        "left out     copies of runs, which do not count: a backup (of lr=1,seed=1), lr=2.bak (of"
+        " lr=2)"
+    )
     with_copies = concluded(tmp_path / "s")
     assert [line for line in with_copies if line != told] == before
     assert told in with_copies
@@ -147,8 +150,10 @@ def test_a_full_disk_hides_no_leaderboard(
     lines = concluded(tmp_path)
     assert lines[1].split()[:3] == ["1", "0.2500", COMPLETED]
     assert not any(line.startswith("summary") for line in lines), "for it is not there"
-    assert capsys.readouterr().err == (
-        f"warning: {tmp_path}: No space left on device; summary.csv and summary.md are not written\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: {tmp_path}: No space left on device; summary.csv and summary.md are not"
+        " written\n"
     )
 
 

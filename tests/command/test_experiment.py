@@ -1,4 +1,6 @@
-"""What an experiment sets beside other choices: told where the two do not go together, and nowhere else."""
+"""What an experiment sets beside other choices: told where the two do not go together, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -82,14 +84,18 @@ def test_other_problems_stay_what_they_are(problem: str, word: str, conf: Path) 
 def test_a_choice_that_has_not_what_the_experiment_sets_is_told_with_both(conf: Path) -> None:
     first = "experiment=own dataset=digits: the experiment sets"
     assert explained(NO_KEY, "experiment=own", "dataset=digits", conf=conf) == (
-        f"{first} dataset.standardise, which dataset=digits has not; leave out dataset=digits, or add "
-        "~dataset.standardise",
+        (
+            f"{first} dataset.standardise, which dataset=digits has not; leave out dataset=digits,"
+            " or add ~dataset.standardise"
+        ),
     )
     assert explained(
         "dataset.size=[8]: no integer", "experiment=own", "dataset=digits", conf=conf
     ) == (
-        f"{first} what dataset=digits takes otherwise (dataset.size=[8]: no integer); leave out dataset=digits, or "
-        "type dataset.size=...",
+        (
+            f"{first} what dataset=digits takes otherwise (dataset.size=[8]: no integer); leave out"
+            " dataset=digits, or type dataset.size=..."
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""After `expt warm` the command itself is a fork, too; what was typed stands in for it, and behaves as it would."""
+"""After `expt warm` the command itself is a fork, too; what was typed stands in for it, and behaves
+as it would.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
 def handed_over(
     server: Warm, tmp_path: Path, *words: str, before: Sequence[str] = (), **more: Any
 ) -> Typed:
-    """A command for which a driver was forked, in a copy of `tmp_path`; tried anew, for it waits but 0.2 s for that."""
+    """A command for which a driver was forked, in a copy of `tmp_path`; tried anew, for it waits
+    but 0.2 s for that.
+    """
     for attempt in range(5):
         folder = tmp_path.with_name(f"{tmp_path.name}-{attempt}")
         shutil.copytree(tmp_path, folder)

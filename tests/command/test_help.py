@@ -121,12 +121,22 @@ def test_help_has_three_names(
 
 def test_a_word_that_help_knows_nothing_of_is_told() -> None:
     for words, says in {
-        "seeed": "seeed: --help takes a command or a choice, as in --help model=convnet. Did you mean 'seed'?",
-        "mlp": "mlp: --help takes a command or a choice, as in --help model=convnet. Did you mean 'model=mlp'?",
-        "seed": "seed: --help takes a command or a choice, as in --help model=convnet. "
-        "It shows every key where nothing else is typed.",
-        "model=convnt": "model=convnt: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm, torchvision, "
-        "transformer, unet. Did you mean 'convnet'?",
+        "seeed": (
+            "seeed: --help takes a command or a choice, as in --help model=convnet. Did you mean"
+            " 'seed'?"
+        ),
+        "mlp": (
+            "mlp: --help takes a command or a choice, as in --help model=convnet. Did you mean"
+            " 'model=mlp'?"
+        ),
+        "seed": (
+            "seed: --help takes a command or a choice, as in --help model=convnet. "
+            "It shows every key where nothing else is typed."
+        ),
+        "model=convnt": (
+            "model=convnt: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm,"
+            " torchvision, transformer, unet. Did you mean 'convnet'?"
+        ),
     }.items():
         with pytest.raises(ConfigError) as refused:
             help_text("--help", words)

@@ -1,4 +1,6 @@
-"""The tricks on Hydra: what they do, that they can be seen through by nobody, and that a run goes on without them."""
+"""The tricks on Hydra: what they do, that they can be seen through by nobody, and that a run goes
+on without them.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,10 @@ def test_a_run_is_composed_once(tmp_path: Path) -> None:
     folder = f"hydra.run.dir='{tmp_path / 'run'}'"
     assert composed_by(folder) == [RunMode.RUN]
     assert composed_by(folder, "hydra.mode=RUN") == [RunMode.RUN]
-    assert composed_by(folder, "optimizer.lr=0.1,0.2") == [RunMode.MULTIRUN, RunMode.RUN], (
-        "Hydra's own way"
-    )
+    assert composed_by(folder, "optimizer.lr=0.1,0.2") == [
+        RunMode.MULTIRUN,
+        RunMode.RUN,
+    ], "Hydra's own way"
     assert composed_by(folder, "nosuch=1") == [RunMode.RUN] * 2
 
 

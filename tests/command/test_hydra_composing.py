@@ -1,4 +1,6 @@
-"""What an earlier command of the process has composed: the next gets what Hydra would compose of its own words."""
+"""What an earlier command of the process has composed: the next gets what Hydra would compose of
+its own words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A mistake on the command line: exit code 2, one line that names it and its mend, and nothing left behind."""
+"""A mistake on the command line: exit code 2, one line that names it and its mend, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -20,97 +22,111 @@ MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
     "early_stop.patience=3": (
-        "early_stop.patience=3: there is no key 'early_stop.patience'. Type its keys together, as in "
-        "'early_stop={metric: loss/val, patience: 5}'"
+        "early_stop.patience=3: there is no key 'early_stop.patience'. Type its keys together, as"
+        " in 'early_stop={metric: loss/val, patience: 5}'"
     ),
     "early_stop.patienc=3": (
-        "early_stop.patienc=3: there is no key 'early_stop.patienc'. Did you mean 'patience'? Type its keys together, "
-        "as in 'early_stop={metric: loss/val, patience: 5}'"
+        "early_stop.patienc=3: there is no key 'early_stop.patienc'. Did you mean 'patience'? Type"
+        " its keys together, as in 'early_stop={metric: loss/val, patience: 5}'"
     ),
     "optimizer.groups=[{matches:head}]": (
         "optimizer.groups.0.matches='head': there is no such key. Did you mean 'match'?"
     ),
     "experiment=char_lm model.hiden=3": (
-        "model.hiden=3: there is no key 'model.hiden'. Did you mean 'model.hidden', which another model=... has?"
+        "model.hiden=3: there is no key 'model.hiden'. Did you mean 'model.hidden', which another"
+        " model=... has?"
     ),
     "model=transformer model.widht=3": (
         "model.widht=3: there is no key 'model.widht'. Did you mean 'model.width'?"
     ),
     "experiment=gan task=classification": (
-        "experiment=gan task=classification: the experiment has a task of its own, expt.tasks.gan.Adversarial, and all "
-        "else of it goes with that; leave out task=classification, or experiment=gan"
+        "experiment=gan task=classification: the experiment has a task of its own,"
+        " expt.tasks.gan.Adversarial, and all else of it goes with that; leave out"
+        " task=classification, or experiment=gan"
     ),
     "experiment=char_lm dataset.root=. model=mlp": (
-        "experiment=char_lm model=mlp: the experiment sets model.size, which model=mlp has not; leave out model=mlp, "
-        "or add ~model.size"
+        "experiment=char_lm model=mlp: the experiment sets model.size, which model=mlp has not;"
+        " leave out model=mlp, or add ~model.size"
     ),
-    "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
+    "optimizer.lrr=1": (
+        "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?"
+    ),
     "model=resnet19": (
-        "model=resnet19: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm, torchvision, transformer, "
-        "unet. Did you mean 'resnet18'?"
+        "model=resnet19: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm,"
+        " torchvision, transformer, unet. Did you mean 'resnet18'?"
     ),
     "x": f"x: neither a command ({', '.join(WORDS)}) nor of the form key=value.",
     "reprot": (
-        f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean 'report'?"
+        f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean"
+        " 'report'?"
     ),
     "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
-        "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
+        "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m"
+        " model=mlp,convnet"
     ),
     "weights='s/lr=1','model=mlp'": "weights=s/lr=1,model=mlp: there is no such file or folder.",
     "-m search=tpe model.hidden=[interval(1,64)],[3]": (
-        "model.hidden=[interval(1,64)],[3]: interval(...) can't stand in a list; name whole ones, as in "
-        "model.hidden=[32],[64]"
+        "model.hidden=[interval(1,64)],[3]: interval(...) can't stand in a list; name whole ones,"
+        " as in model.hidden=[32],[64]"
     ),
     "-m search=tpe optimizer.lr=interval(0.1,1) search.when=['model=mlp:model.hidden=[range(3)],[3]']": (
-        "search.when=['model=mlp:model.hidden=[range(3)],[3]']: range(...) can't stand in a list; name whole ones, as "
-        "in model.hidden=[32],[64]"
+        "search.when=['model=mlp:model.hidden=[range(3)],[3]']: range(...) can't stand in a list;"
+        " name whole ones, as in model.hidden=[32],[64]"
     ),
     "-m model.hidden=[choice(1,2)],[3]": (
         "model.hidden=[choice(1,2)],[3]: choice(...) can't stand in a list; name whole ones, as in "
         "model.hidden=[32],[64]"
     ),
     "-m optimizer.lr=range(1,3),5": (
-        "optimizer.lr=range(1,3),5: range(...) can't stand among other values; type each value, as in "
-        "optimizer.lr=A,B,C, or range(...) alone"
+        "optimizer.lr=range(1,3),5: range(...) can't stand among other values; type each value, as"
+        " in optimizer.lr=A,B,C, or range(...) alone"
     ),
     "-m search=tpe seed=0,1 search.when=['seed=1:batch_size=8,interval(1,3)']": (
-        "search.when=['seed=1:batch_size=8,interval(1,3)']: interval(...) can't stand among other values; type each "
-        "value, as in batch_size=A,B,C, or interval(...) alone"
+        "search.when=['seed=1:batch_size=8,interval(1,3)']: interval(...) can't stand among other"
+        " values; type each value, as in batch_size=A,B,C, or interval(...) alone"
     ),
     "-m seed=tag(log,interval(1,3)),choice(4,5)": (
-        "seed=tag(log,interval(1,3)),choice(4,5): interval(...) can't stand among other values; type each value, as in "
-        "seed=A,B,C, or interval(...) alone"
+        "seed=tag(log,interval(1,3)),choice(4,5): interval(...) can't stand among other values;"
+        " type each value, as in seed=A,B,C, or interval(...) alone"
     ),
     "-m optimizer.lr=0.1,0.2 model.dropout=0.5,shuffle(0.1,0.2)": (
-        "model.dropout=0.5,shuffle(0.1,0.2): shuffle(...) can't stand among other values; type each value, as in "
-        "model.dropout=A,B,C, or shuffle(...) alone"
+        "model.dropout=0.5,shuffle(0.1,0.2): shuffle(...) can't stand among other values; type each"
+        " value, as in model.dropout=A,B,C, or shuffle(...) alone"
     ),
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
-    "dry_run=true": "dry_run=true: there is no key 'dry_run'. Did you mean 'hydra.launcher.dry_run'?",
+    "dry_run=true": (
+        "dry_run=true: there is no key 'dry_run'. Did you mean 'hydra.launcher.dry_run'?"
+    ),
     "retries=1": "retries=1: there is no key 'retries'. Did you mean 'hydra.launcher.retries'?",
     "lr=0.1": "lr=0.1: there is no key 'lr'. Did you mean 'optimizer.lr'?",
     "lrr=0.1": "lrr=0.1: there is no key 'lrr'. Did you mean 'optimizer.lr'?",
-    "learning_rate=0.1": "learning_rate=0.1: there is no key 'learning_rate'. Did you mean 'optimizer.lr'?",
+    "learning_rate=0.1": (
+        "learning_rate=0.1: there is no key 'learning_rate'. Did you mean 'optimizer.lr'?"
+    ),
     "optimizer.learning_rate=1": (
-        "optimizer.learning_rate=1: there is no key 'optimizer.learning_rate'. Did you mean 'optimizer.lr'?"
+        "optimizer.learning_rate=1: there is no key 'optimizer.learning_rate'. Did you mean"
+        " 'optimizer.lr'?"
     ),
     "~model": (
-        "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18, airbench, "
-        "torchvision, timm, transformer, unet and your own"
+        "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18,"
+        " airbench, torchvision, timm, transformer, unet and your own"
     ),
     "optimizer=adam ~optimizer.nesterov": (
-        "~optimizer.nesterov: the chosen optimizer has no key 'optimizer.nesterov'; another optimizer=... has"
+        "~optimizer.nesterov: the chosen optimizer has no key 'optimizer.nesterov'; another"
+        " optimizer=... has"
     ),
     "tensorboard={imagez:true}": (
-        "tensorboard={imagez:true}: there is no key 'tensorboard.imagez'. Did you mean 'tensorboard.images'?"
+        "tensorboard={imagez:true}: there is no key 'tensorboard.imagez'. Did you mean"
+        " 'tensorboard.images'?"
     ),
     "~model.hiden": "~model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
     "metrics=f1": "metrics=f1: there is no key 'metrics'. Did you mean 'task.metrics'?",
     "seed=range(3)": (
-        "seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"
+        "seed=range(3): several values make a sweep; add -m, as in python -m expt -m"
+        " 'seed=range(3)'"
     ),
     "eval_split=test objective=accuracy/val": (
         "objective=accuracy/val: eval_split=test has no val; use objective=accuracy/test"
@@ -123,31 +139,36 @@ MISTAKES = {
 COMPOSING = {
     "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
     "experiment=ddp_mpl": (
-        "experiment=ddp_mpl: not one of airbench, amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, gan, gpt2_124m, "
-        "keras_convnet, paddle_mnist. "
-        "Did you mean 'ddp_mlp'?"
+        "experiment=ddp_mpl: not one of airbench, amp_sweep, char_lm, d2l_resnet18, ddp_mlp,"
+        " diabetes, gan, gpt2_124m, keras_convnet, paddle_mnist. Did you mean 'ddp_mlp'?"
     ),
-    "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
+    "model.hidden=[": (
+        "model.hidden=[: not of the form key=value; quote values with spaces or brackets"
+    ),
     "dataset.seeed=1": (
-        "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed', which another dataset=... has?"
+        "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed', which"
+        " another dataset=... has?"
     ),
     "callbacks={_target_: a.B}": (
-        "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_: a.B}]'"
+        "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_:"
+        " a.B}]'"
     ),
     "+seed=3": "+seed=3: with + a key must be new, and there is 'seed' already; type seed=3",
     "model.hidden=[interval(1,64)]": (
-        "model.hidden=[interval(1,64)]: interval(...) can't stand in a list; name whole ones, as in "
-        "model.hidden=[32],[64]"
+        "model.hidden=[interval(1,64)]: interval(...) can't stand in a list; name whole ones, as in"
+        " model.hidden=[32],[64]"
     ),
     "dataset.augment={cutout:range(1,3)}": (
-        "dataset.augment={cutout:range(1,3)}: range(...) can't stand in a mapping; give the key in it, as in "
-        "dataset.augment.KEY=..."
+        "dataset.augment={cutout:range(1,3)}: range(...) can't stand in a mapping; give the key in"
+        " it, as in dataset.augment.KEY=..."
     ),
     "model._target_=a.B": (
-        "model._target_=a.B: the chosen model is no class of your own; write conf/model/NAME.yaml, or type "
-        "+model._target_=a.B"
+        "model._target_=a.B: the chosen model is no class of your own; write conf/model/NAME.yaml,"
+        " or type +model._target_=a.B"
     ),
-    "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
+    "ddp.static=true": (
+        "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?"
+    ),
 }
 
 
@@ -190,25 +211,28 @@ OWN = {
 OF_OWN = {
     "model=nameless": "model: its YAML names none; add a line to it, as in _target_: mine.Model",
     "experiment=lost": (
-        "experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"
+        "experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package"
+        " _global_"
     ),
     "model=linear model.breadth=3": (
-        "model.breadth=3: the YAML has no key 'model.breadth'; add it there, or type +model.breadth=3"
+        "model.breadth=3: the YAML has no key 'model.breadth'; add it there, or type"
+        " +model.breadth=3"
     ),
     "model=linear model.heigth=3": (
         "model.heigth=3: the YAML has no key 'model.heigth'. Did you mean 'model.height'? "
         "If not, add it there, or type +model.heigth=3"
     ),
     "model=linear model.block.deth=3": (
-        "model.block.deth=3: the YAML has no key 'model.block.deth'. Did you mean 'model.block.depth'? "
-        "If not, add it there, or type +model.block.deth=3"
+        "model.block.deth=3: the YAML has no key 'model.block.deth'. Did you mean"
+        " 'model.block.depth'? If not, add it there, or type +model.block.deth=3"
     ),
     "model=linear +model.height=8": (
-        "+model.height=8: with + a key must be new, and there is 'model.height' already; type model.height=8"
+        "+model.height=8: with + a key must be new, and there is 'model.height' already; type"
+        " model.height=8"
     ),
     "-m model=linear,mlp +model.height=8": (
-        "+model.height=8: with + a key must be new, and one of model=linear,mlp has 'model.height' already; "
-        "type model.height=8; where another has not, sweep each model by itself"
+        "+model.height=8: with + a key must be new, and one of model=linear,mlp has 'model.height'"
+        " already; type model.height=8; where another has not, sweep each model by itself"
     ),
 }
 

@@ -25,7 +25,9 @@ SWEEP = Path("sweep")
 
 
 def jobs_of(*points: str) -> list[Job]:
-    """Jobs of points such as `model.hidden=[32] optimizer.lr=0.1`, with the names that a sweep gives them."""
+    """Jobs of points such as `model.hidden=[32] optimizer.lr=0.1`, with the names that a sweep
+    gives them.
+    """
     words = [point.split() for point in points]
     return [
         _job(SWEEP / name, as_dict(point))

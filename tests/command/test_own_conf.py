@@ -32,7 +32,9 @@ CONF = {
 OF_BOTH = {
     "model/own.yaml": "defaults: [/aug@opts: a, _self_]\n_target_: own_net.Net\n",
     "experiment/e.yaml": "# @package _global_\ndefaults: [/recipe: a, _self_]\nseed: 7\n",
-    "sweep/s.yaml": "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {+recipe: 'a,b'}}}\n",
+    "sweep/s.yaml": (
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {+recipe: 'a,b'}}}\n"
+    ),
 }
 SMALL = ("world_size=1", "dataset.train_limit=64", "hydra.sweep.dir=sweep")
 
@@ -104,13 +106,17 @@ def test_each_way_to_name_one_makes_a_sweep(
         ),
         (
             ["agu@model.opts=b"],
-            "agu@model.opts=b: there is no group agu; a group of your own has its YAML in conf/agu here, or in "
-            "FOLDER/agu with --config-dir FOLDER",
+            (
+                "agu@model.opts=b: there is no group agu; a group of your own has its YAML in"
+                " conf/agu here, or in FOLDER/agu with --config-dir FOLDER"
+            ),
         ),
         (
             ["+recipy=a"],
-            "recipy='a': there is no such key; a group of your own has its YAML in conf/recipy here, or in "
-            "FOLDER/recipy with --config-dir FOLDER",
+            (
+                "recipy='a': there is no such key; a group of your own has its YAML in conf/recipy"
+                " here, or in FOLDER/recipy with --config-dir FOLDER"
+            ),
         ),
     ],
 )
@@ -172,7 +178,8 @@ def test_a_named_grid_has_no_range_of_a_group_either(here: Path, more: tuple[str
         of_grid = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
         written({"sweep/s.yaml": f"# @package _global_\n{of_grid}\n"})
         told = re.escape(
-            f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in {key}=A,B"
+            f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in"
+            f" {key}=A,B"
         )
         with pytest.raises(ConfigError, match=told):
             expt.sweep("sweep=s", *more, *SMALL)
@@ -223,8 +230,8 @@ def test_a_choice_that_expt_has_too_is_refused(
     told = " ".join(capsys.readouterr().err.split())
     assert caught.value.code == 2
     assert (
-        "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file another"
-        in told
+        "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file"
+        " another" in told
     )
     assert not Path("outputs").exists()
 
@@ -245,7 +252,10 @@ def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
     [
         (
             "defaults: [/model: net]",
-            "model: some YAML chooses net, and it is chosen already; write override /model: net there",
+            (
+                "model: some YAML chooses net, and it is chosen already; write override /model: net"
+                " there"
+            ),
         ),
         (
             "defaults: [override model: net]",
@@ -265,7 +275,10 @@ def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
         ),
         (
             "defaults: [override /aug: a]",
-            "aug: recipe/n.yaml overrides it, and nothing chooses it; write /aug there, without override",
+            (
+                "aug: recipe/n.yaml overrides it, and nothing chooses it; write /aug there, without"
+                " override"
+            ),
         ),
         (
             "model: mlp",
@@ -302,7 +315,10 @@ def test_a_named_grid_without_the_plus(here: Path) -> None:
         (["+model=convnet"], "+model=convnet: model is chosen already; type model=convnet"),
         (
             ["+recipe=a", "+recipe=b"],
-            "+recipe=a +recipe=b: recipe is there twice; name it once, as in +recipe=a, or +recipe=[a,b] for both",
+            (
+                "+recipe=a +recipe=b: recipe is there twice; name it once, as in +recipe=a, or"
+                " +recipe=[a,b] for both"
+            ),
         ),
         (
             ["+recipe=a,b", "recipe=a"],

@@ -76,7 +76,8 @@ def test_the_second_loader_knows_all_that_hydras_does(loader: ConfigLoader) -> N
     PointComposer(context, master)
     assert context.config_loader is not loader
     assert context.config_loader.get_group_options("model") == loader.get_group_options("model")
-    assert loader.load_sweep_config.__self__ is loader  # type: ignore[attr-defined]  # and it is as it was
+    # and it is as it was
+    assert loader.load_sweep_config.__self__ is loader  # type: ignore[attr-defined]
 
 
 def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(

@@ -32,7 +32,10 @@ def test_numbers_are_compared_but_for_those_of_the_machine(
     compare(then, record({"loss/val": 0.25, "loss/test": 1.0}))
     assert capsys.readouterr() == (
         "",
-        "warning: not the numbers of then: loss/test None then, 1.0 now, loss/val 0.5 then, 0.25 now\n",
+        (
+            "warning: not the numbers of then: loss/test None then, 1.0 now, loss/val 0.5 then,"
+            " 0.25 now\n"
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""A search as it is typed: points that are chosen one by one, runs like any, and a folder that is all its state."""
+"""A search as it is typed: points that are chosen one by one, runs like any, and a folder that is
+all its state.
+"""
 
 from __future__ import annotations
 
@@ -117,9 +119,10 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
     (folder / best / "result.json").write_text(json.dumps(record))
     runs = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 2}, folder=folder)
     assert (len(runs), runs.best.folder.name) == (3, best), "nothing is trained"
-    assert capsys.readouterr().err == (
-        f"warning: hydra.sweep.dir={folder}: has 1 run of this space that no search has chosen; such runs may be the "
-        "best and inform the search, and are not among search.runs=2\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: hydra.sweep.dir={folder}: has 1 run of this space that no search has chosen;"
+        " such runs may be the best and inform the search, and are not among search.runs=2\n"
     )
 
 
@@ -300,7 +303,10 @@ def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_fo
     search: Any = {"name": "random", "runs": 3, "budget": "60s"}
     with contextlib.suppress(ExptError):
         expt.sweep(SMALL, **{**SPACE, "quiet": False}, search=search, folder=tmp_path)
-    told = "budget       60s is used up: 1 of 3 points, 1 stopped, none of them with a checkpoint, 2 not begun\n"
+    told = (
+        "budget       60s is used up: 1 of 3 points, 1 stopped, none of them with a checkpoint, 2"
+        " not begun\n"
+    )
     assert told in capsys.readouterr().out
     assert len([*tmp_path.glob("*/")]) == 1
 
@@ -314,7 +320,10 @@ def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> 
     )
     budget = ("gpus=0", "search.budget=20gpu-h")
     first = run(*words, *budget, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
-    told = "search.budget=20gpu-h: its runs are on CPU cores, whose time counts; write 20core-h, or another number"
+    told = (
+        "search.budget=20gpu-h: its runs are on CPU cores, whose time counts; write 20core-h, or"
+        " another number"
+    )
     assert first.stderr == f"warning: {told}\n"
     assert (
         first.stdout.splitlines()[-1]
@@ -522,11 +531,17 @@ def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
         ),
         (
             ["model=interval(mlp,convnet)"],
-            "model=interval(mlp,convnet): a model has a name, and no number; give several, as in model=A,B",
+            (
+                "model=interval(mlp,convnet): a model has a name, and no number; give several, as"
+                " in model=A,B"
+            ),
         ),
         (
             ["optimizer.lr=interval(1)"],
-            "optimizer.lr=interval(1): an interval has two numbers as its ends, as in optimizer.lr=interval(0.1,1)",
+            (
+                "optimizer.lr=interval(1): an interval has two numbers as its ends, as in"
+                " optimizer.lr=interval(0.1,1)"
+            ),
         ),
     ],
 )
@@ -585,9 +600,10 @@ def test_what_depends_on_itself_is_told(words: list[str], when: list[str], by: s
     name = when[-1].split(": ")[1].partition("=")[0]
     with pytest.raises(ConfigError) as raised:
         space(*words, when=tuple(when))
-    assert str(raised.value) == (
-        f"search.when={when[-1]}: {name} would depend on itself{by}; give its values once, in an axis of all points or "
-        "below a key that does not depend on it"
+    assert (
+        str(raised.value)
+        == f"search.when={when[-1]}: {name} would depend on itself{by}; give its values once, in an"
+        " axis of all points or below a key that does not depend on it"
     )
 
 
@@ -637,7 +653,9 @@ def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_
 def test_runs_of_other_settings_in_the_folder_do_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a grid would train anew: not what changes no number, and `resume=auto` goes on from a shorter run."""
+    """What a grid would train anew: not what changes no number, and `resume=auto` goes on from a
+    shorter run.
+    """
     folder = tmp_path / "search"
 
     def search(runs: int, **more: Any) -> Any:

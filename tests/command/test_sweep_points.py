@@ -34,7 +34,9 @@ Composed = Callable[..., list[ComposedRun]]
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
-    """`composed([["seed=0"], ["seed=1"]], "seed=0,1")`: what a new Grid makes of the points of a command."""
+    """`composed([["seed=0"], ["seed=1"]], "seed=0,1")`: what a new Grid makes of the points of a
+    command.
+    """
     with hydra_at_hand():
         loader = GlobalHydra.instance().config_loader()
 
@@ -72,9 +74,11 @@ def test_each_point_is_a_run_in_a_folder_that_says_what_differs(
     assert [run.hydra_config.hydra.job.num for run in (first, second)] == [5, 6]
     assert second.hydra_config.hydra.runtime.output_dir == str(tmp_path / "seed=1")
     config = request_of(second.job).config
-    assert (config.seed, config.epochs, config.threads) == (1, 2, 1), (
-        "in a sweep a worker has one thread"
-    )
+    assert (config.seed, config.epochs, config.threads) == (
+        1,
+        2,
+        1,
+    ), "in a sweep a worker has one thread"
     assert second.about["overrides"] == {"seed": 1, "epochs": 2}
     assert (second.prepare_return().overrides, second.prepare_return().cfg["seed"]) == (
         points[1],
@@ -259,7 +263,10 @@ def test_a_sweep_whose_folder_is_another_grids_says_so(
     composed([["seed=0", "epochs=10"], ["seed=0", "epochs=20"]], "epochs=10,20")
     assert not capsys.readouterr().err, "the same grid, and an extended one, in whatever words"
     composed([["optimizer.lr=0.1"], ["optimizer.lr=0.2"]], "optimizer.lr=0.1,0.2")
-    told = f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, none of the 2 asked for; "
+    told = (
+        f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, none of the 2"
+        " asked for; "
+    )
     assert capsys.readouterr().err.startswith(told)
 
 

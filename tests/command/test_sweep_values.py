@@ -19,7 +19,9 @@ Refused = Callable[..., tuple[str, ...]]
 
 @pytest.fixture
 def refused() -> Iterator[Refused]:
-    """`refused(["epochs=1"], ["epochs=x"])`: what is wrong with these points, by their values alone."""
+    """`refused(["epochs=1"], ["epochs=x"])`: what is wrong with these points, by their values
+    alone.
+    """
     register_resolvers()
 
     def problems(*points: list[str]) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ PINNED = {
     "compile=true": "3603e5dc0468",
     "dataset=cifar10 optimizer.groups=[{match:head,lr_scale:0.1}]": "8328cb63c528",
     "dataset=torchvision dataset.set=KMNIST": "ce1212c7fa64",
-    "dataset=segmentation_folder task=segmentation model=unet dataset.root=x dataset.num_classes=2": "22ca06187303",
+    "dataset=segmentation_folder task=segmentation model=unet dataset.root=x dataset.num_classes=2": (
+        "22ca06187303"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""The gate: what conf/ says, what `auto` becomes on a machine, and the line that each mistake earns."""
+"""The gate: what conf/ says, what `auto` becomes on a machine, and the line that each mistake
+earns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""At the edge of each rule: the last configuration that it lets through, and the first that it refuses."""
+"""At the edge of each rule: the last configuration that it lets through, and the first that it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -323,15 +325,34 @@ def test_a_convolution_needs_each_of_its_settings(
 
 
 TABLES = {
-    "dataset=diabetes": "task=classification: dataset=diabetes has a number to predict, no class; use task=regression",
-    "dataset=diabetes task=multilabel": "task=multilabel: dataset=diabetes has one number to predict; use task=",
-    "dataset=diabetes task=regression model=convnet": "model=convnet: takes images, and dataset=diabetes has rows of ",
-    "experiment=diabetes eval_split=test dataset.test_fraction=0": "eval_split=test: dataset.test_fraction=0.0 ",
-    "dataset=table dataset.path=t.csv dataset.targets=[a,b]": "task=classification: dataset.targets names 2 columns",
-    "experiment=diabetes test_time_augmentation=flip": "test_time_augmentation=flip: is of images, and ",
-    "experiment=diabetes whitening={layer:a}": "whitening.layer=a: is of images, and dataset=diabetes has none; ",
-    "experiment=char_lm dataset.root=t.txt test_time_augmentation=flip": "test_time_augmentation=flip: averages what ",
-    "task=regression": "task=regression: dataset=digits has one class for each image; use task=classification, or ",
+    "dataset=diabetes": (
+        "task=classification: dataset=diabetes has a number to predict, no class; use"
+        " task=regression"
+    ),
+    "dataset=diabetes task=multilabel": (
+        "task=multilabel: dataset=diabetes has one number to predict; use task="
+    ),
+    "dataset=diabetes task=regression model=convnet": (
+        "model=convnet: takes images, and dataset=diabetes has rows of "
+    ),
+    "experiment=diabetes eval_split=test dataset.test_fraction=0": (
+        "eval_split=test: dataset.test_fraction=0.0 "
+    ),
+    "dataset=table dataset.path=t.csv dataset.targets=[a,b]": (
+        "task=classification: dataset.targets names 2 columns"
+    ),
+    "experiment=diabetes test_time_augmentation=flip": (
+        "test_time_augmentation=flip: is of images, and "
+    ),
+    "experiment=diabetes whitening={layer:a}": (
+        "whitening.layer=a: is of images, and dataset=diabetes has none; "
+    ),
+    "experiment=char_lm dataset.root=t.txt test_time_augmentation=flip": (
+        "test_time_augmentation=flip: averages what "
+    ),
+    "task=regression": (
+        "task=regression: dataset=digits has one class for each image; use task=classification, or "
+    ),
 }
 
 
@@ -355,6 +376,6 @@ def test_parameters_that_are_trained_in_a_few_epochs_need_a_schedule_that_can_en
     with pytest.raises(ConfigError) as caught:
         parse(composed(groups, "scheduler=plateau"), machine())
     assert list(caught.value.problems) == [
-        "optimizer.groups.0.epochs=3: scheduler=plateau sets rates by itself; use constant, cosine, step, triangular "
-        "or one_cycle"
+        "optimizer.groups.0.epochs=3: scheduler=plateau sets rates by itself; use constant, cosine,"
+        " step, triangular or one_cycle"
     ]

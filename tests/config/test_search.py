@@ -59,12 +59,17 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
         ({"reduction": 1}, "search.reduction=1: input should be greater than or equal to 2"),
         (
             {"population": 8},
-            "search.population=8: search=tpe does not heed it; leave it out, or use search=cmaes or nsga2",
+            (
+                "search.population=8: search=tpe does not heed it; leave it out, or use"
+                " search=cmaes or nsga2"
+            ),
         ),
         (
             {"name": "random", "random_fraction": 0.4},
-            "search.random_fraction=0.4: search=random does not heed it; leave it out, or use search=tpe or gp "
-            "or cmaes or nsga2 or qmc",
+            (
+                "search.random_fraction=0.4: search=random does not heed it; leave it out, or use"
+                " search=tpe or gp or cmaes or nsga2 or qmc"
+            ),
         ),
         (
             {"interval": 2},
@@ -72,13 +77,17 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
         ),
         (
             {"min_epochs": 2},
-            "search.min_epochs=2: search.rungs=null does not heed it; leave it out, or use search.rungs=asha or "
-            "hyperband or median",
+            (
+                "search.min_epochs=2: search.rungs=null does not heed it; leave it out, or use"
+                " search.rungs=asha or hyperband or median"
+            ),
         ),
         (
             {"rungs": "median", "reduction": 2},
-            "search.reduction=2: search.rungs=median does not heed it; leave it out, or use search.rungs=asha or "
-            "hyperband",
+            (
+                "search.reduction=2: search.rungs=median does not heed it; leave it out, or use"
+                " search.rungs=asha or hyperband"
+            ),
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""What the environment held is kept out of what is written, whatever its length and whatever else holds it."""
+"""What the environment held is kept out of what is written, whatever its length and whatever else
+holds it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ def _own_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_longest_secret_is_hidden_first() -> None:
     secrets.remember({"USER": "anna", "HOME": "/home/anna", "TOKEN": "anna-4711"})
-    assert secrets.hidden("anna at /home/anna/x with anna-4711") == (
-        "${oc.env:USER} at ${oc.env:HOME}/x with ${oc.env:TOKEN}"
+    assert (
+        secrets.hidden("anna at /home/anna/x with anna-4711")
+        == "${oc.env:USER} at ${oc.env:HOME}/x with ${oc.env:TOKEN}"
     )
 
 
@@ -146,9 +149,10 @@ def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(
         "short": 0.1,
     }
     written = {"model": {"kwargs": values}, "optimizer": content["optimizer"]}
-    assert secrets.hidden_settings(written, read) == {**written, "model": {"kwargs": hidden}}, (
-        "and no other number"
-    )
+    assert secrets.hidden_settings(written, read) == {
+        **written,
+        "model": {"kwargs": hidden},
+    }, "and no other number"
     other = {"model": {"kwargs": {"login": {**values["login"], "more": 1}}}}
     by_parts = {"user": f"{login}[user]", "pins": [f"{login}[pins][0]", "ab"]}
     assert secrets.hidden_settings(other, read) == {

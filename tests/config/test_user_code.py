@@ -148,7 +148,8 @@ def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
 
 def test_the_transforms_of_a_dataset_count_too(configured: Configured) -> None:
     config = configured(
-        "dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_: mine.Deep}]}]"
+        "dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_:"
+        " mine.Deep}]}]"
     )
     assert targets(config) == ("mine.Noise", "a.B", "mine.Deep")
     assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config)

@@ -103,7 +103,10 @@ def message(dataset: datasets.Downloaded) -> str:
 
 
 def test_import_needs_no_torch() -> None:
-    code = "import sys, expt.data.files; print([name for name in ('torch', 'torchvision') if name in sys.modules])"
+    code = (
+        "import sys, expt.data.files; print([name for name in ('torch', 'torchvision') if name in"
+        " sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -193,8 +196,8 @@ def test_missing_files_are_named_with_folders_and_mend(tmp_path: Path) -> None:
     (tmp_path / NAMES[1]).unlink()
     text = message(config("mnist", tmp_path))
     assert (
-        f"dataset=mnist: {NAMES[1]} (plain or .gz) not found in {tmp_path}/MNIST/raw, {tmp_path}/raw, {tmp_path}"
-        in text
+        f"dataset=mnist: {NAMES[1]} (plain or .gz) not found in {tmp_path}/MNIST/raw,"
+        f" {tmp_path}/raw, {tmp_path}" in text
     )
     assert "dataset.download is false" in text
     assert "npm" in text

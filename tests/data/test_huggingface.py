@@ -66,9 +66,10 @@ def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any
 
 def of(data: Data, part: str) -> tuple[torch.Tensor, list[Any]]:
     batches = list(getattr(data, part).evaluation())
-    return torch.cat([batch.inputs for batch in batches]), torch.cat(
-        [batch.targets for batch in batches]
-    ).tolist()
+    return (
+        torch.cat([batch.inputs for batch in batches]),
+        torch.cat([batch.targets for batch in batches]).tolist(),
+    )
 
 
 def as_saved(splits: Any, folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""An IterableDataset of known length: each sample is one worker's, by its position, whatever the number of workers."""
+"""An IterableDataset of known length: each sample is one worker's, by its position, whatever the
+number of workers.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +214,10 @@ class Stream(IterableDataset[Any]):
 
 
 def held_out(how: str, config: Configured, *words: str) -> Data:
-    own = f"+dataset={{_target_: {__name__}.Stream, how: {how}, num_classes: {'null' if 'numbers' in how else 3}}}"
+    own = (
+        f"+dataset={{_target_: {__name__}.Stream, how: {how}, num_classes:"
+        f" {'null' if 'numbers' in how else 3}}}"
+    )
     task = ("task=regression",) if "numbers" in how else ()
     return build_data(config("~dataset", own, "model=mlp", "batch_size=5", *task, *words), ALONE)
 
@@ -221,8 +226,14 @@ def held_out(how: str, config: Configured, *words: str) -> Data:
 def test_one_that_shuffles_has_no_val(
     how: str, configured: Configured, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    mends = r"; use a map-style Dataset, or dataset\.val_fraction=0 eval_split=test, or don't shuffle in __iter__$"
-    told = rf"^dataset\._target_={__name__}\.Stream: gives its samples in another order in each epoch, .*{mends}"
+    mends = (
+        r"; use a map-style Dataset, or dataset\.val_fraction=0 eval_split=test, or don't shuffle"
+        r" in __iter__$"
+    )
+    told = (
+        rf"^dataset\._target_={__name__}\.Stream: gives its samples in another order in each epoch,"
+        rf" .*{mends}"
+    )
     with pytest.raises(ConfigError, match=told):
         held_out(how, configured)
     with pytest.raises(

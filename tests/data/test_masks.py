@@ -29,7 +29,9 @@ def save(path: Path, values: np.ndarray, mode: str | None = None) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Four images of 6x4, in subfolders too; masks are stripes of the classes 0, 1, 2 and of what is ignored."""
+    """Four images of 6x4, in subfolders too; masks are stripes of the classes 0, 1, 2 and of what
+    is ignored.
+    """
     mask = np.repeat(np.array([[0, 1, 2, 255]], np.uint8), 6, 0)
     for name in ("a", "b", "town/c", "town/d"):
         save(tmp_path / "train" / "images" / f"{name}.jpg", np.full((6, 4, 3), 100, np.uint8))
@@ -181,7 +183,10 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
     [
         (
             WORDS[1:],
-            "task=classification: dataset=segmentation_folder has a mask for each image; use task=segmentation",
+            (
+                "task=classification: dataset=segmentation_folder has a mask for each image; use"
+                " task=segmentation"
+            ),
         ),
         (("task=segmentation",), "task=segmentation: dataset=digits has one class for each image"),
         ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset.num_classes=3; leave it out"),

@@ -1,4 +1,6 @@
-"""A method `collate` of a person's own Dataset whose samples have classes: it makes the batches, whatever they hold."""
+"""A method `collate` of a person's own Dataset whose samples have classes: it makes the batches,
+whatever they hold.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,8 @@ class Pictures(Dataset[Any]):
             return None
         if self.kind == "encoded":
             return torch.stack(images) * torch.ones((), requires_grad=True), labels
-        return inputs[self.kind] if many and self.kind in inputs else torch.stack(
-            images
+        return (
+            inputs[self.kind] if many and self.kind in inputs else torch.stack(images)
         ), targets.get(self.kind, labels)
 
 
@@ -125,18 +127,27 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
     [
         (
             "raises",
-            "samples cannot be made a batch: RuntimeError: collate was called; mend the dataset's method collate",
+            (
+                "samples cannot be made a batch: RuntimeError: collate was called; mend the"
+                " dataset's method collate"
+            ),
         ),
         ("nothing", "a batch holds no tensor, it is a NoneType; return tensors from collate"),
         ("labels", "collate makes the label 2, expected 0 to 1; mend it, or dataset.num_classes"),
         (
             "fractions",
-            "collate makes targets of torch.float32 [4]; let them be class numbers, int64 [samples]",
+            (
+                "collate makes targets of torch.float32 [4]; let them be class numbers, int64"
+                " [samples]"
+            ),
         ),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
         (
             "row",
-            "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2 channels; let",
+            (
+                "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2"
+                " channels; let"
+            ),
         ),
         ("ints", "collate makes images of torch.int64; let them be uint8, or float in [0, 1]"),
     ],

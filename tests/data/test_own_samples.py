@@ -1,4 +1,6 @@
-"""A person's own Dataset that raises, or gives what no batch can be made of: one line says which sample, and where."""
+"""A person's own Dataset that raises, or gives what no batch can be made of: one line says which
+sample, and where.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def line_of(code: str) -> int:
 def test_what_reading_raises_is_told_with_the_sample_and_the_line(
     kind: str, error: type[ExptError], told: str, num_workers: int, name: str
 ) -> None:
-    """Alike from a process that reads; a mistake is not tried again, and what the disk has a part in may be."""
+    """Alike from a process that reads; a mistake is not tried again, and what the disk has a part
+    in may be.
+    """
     codes = {
         "mistake": '            return FILES["five"]',
         "disk": '            raise OSError("the disk is gone")',
@@ -149,7 +153,10 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
         (
             "Rows",
             "dict",
-            "sample 5: it is a dict of row, and of the first training sample 2 values; make all alike, or",
+            (
+                "sample 5: it is a dict of row, and of the first training sample 2 values; make all"
+                " alike, or"
+            ),
         ),
         (
             "Rows",
@@ -159,34 +166,52 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
         (
             "Rows",
             "double",
-            "sample 5: [0] is a tensor of float64, and of the first training sample a tensor of float32",
+            (
+                "sample 5: [0] is a tensor of float64, and of the first training sample a tensor of"
+                " float32"
+            ),
         ),
         (
             "Rows",
             "integers",
-            "sample 5: [0]['row'] is a tensor of int32, and of the first training sample a tensor of f",
+            (
+                "sample 5: [0]['row'] is a tensor of int32, and of the first training sample a"
+                " tensor of f"
+            ),
         ),
         (
             "Rows",
             "keys",
-            "sample 5: [0] is a dict of row, more, and of the first training sample a dict of row; make",
+            (
+                "sample 5: [0] is a dict of row, more, and of the first training sample a dict of"
+                " row; make"
+            ),
         ),
         (
             "Rows",
             "drops",
-            "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep them, and",
+            (
+                "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep"
+                " them, and"
+            ),
         ),
         ("Rows", "packs", "collate makes a batch of 1 of 4 samples"),
         ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
         (
             "Rows",
             "negative",
-            "len() of its training part raised ValueError: __len__() should return >= 0; let __len__",
+            (
+                "len() of its training part raised ValueError: __len__() should return >= 0; let"
+                " __len__"
+            ),
         ),
         (
             "Rows",
             "half",
-            "raised TypeError: 'float' object cannot be interpreted as an integer; let __len__ return the",
+            (
+                "raised TypeError: 'float' object cannot be interpreted as an integer; let __len__"
+                " return the"
+            ),
         ),
         ("Rows", "no", "len() of its training part raised KeyError: 'N' ("),
         (
@@ -218,9 +243,9 @@ class OfClasses(Rows):
         row = torch.arange(4.0) + index
         label = {"float": float(index % 2), "fraction": 0.5, "third": 2}.get(self.kind, index % 2)
         inputs: dict[str, Any] = {"dict": {"a": row, "b": row}, "array": row.double().numpy()}
-        return inputs.get(
-            self.kind, row
-        ), label if index == 5 or self.kind == "float" else index % 2
+        return inputs.get(self.kind, row), (
+            label if index == 5 or self.kind == "float" else index % 2
+        )
 
 
 @pytest.mark.parametrize("kind", ["plain", "float", "array", "dict"])

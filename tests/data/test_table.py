@@ -122,7 +122,7 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = table.load(of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")), NUMBER)
     assert rows.features.tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
-    (few, last) = Features(["a", "b"], (), 2).read(str(tmp_path / "new.csv"), 3)
+    few, last = Features(["a", "b"], (), 2).read(str(tmp_path / "new.csv"), 3)
     assert few.features[[0, 2]].tolist() == [[1, 1], [0, 3]], "also beside what is none"
     assert few.wrong == {1: "column a holds 'maybe', which is no number"}
     assert last.features.tolist() == [[1, 4]]

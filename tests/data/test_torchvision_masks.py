@@ -1,4 +1,6 @@
-"""torchvision's datasets of masks by name, and those that no task takes: files in their own layouts, made here."""
+"""torchvision's datasets of masks by name, and those that no task takes: files in their own
+layouts, made here.
+"""
 
 from __future__ import annotations
 
@@ -144,12 +146,18 @@ def test_what_they_need_is_told(chosen: Callable[..., RunConfig], tmp_path: Path
         (
             "VOCSegmentation",
             (),
-            "task=classification: torchvision's VOCSegmentation has a mask for each image; use task",
+            (
+                "task=classification: torchvision's VOCSegmentation has a mask for each image; use"
+                " task"
+            ),
         ),
         (
             "SVHN",
             SEGMENT,
-            "task=segmentation: torchvision's SVHN has no masks; use dataset.set=Cityscapes or OxfordI",
+            (
+                "task=segmentation: torchvision's SVHN has no masks; use dataset.set=Cityscapes or"
+                " OxfordI"
+            ),
         ),
         (
             "VOCSegmentation",
@@ -169,7 +177,10 @@ def test_what_they_need_is_told(chosen: Callable[..., RunConfig], tmp_path: Path
         (
             "CocoDetection",
             (),
-            "dataset.set=CocoDetection: has boxes, of which no task here makes a loss; give it as a da",
+            (
+                "dataset.set=CocoDetection: has boxes, of which no task here makes a loss; give it"
+                " as a da"
+            ),
         ),
         ("UCF101", (), "dataset.set=UCF101: has videos, of which"),
         ("ImageNet", (), "dataset.set=ImageNet: use dataset=image_folder"),

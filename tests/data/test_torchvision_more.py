@@ -1,4 +1,6 @@
-"""torchvision's datasets of labels, numbers and of classes that their files alone say: made here, in their layouts."""
+"""torchvision's datasets of labels, numbers and of classes that their files alone say: made here,
+in their layouts.
+"""
 
 from __future__ import annotations
 
@@ -336,7 +338,10 @@ def test_lsun_is_read_from_its_databases(
         (
             "CelebA",
             (),
-            "task=classification: torchvision's CelebA has labels of 0 and 1 for each image; use task=multi",
+            (
+                "task=classification: torchvision's CelebA has labels of 0 and 1 for each image;"
+                " use task=multi"
+            ),
         ),
         (
             "CelebA",

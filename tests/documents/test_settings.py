@@ -64,8 +64,8 @@ def test_each_key_of_a_group_is_documented(group: str) -> None:
 def test_what_a_page_says_of_a_setting() -> None:
     run = settings.markdown("run")
     assert (
-        "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit** images\n\nImages per"
-        in run
+        "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit**"
+        " images\n\nImages per" in run
     )
     assert "**type** `auto`, or `nccl` or `gloo` · **default** `auto`" in run
     assert "**default** `25` · **unit** MiB" in run

@@ -1,4 +1,6 @@
-"""After each fault the test looks for what should not be left: processes, listening sockets, names in shared memory."""
+"""After each fault the test looks for what should not be left: processes, listening sockets, names
+in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """Looks when the test has ended; what its commands start works in its folder, as do their children."""
+    """Looks when the test has ended; what its commands start works in its folder, as do their
+    children.
+    """
     forkserver.warm()  # that of expt.run, which stays for the whole session
     names = set(SHARED_MEMORY.glob("expt-*"))
     others = set(
@@ -42,7 +46,9 @@ Failing = Callable[..., ExptError]
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
-    """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a person would see."""
+    """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a
+    person would see.
+    """
 
     def fail(what: str, *arguments: str) -> ExptError:
         words = (

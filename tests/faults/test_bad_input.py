@@ -1,4 +1,6 @@
-"""Bad input, as a person types it: one message with key, value and mend, the right exit code, and nothing touched."""
+"""Bad input, as a person types it: one message with key, value and mend, the right exit code, and
+nothing touched.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,8 @@ FILES = {
     "conf/model/env.yaml": "name: mlp\nhidden: ${oc.env:EXPT_NOT_SET}\ndropout: 0.0\n",
     "conf/dataset/label.yaml": "_target_: bad_input_data.Own\nnum_classes: 10\n",
     "file": "not a folder\n",
-    "bad_input_data.py": """
+    "bad_input_data.py": (
+        """
 import torch
 
 class Own(torch.utils.data.Dataset):
@@ -127,7 +130,8 @@ class Own(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return torch.zeros(1, 8, 8), 77 if index == 5 else index % 10
-""",
+"""
+    ),
 }
 
 
@@ -195,7 +199,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _state(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file, with its size and when it was written, and every folder but outputs/ and those of its days.
+    """Every file, with its size and when it was written, and every folder but outputs/ and those of
+    its days.
 
     That a dataset's files were read may be remembered.
     """
@@ -205,9 +210,9 @@ def _state(root: Path) -> dict[str, tuple[int, int]]:
         path for path in root.rglob("*") if path not in of_all and "__pycache__" not in path.parts
     ]
     return {
-        str(path.relative_to(root)): (0, 0)
-        if path.is_dir()
-        else (path.stat().st_size, path.stat().st_mtime_ns)
+        str(path.relative_to(root)): (
+            (0, 0) if path.is_dir() else (path.stat().st_size, path.stat().st_mtime_ns)
+        )
         for path in found
     }
 
@@ -227,9 +232,11 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     err = capsys.readouterr().err
-    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
-        err
-    )
+    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (
+        case.code,
+        1,
+        False,
+    ), err
     assert case.says in err
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
@@ -272,7 +279,8 @@ def _in_namespace(
 def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) -> None:
     take_all = (
         "import fcntl, struct\n"
-        'fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))\n'  # SIOCSIFFLAGS, IFF_UP
+        # SIOCSIFFLAGS, IFF_UP
+        'fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))\n'
         'open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("50000 50000")\n'
         'held = socket.create_server(("127.0.0.1", 50000))'
     )

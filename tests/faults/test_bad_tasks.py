@@ -1,4 +1,6 @@
-"""Bad tasks, metrics, data and models, as a person types them: one line with the value and the mend."""
+"""Bad tasks, metrics, data and models, as a person types them: one line with the value and the
+mend.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,10 @@ class Bad(NamedTuple):
 TABLE = "dataset=table dataset.path=t.csv dataset.targets=y "
 TEXT = "task=language_model model=transformer dataset=text dataset.root="
 TOKENS = "task=language_model model=transformer batch_size=8 dataset=tokens dataset.kind="
-MASKS = "task=segmentation model=unet dataset=segmentation_folder dataset.image_size=[8,8] dataset.root="
+MASKS = (
+    "task=segmentation model=unet dataset=segmentation_folder dataset.image_size=[8,8]"
+    " dataset.root="
+)
 OWN_MASKS = (
     "task=segmentation task.num_classes=2 model=unet batch_size=8 dataset=rows dataset.kind="
 )

@@ -1,4 +1,6 @@
-"""Two commands that want the same folder, port or file; surroundings that another launcher has left."""
+"""Two commands that want the same folder, port or file; surroundings that another launcher has
+left.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,8 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     assert process.returncode == 1
     assert (
         err
-        == f"warning: dataset=mnist: the files in {data} are not the published ones\nerror: 1 of 2 runs failed\n"
+        == f"warning: dataset=mnist: the files in {data} are not the published ones\nerror: 1 of 2"
+        " runs failed\n"
     )
     found = results(tmp_path / "sweep")
     assert {name: result["status"] for name, result in found.items()} == {

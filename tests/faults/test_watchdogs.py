@@ -1,4 +1,6 @@
-"""A rank that hangs, a loss that is not finite, memory that does not suffice: the run ends, and says why."""
+"""A rank that hangs, a loss that is not finite, memory that does not suffice: the run ends, and
+says why.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FOLDER = "hydra.run.dir=here"
 
 
 def _model(tmp_path: Path, forward: str, *, rank: int, step: int = 30) -> tuple[str, ...]:
-    """A model whose forward pass does `forward` (an expression of `images`) on one rank at one of its steps."""
+    """A model whose forward pass does `forward` (an expression of `images`) on one rank at one of
+    its steps.
+    """
     (tmp_path / "faulty.py").write_text(
         "import os, time, torch\n"
         "class Net(torch.nn.Sequential):\n"
@@ -126,8 +130,12 @@ def test_a_gpu_without_room_names_the_batch_size(failing: Failing) -> None:
 
 
 def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) -> None:
-    # What a GPU raises, where there is none: more than 8 images at a time are too many, from a step on.
-    lack = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full. More.')"
+    # What a GPU raises, where there is none: more than 8 images at a time are too many, from a step
+    # on.
+    lack = (
+        "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."
+        " More.')"
+    )
     model = _model(tmp_path, "images", rank=1)
     source = (tmp_path / "faulty.py").read_text()
     limited = source.replace("self.steps == 30", "self.steps >= 30").replace(

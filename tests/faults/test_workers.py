@@ -66,9 +66,13 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
     left = RunFolder(tmp_path / "here")
     assert left.result["status"] == "failed"
     assert text in left.result["error"]
-    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], (
-        "what was logged before is kept"
-    )
+    assert [step for step, _ in left.curve("running/loss")] == [
+        5,
+        10,
+        15,
+        20,
+        25,
+    ], "what was logged before is kept"
 
 
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
@@ -113,8 +117,8 @@ def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_r
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert (
-        "the process that all workers are forked from was killed (out of memory?), and all workers with it"
-        in err
+        "the process that all workers are forked from was killed (out of memory?), and all workers"
+        " with it" in err
     )
     assert not alive(set(ranks(children).values()))
     assert RunFolder(tmp_path / "here").result["status"] == "failed"

@@ -1,4 +1,7 @@
-"""Real runs on a real GPU: `pytest -m gpu`. Every other test session sees no GPU, and skips these."""
+"""Real runs on a real GPU: `pytest -m gpu`.
+
+Every other test session sees no GPU, and skips these.
+"""
 
 from __future__ import annotations
 
@@ -88,16 +91,13 @@ def test_channels_last(trained: Trained) -> None:
 
 def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Sequential):\n"
-        "    def __init__(self, *, channels, image_size, num_classes):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
-        "    def forward(self, images):\n"
-        "        total = torch.cuda.get_device_properties(images.device).total_memory\n"
-        "        logits = super().forward(images)\n"
-        "        if self.training:  # a 20th of the memory for each image\n"
-        "            self.kept = torch.empty(len(images), total // 20, dtype=torch.uint8, device=images.device)\n"
-        "        return logits\n"
+        "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self, *, channels,"
+        " image_size, num_classes):\n        super().__init__(torch.nn.Flatten(),"
+        " torch.nn.Linear(64, num_classes))\n    def forward(self, images):\n        total ="
+        " torch.cuda.get_device_properties(images.device).total_memory\n        logits ="
+        " super().forward(images)\n        if self.training:  # a 20th of the memory for each"
+        " image\n            self.kept = torch.empty(len(images), total // 20, dtype=torch.uint8,"
+        " device=images.device)\n        return logits\n"
     )
     own = (
         "+model._target_=large.Net",

@@ -1,4 +1,7 @@
-"""What a step on a GPU computes, and what it waits for: `pytest -m gpu`. Never run yet: written without a card."""
+"""What a step on a GPU computes, and what it waits for: `pytest -m gpu`.
+
+Never run yet: written without a card.
+"""
 
 from __future__ import annotations
 

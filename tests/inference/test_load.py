@@ -221,7 +221,10 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     monkeypatch.syspath_prepend(tmp_path)
     own = ("+model._target_=mine.Net", "~model.hidden", "~model.dropout")
     trained = train(*FEW, *own)
-    program = "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8, 8)).tolist())"
+    program = (
+        "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8,"
+        " 8)).tolist())"
+    )
     done = python(program, os.path.relpath(trained.folder, tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():

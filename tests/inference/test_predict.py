@@ -1,4 +1,6 @@
-"""What a run's model says of files and of parts of its dataset, against plain torch on the same weights."""
+"""What a run's model says of files and of parts of its dataset, against plain torch on the same
+weights.
+"""
 
 from __future__ import annotations
 

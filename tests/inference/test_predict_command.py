@@ -128,8 +128,10 @@ def test_a_csv_is_safe_whole_and_never_written_over(
     assert re.fullmatch(
         rf"predicted    6 images in .* images/s\nwritten      {output}\n", shown.out
     )
-    assert shown.err == (
-        f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated); replace or remove it\n"
+    assert (
+        shown.err
+        == f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated);"
+        " replace or remove it\n"
     )
     expected = expt.predict(photos.folder, pictures, batch_size=2)
     whole = expt.predict(photos.folder, photos.data / "test", batch_size=2)
@@ -141,7 +143,8 @@ def test_a_csv_is_safe_whole_and_never_written_over(
     for row, record, undamaged in zip(rows, expected, whole, strict=True):
         found = [float(row[f"p_{name}"]) for name in CLASSES]
         assert found == [*record["probabilities"].values()]
-        # Not to the bit: the damaged one leaves its neighbour alone in a batch, which is multiplied by another kernel.
+        # Not to the bit: the damaged one leaves its neighbour alone in a batch, which is multiplied
+        # by another kernel.
         assert found == pytest.approx([*undamaged["probabilities"].values()], abs=1e-6)
     before = output.read_bytes()
     assert "is there already; use --force" in told(*words)

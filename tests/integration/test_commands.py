@@ -1,4 +1,6 @@
-"""Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a shell."""
+"""Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a
+shell.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ NO_SETTINGS = {
     "folder",
     "quiet",
 }
-"""What else stands before an equals sign; `split` and `which` are of expt evaluate, the last two keywords of Python."""
+"""What else stands before an equals sign; `split` and `which` are of expt evaluate, the last two
+keywords of Python.
+"""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
 
 
 def through_bash(commands: Sequence[str]) -> list[list[str]]:
-    """The words that each command's program gets; a pattern that no file matches is an error here, as it is in zsh."""
+    """The words that each command's program gets; a pattern that no file matches is an error here,
+    as it is in zsh.
+    """
     stubs = [f"{name}() {{ printf '%s\\0' {name} \"$@\" $'\\n'; }}" for name in PROGRAMS]
     script = "\n".join(["shopt -s failglob", "set -e", *stubs, *commands])
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -56,7 +62,9 @@ def through_bash(commands: Sequence[str]) -> list[list[str]]:
 
 
 def check(words: Sequence[str]) -> None:
-    """That expt understands the words: its parsers take them, and what they ask for can be composed."""
+    """That expt understands the words: its parsers take them, and what they ask for can be
+    composed.
+    """
     program, *rest = words
     if rest[:2] == ["-m", "expt"]:
         rest = rest[2:]
@@ -116,7 +124,9 @@ def composing() -> Iterable[None]:
 
 
 def written_in(document: Path) -> list[str]:
-    """Its commands, in blocks and among the text, but those that are mistakes or ask for YAML beside the command."""
+    """Its commands, in blocks and among the text, but those that are mistakes or ask for YAML
+    beside the command.
+    """
     text = document.read_text()
     found = list(steps(text))
     parts = [Path(step.name).parts for step in found if isinstance(step, File)]
@@ -187,7 +197,10 @@ def test_what_help_says_can_be_pasted() -> None:
         check(words)
 
 
-OWN = "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self, *, channels, image_size, num_classes):\n"
+OWN = (
+    "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self, *, channels, image_size,"
+    " num_classes):\n"
+)
 OWN += "        pixels = channels * image_size[0] * image_size[1]\n"
 OWN += "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(pixels, num_classes))\n"
 
@@ -231,7 +244,7 @@ def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
     swept = run(*words, cwd=tmp_path)
     assert swept.returncode == 1
     told = PRINTED.findall(swept.stdout)
-    (again, look) = through_bash(told)
+    again, look = through_bash(told)
     assert Path(tmp_path, look[2]).is_dir()
     done = run(*again[3:], "--cfg", "job", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -180,9 +180,10 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(
         "failed"
     ]
     differing = [info.name for info in experiment.hparam_infos if info.differs]
-    assert set(differing) - {"channels_last"} == {"model", "optimizer.lr"}, (
-        "those that are shown first"
-    )
+    assert set(differing) - {"channels_last"} == {
+        "model",
+        "optimizer.lr",
+    }, "those that are shown first"
     values_of_all = [
         "accuracy/test",
         "accuracy/train",
@@ -215,7 +216,9 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(
 def test_the_hparams_tab_has_metrics_of_a_run_only_in_the_folder_around_it(
     sweep_of_twelve: Path,
 ) -> None:
-    """As TensorBoard names a run that is the logdir itself; once it has them, `expt` may suggest that folder again."""
+    """As TensorBoard names a run that is the logdir itself; once it has them, `expt` may suggest
+    that folder again.
+    """
     name = next(
         path.parent.name
         for path in sweep_of_twelve.glob("*/result.json")

@@ -1,4 +1,6 @@
-"""`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of one that failed."""
+"""`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of
+one that failed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_any_number_of_workers_counts_each_sample_once(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Of a model with batch norm and a moving average, trained by two, in a folder that has moved since."""
+    """Of a model with batch norm and a moving average, trained by two, in a folder that has moved
+    since.
+    """
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
     run = trained("model=convnet", "epochs=2", "ema=0.9", "dataset.train_limit=320", *quiet)
     recorded, best = run.result["metrics"], run.result["best"]

@@ -1,4 +1,6 @@
-"""`fork=RUN@STEP` as a person types it: with the settings of the other run, also where that is gone later."""
+"""`fork=RUN@STEP` as a person types it: with the settings of the other run, also where that is gone
+later.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +107,10 @@ def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(
     forks = expt.sweep(*sweep)
     assert [run.record["config"]["model"]["hidden"] for run in forks] == [[8], [8], [256], [256]]
     assert [run.record["config"]["optimizer"]["lr"] for run in forks] == [0.01, 0.02] * 2
-    assert forks[2].record["config"]["optimizer"]["betas"] == [0.8, 0.9], (
-        "each has its own parent's settings"
-    )
+    assert forks[2].record["config"]["optimizer"]["betas"] == [
+        0.8,
+        0.9,
+    ], "each has its own parent's settings"
     shutil.rmtree(small)
     assert [run.record for run in expt.sweep(*sweep)] == [run.record for run in forks]
 

@@ -200,7 +200,9 @@ def test_an_order_that_comes_while_the_sweep_starts_is_carried_out_and_one_to_a_
 def _orders_at_the_beginning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *given: tuple[str, str]
 ) -> list[tuple[str, ...]]:
-    """Give these as soon as the sweep can be given any, when it has composed one point; fills in their answers."""
+    """Give these as soon as the sweep can be given any, when it has composed one point; fills in
+    their answers.
+    """
     answers = list[tuple[str, ...]]()
 
     class Opened(Grid):

@@ -25,7 +25,9 @@ def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[float], float]:
-    """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's training code."""
+    """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's
+    training code.
+    """
     arrays = files.load(DIGITS, "train")
     train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
@@ -88,7 +90,9 @@ def test_gradient_accumulation_changes_nothing(
 
 
 def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
-    """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is still the same."""
+    """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is
+    still the same.
+    """
     few = ("dataset.train_limit=130", "drop_last=false", "epochs=4", "log_every=1")
     curves = [
         trained(*few, f"world_size={size}", name=f"w{size}").curve("running/loss")

@@ -59,8 +59,8 @@ def test_what_cannot_run_by_its_settings_alone_is_a_wrong_value(tmp_path: Path) 
     done = run("-m", "preflight=true", "batch_size=64,63", "epochs=1", "world_size=2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: 1 of 2 runs cannot run as they are\n")
     assert (
-        "cannot run   batch_size=63: batch_size=63: is the global batch and must divide by 2 workers"
-        in done.stdout
+        "cannot run   batch_size=63: batch_size=63: is the global batch and must divide by 2"
+        " workers" in done.stdout
     )
     assert not any(tmp_path.iterdir())
 

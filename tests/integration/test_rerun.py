@@ -1,4 +1,6 @@
-"""A run is repeated from its record to the same bits; what the environment holds is not written anywhere."""
+"""A run is repeated from its record to the same bits; what the environment holds is not written
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
     for folder in (there, elsewhere):
         folder.mkdir()
     source = {
-        "model": "class Mine(torch.nn.Linear):\n    def forward(self, x): return super().forward(x.flatten(1))\n",
+        "model": (
+            "class Mine(torch.nn.Linear):\n    def forward(self, x): return"
+            " super().forward(x.flatten(1))\n"
+        ),
         "optimizer": "class Mine(torch.optim.SGD): pass\n",
     }
     (there / "mine_elsewhere.py").write_text(f"import torch\n{source[group]}")

@@ -1,4 +1,6 @@
-"""A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another experiment is refused."""
+"""A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another
+experiment is refused.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def _assert_equal(first: RunFolder, second: RunFolder) -> None:
 
 
 def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
-    """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to `step`."""
+    """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
+    `step`.
+    """
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, end = folder / "metrics.jsonl", time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
@@ -249,8 +253,14 @@ def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
     with pytest.raises(ConfigError) as told:
         expt.run(*words, "hydra.run.dir=run")
     where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
-    changed = r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m expt rerun run"
-    mend = rf"; then go on by python -m expt hydra\.run\.dir=run resume=auto, or after a change .* by {changed}$"
+    changed = (
+        r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m"
+        r" expt rerun run"
+    )
+    mend = (
+        r"; then go on by python -m expt hydra\.run\.dir=run resume=auto, or after a change .* by"
+        rf" {changed}$"
+    )
     assert re.match(
         rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}",
         str(told.value),

@@ -129,25 +129,16 @@ def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, trained: Tra
 
 def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self, *, channels, image_size, num_classes, width):\n"
-        "        super().__init__()\n"
-        "        pixels = channels * image_size[0] * image_size[1]\n"
-        "        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(pixels, width), torch.nn.Tanh(),\n"
-        "                                       torch.nn.Linear(width, num_classes))\n"
-        "    def forward(self, images):\n"
-        "        return self.net(images)\n"
-        "class Stripes(torch.utils.data.Dataset):\n"
-        "    def __init__(self, size, train):\n"
-        "        self.size, self.train = size, train\n"
-        "    def __len__(self):\n"
-        "        return self.size\n"
-        "    def __getitem__(self, index):\n"
-        "        label = index % 2\n"
-        "        image = torch.zeros(1, 6, 6)\n"
-        "        image[:, label::2] = 1.0\n"
-        "        return image, label\n"
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, *, channels, image_size,"
+        " num_classes, width):\n        super().__init__()\n        pixels = channels *"
+        " image_size[0] * image_size[1]\n        self.net = torch.nn.Sequential(torch.nn.Flatten(),"
+        " torch.nn.Linear(pixels, width), torch.nn.Tanh(),\n                                      "
+        " torch.nn.Linear(width, num_classes))\n    def forward(self, images):\n        return"
+        " self.net(images)\nclass Stripes(torch.utils.data.Dataset):\n    def __init__(self, size,"
+        " train):\n        self.size, self.train = size, train\n    def __len__(self):\n       "
+        " return self.size\n    def __getitem__(self, index):\n        label = index % 2\n       "
+        " image = torch.zeros(1, 6, 6)\n        image[:, label::2] = 1.0\n        return image,"
+        " label\n"
     )
     for group, content in {
         "model": "_target_: mine.Net\nwidth: 16\n",
@@ -302,18 +293,16 @@ def test_options_train(arguments: list[str], trained: Trained) -> None:
 
 
 def test_a_parameter_that_drops_out_later_is_named(tmp_path: Path) -> None:
-    """DistributedDataParallel says it a step late, or never if that was the last, and after an update gone wrong."""
+    """DistributedDataParallel says it a step late, or never if that was the last, and after an
+    update gone wrong.
+    """
     (tmp_path / "late.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self, *, channels, image_size, num_classes):\n"
-        "        super().__init__()\n"
-        "        self.used, self.early = torch.nn.Linear(64, num_classes), torch.nn.Linear(64, num_classes)\n"
-        "        self.calls = 0\n"
-        "    def forward(self, images):\n"
-        "        self.calls += 1\n"
-        "        rest = self.early(images.flatten(1)) if self.calls < 5 else 0\n"
-        "        return self.used(images.flatten(1)) + rest\n"
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, *, channels, image_size,"
+        " num_classes):\n        super().__init__()\n        self.used, self.early ="
+        " torch.nn.Linear(64, num_classes), torch.nn.Linear(64, num_classes)\n        self.calls ="
+        " 0\n    def forward(self, images):\n        self.calls += 1\n        rest ="
+        " self.early(images.flatten(1)) if self.calls < 5 else 0\n        return"
+        " self.used(images.flatten(1)) + rest\n"
     )
     done = run(
         "+model._target_=late.Net", "~model.hidden", "~model.dropout", "max_steps=5", cwd=tmp_path

@@ -1,4 +1,6 @@
-"""What is mistyped beside a search's space: told in one line before it begins, and mended by what is typed next."""
+"""What is mistyped beside a search's space: told in one line before it begins, and mended by what
+is typed next.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def files(folder: str) -> dict[Path, bytes]:
 
 
 def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() -> None:
-    """In a new folder, and in one whose runs are of other settings, though they are as many as are asked for."""
+    """In a new folder, and in one whose runs are of other settings, though they are as many as are
+    asked for.
+    """
     before = files("f")
     typed = run("-m", *SEARCH, "search.runs=2", "fork=a@3", "hydra.sweep.dir=f", cwd=Path.cwd())
     assert (typed.returncode, typed.stdout) == (2, "")

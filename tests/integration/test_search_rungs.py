@@ -1,4 +1,6 @@
-"""Searches with rungs as people type them: runs that pause, go on in a later command, and survive kills."""
+"""Searches with rungs as people type them: runs that pause, go on in a later command, and survive
+kills.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_a_fork_pauses_after_an_epoch_of_its_own(tmp_path: Path, trained: Traine
 def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(
     tmp_path: Path,
 ) -> None:
-    """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter one."""
+    """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter
+    one.
+    """
     words = ("search=random", "search.runs=1", LR, *SHORT, *ALONE)
     (short,) = expt.sweep(*words, "epochs=1", folder=tmp_path / "search")
     (waits,) = expt.sweep(

@@ -141,7 +141,9 @@ WIDE = (
 )
 """34 million parameters: 0.4 GB with AdamW's states."""
 LIMIT_KIB = 1_200_000
-"""Of memory of its own: some 0.8 GB for torch, 0.14 for the parameters, and not all of the states beside them."""
+"""Of memory of its own: some 0.8 GB for torch, 0.14 for the parameters, and not all of the states
+beside them.
+"""
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Gradients averaged in shared memory are those that gloo would give, and nothing of it stays behind."""
+"""Gradients averaged in shared memory are those that gloo would give, and nothing of it stays
+behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Regression on a table: the numbers are those of a plain single-process loop, whatever the number of workers."""
+"""Regression on a table: the numbers are those of a plain single-process loop, whatever the number
+of workers.
+"""
 
 from __future__ import annotations
 

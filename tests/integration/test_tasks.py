@@ -85,7 +85,9 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[float], list[float], float]:
-    """The loss of each step, what it would be as a mean of four workers' means, and the last mean absolute error."""
+    """The loss of each step, what it would be as a mean of four workers' means, and the last mean
+    absolute error.
+    """
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(SIZE, 6, generator=generator)
     targets, weights = features @ torch.arange(6.0), torch.rand(SIZE, generator=generator) ** 4
@@ -97,8 +99,10 @@ def reference() -> tuple[list[float], list[float], float]:
         for batch in train[indexing.permutation(len(train), 0, epoch)].split(BATCH):
             squares = (net(features[batch])[:, 0] - targets[batch]) ** 2
             loss = (weights[batch] * squares).sum() / weights[batch].sum()
-            of_four = [(weights[part] * square).sum() / weights[part].sum()
-                       for part, square in zip(batch.chunk(4), squares.chunk(4), strict=True)]  # fmt: skip
+            of_four = [
+                (weights[part] * square).sum() / weights[part].sum()  # fmt: skip
+                for part, square in zip(batch.chunk(4), squares.chunk(4), strict=True)
+            ]
             descend(net, loss, LR)
             losses.append(loss.item())
             means.append(float(np.mean([value.item() for value in of_four])))

@@ -58,7 +58,8 @@ class Hosts:
         for number, space in enumerate((a, b), 1):
             _ip("-n", space, "address", "add", f"10.201.0.{number}/24", "dev", "cable")
             _ip("-n", space, "link", "set", "cable", "up")
-            # TCP gives up after 3 s instead of 15 min: torchrun itself waits for its rendezvous as long as that.
+            # TCP gives up after 3 s instead of 15 min: torchrun itself waits for its rendezvous as
+            # long as that.
             _ip("netns", "exec", space, "sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2")
 
     def disconnect(self) -> None:
@@ -76,7 +77,9 @@ class Hosts:
     def torchrun(
         self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
-        """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has for itself."""
+        """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has
+        for itself.
+        """
         space = self.names[name]
         rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names['a']}:{PORT}")
         nodes = () if "--nnodes" in options else ("--nnodes", "2")
@@ -172,7 +175,9 @@ OWN = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS)
 
 
 def _local(trained: Trained) -> RunFolder:
-    """The same run by four workers of this machine, whose gradients gloo adds up as it does on two hosts."""
+    """The same run by four workers of this machine, whose gradients gloo adds up as it does on two
+    hosts.
+    """
     return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
 
 
@@ -265,7 +270,8 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(
         "checkpoint.every_steps=20",
         "timeout_s=5",
     )
-    soon = "last_call_timeout=3,keep_alive_interval=1"  # else torchrun waits for half a minute for more hosts
+    # else torchrun waits for half a minute for more hosts
+    soon = "last_call_timeout=3,keep_alive_interval=1"
     elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
     arguments = (*settings, "hydra.run.dir=elastic")
     processes = {

@@ -170,9 +170,10 @@ def test_the_late_are_named_with_the_stack_of_the_first(paths: RunPaths) -> None
     after._stacks = {2: "stack of 2", 1: "stack of 1"}
     found = after.in_words(2.5)
     assert isinstance(found, TimedOut)
-    assert str(found) == (
-        "rank 1, 2 of 3 did not arrive within 2.5 s (timeout_s), where the others waited; rank 1 was here\n\n"
-        f"stack of 1\n\nlog: {paths.stderr(0, 1)}"
+    assert (
+        str(found)
+        == "rank 1, 2 of 3 did not arrive within 2.5 s (timeout_s), where the others waited; rank"
+        f" 1 was here\n\nstack of 1\n\nlog: {paths.stderr(0, 1)}"
     )
 
 
@@ -182,7 +183,10 @@ def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
     assert str(after.in_words(1)).startswith("rank 0 of 1 exited")
 
 
-NCCL_LOST = "ncclRemoteError: ... a remote process exiting prematurely\n... we are taking the entire process down."
+NCCL_LOST = (
+    "ncclRemoteError: ... a remote process exiting prematurely\n... we are taking the entire"
+    " process down."
+)
 
 
 def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPaths) -> None:

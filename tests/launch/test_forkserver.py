@@ -1,4 +1,7 @@
-"""The warm process: started once, deaf to Ctrl-C, ended at once. Each in a Python of its own, without torch."""
+"""The warm process: started once, deaf to Ctrl-C, ended at once.
+
+Each in a Python of its own, without torch.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,8 @@ def test_ctrl_c_does_not_reach_it_and_the_driver_hears_it_still(tmp_path: Path) 
 def test_it_ends_with_its_driver_without_a_word(tmp_path: Path) -> None:
     """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
     (tmp_path / "leaks.py").write_text(
-        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1, b'leaked')\nleak = Leak()\n"
+        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
+        " b'leaked')\nleak = Leak()\n"
     )
     code = """
         if os.fork():  # until all who have the pipe are gone
@@ -259,7 +263,9 @@ def test_one_that_was_killed_is_started_again_deaf_to_the_terminal(tmp_path: Pat
 def test_what_was_sent_to_it_while_it_imports_is_free_once_its_driver_is_killed(
     tmp_path: Path,
 ) -> None:
-    """Else it has the lock of a run's folder until its imports end, of which a busy machine makes many seconds."""
+    """Else it has the lock of a run's folder until its imports end, of which a busy machine makes
+    many seconds.
+    """
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
     code = """
         import fcntl
@@ -326,7 +332,9 @@ def test_a_worker_keeps_a_descriptor_open_and_its_children_do_not(tmp_path: Path
 
 
 def test_a_worker_does_not_run_the_persons_script_again(tmp_path: Path) -> None:
-    """The script has no `if __name__ == "__main__"`, and stands in a worker's way if it is imported there."""
+    """The script has no `if __name__ == "__main__"`, and stands in a worker's way if it is imported
+    there.
+    """
     code = """
         print("script", flush=True)
         from expt.launch import processes

@@ -19,7 +19,10 @@ from expt.worker.fault import VARIABLE
 from tests.conftest import environment
 from tests.faults.running import wait_until
 
-NCCL = "[rank0]:[E] ProcessGroupNCCL.cpp: ... we are taking the entire process down.\nFatal Python error: Aborted\n"
+NCCL = (
+    "[rank0]:[E] ProcessGroupNCCL.cpp: ... we are taking the entire process down.\nFatal Python"
+    " error: Aborted\n"
+)
 
 
 @pytest.fixture
@@ -63,9 +66,10 @@ def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(paths: R
 def test_of_an_end_without_a_trace_only_that_is_said(paths: RunPaths) -> None:
     leave_error(paths, 1, RuntimeError("Connection closed by peer"))
     last_word.write_end(paths.folder, 0)
-    assert read_result(paths)["error"] == (
-        "rank 0 of 2 has ended without a word, as a process does that is killed; rank 1: Connection closed by peer\n"
-        f"log: {paths.stderr(0, 0)}"
+    assert (
+        read_result(paths)["error"]
+        == "rank 0 of 2 has ended without a word, as a process does that is killed; rank 1:"
+        f" Connection closed by peer\nlog: {paths.stderr(0, 0)}"
     )
 
 

@@ -341,9 +341,11 @@ def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: Wo
     world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
     asked[0].run(source())
     assert world.names == ["a", "b", "c"]
-    assert rooms == [0, 1, 1], (
-        "the third is asked for when the first has ended, while the second runs"
-    )
+    assert rooms == [
+        0,
+        1,
+        1,
+    ], "the third is asked for when the first has ended, while the second runs"
     assert not LivePool(
         Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told
     ).has_room()

@@ -65,7 +65,9 @@ class Submitted:
 
 
 class Killed(Submitted):
-    """Has no time to save when it is cancelled, at work for 100 s then; the cluster says later that it has ended."""
+    """Has no time to save when it is cancelled, at work for 100 s then; the cluster says later that
+    it has ended.
+    """
 
     def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
         super().__init__(job, looks, begins=begins)

@@ -37,7 +37,9 @@ class Timeline:
 def simulate(
     packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]
 ) -> Timeline:
-    """Run to the end: the first of `added` waits from the start, each other from the next end of a run."""
+    """Run to the end: the first of `added` waits from the start, each other from the next end of a
+    run.
+    """
     timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
     packing.add(next(more, ()))
     while True:
@@ -105,7 +107,10 @@ def test_what_packing_keeps(
 def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
     machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int
 ) -> None:
-    """All wait from the start. Each in its turn: when those before it have started, it waits for them, at most."""
+    """All wait from the start.
+
+    Each in its turn: when those before it have started, it waits for them, at most.
+    """
     devices, batches, lengths = machine
     packing = Packing(devices, share=share)
     demands = [demand for batch in batches for demand in batch]
@@ -209,9 +214,9 @@ LENGTHS: dict[str, Callable[[random.Random], float]] = {
 def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], law: str) -> None:
     """The makespan is within 5% of two bounds.
 
-    Nothing beats the GPU-seconds over the GPUs, nor the sum of the runs that exclude each other. One that knows no
-    lengths may meet the longest run last: Graham's bound of list scheduling adds (1 - 1/GPUs) of it.
-    """
+    Nothing beats the GPU-seconds over the GPUs, nor the sum of the runs that exclude each other.
+    One that knows no lengths may meet the longest run last: Graham's bound of list scheduling adds
+    (1 - 1/GPUs) of it."""
     draw = random.Random(3)
     demands = [Demand(run, draw.choice(sizes)) for run in range(1000)]
     lengths = {demand.run: LENGTHS[law](draw) for demand in demands}

@@ -1,4 +1,6 @@
-"""Many runs on one machine, with workers that are no processes and a clock that stands until it is moved."""
+"""Many runs on one machine, with workers that are no processes and a clock that stands until it is
+moved.
+"""
 
 from __future__ import annotations
 
@@ -530,7 +532,9 @@ def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> N
 
 
 def pausing(world: World, name: str, until_epoch: int) -> Job:
-    """A job whose workers pause after that epoch, and complete when they are asked to go on to the end."""
+    """A job whose workers pause after that epoch, and complete when they are asked to go on to the
+    end.
+    """
     job = world.job(name)
     job.go_on(until_epoch)
 

@@ -1,4 +1,6 @@
-"""Where workers that another launcher has started meet: a store in this process, a worker in a thread."""
+"""Where workers that another launcher has started meet: a store in this process, a worker in a
+thread.
+"""
 
 from __future__ import annotations
 

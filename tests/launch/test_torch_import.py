@@ -1,4 +1,6 @@
-"""What makes torch's import sooner, each in a Python of its own: a library is loaded once in a process."""
+"""What makes torch's import sooner, each in a Python of its own: a library is loaded once in a
+process.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ assert pydantic_core._pydantic_core.__version__ == pydantic_core.__version__
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_its_libraries_are_loaded_by_a_thread_that_is_gone(bound: bool) -> None:
-    """Not where the thread that loads them is bound to a core. A machine with CUDA's driver keeps its packages."""
+    """Not where the thread that loads them is bound to a core.
+
+    A machine with CUDA's driver keeps its packages.
+    """
     environment = {
         key: value for key, value in os.environ.items() if key not in torch_import.BINDING_THREADS
     }

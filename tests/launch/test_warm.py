@@ -1,4 +1,6 @@
-"""`expt warm`: what is typed next starts from it, to the same numbers; never from one that is stale or another's."""
+"""`expt warm`: what is typed next starts from it, to the same numbers; never from one that is stale
+or another's.
+"""
 
 from __future__ import annotations
 
@@ -154,9 +156,10 @@ def test_what_a_process_inherits_tells_it_apart(
 def test_where_memory_is_taken_tells_it_apart(call: str, changed: str) -> None:
     """As by `numactl --interleave`, and where huge pages are forbidden."""
     program = (
-        "import ctypes, sys; from expt.launch import surroundings; before = surroundings._process()\n"
-        f"sys.exit('not allowed') if ctypes.CDLL(None).syscall({call}) else None\n"
-        "print([key for key, value in surroundings._process().items() if value != before[key]])"
+        "import ctypes, sys; from expt.launch import surroundings; before ="
+        f" surroundings._process()\nsys.exit('not allowed') if ctypes.CDLL(None).syscall({call})"
+        " else None\nprint([key for key, value in surroundings._process().items() if value !="
+        " before[key]])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -182,8 +185,9 @@ def test_a_system_call_whose_number_is_not_known_is_left_out(
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_another_user_tells_it_apart() -> None:
     program = (
-        "import os; from expt.launch import surroundings; before = surroundings._status(); os.setuid(65534)\n"
-        "print(*(key for key, value in surroundings._status().items() if value != before[key]))"
+        "import os; from expt.launch import surroundings; before = surroundings._status();"
+        " os.setuid(65534)\nprint(*(key for key, value in surroundings._status().items() if value"
+        " != before[key]))"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)

@@ -25,7 +25,9 @@ SMALL = ("dataset=synthetic", "dataset.train_limit=64", "batch_size=32", "epochs
 
 
 class Warm:
-    """It is started by `command()`; `drivers` is the process beside it, that drivers are forked from."""
+    """It is started by `command()`; `drivers` is the process beside it, that drivers are forked
+    from.
+    """
 
     def __init__(self, runtime: Path) -> None:
         runtime.mkdir(mode=0o700)
@@ -86,7 +88,9 @@ class Warm:
         raise AssertionError("no command has used it")
 
     def training(self, cwd: Path) -> tuple[Process, set[int]]:
-        """As tests.faults.running.training: a long run that trains, and its processes but the driver."""
+        """As tests.faults.running.training: a long run that trains, and its processes but the
+        driver.
+        """
 
         def begin(folder: Path) -> tuple[Process, set[int]]:
             process = start(*LONG, cwd=folder, **self.runtime)
@@ -114,7 +118,9 @@ class Warm:
         before: Sequence[str] = (),
         **more: Any,
     ) -> subprocess.Popen[str]:
-        """`python -m expt WORDS` as a person types it: where a driver is forked for it, it is but its stand-in."""
+        """`python -m expt WORDS` as a person types it: where a driver is forked for it, it is but
+        its stand-in.
+        """
         return subprocess.Popen(
             [*before, sys.executable, *options, *words],
             cwd=cwd,
@@ -125,7 +131,9 @@ class Warm:
         )
 
     def driver_of(self, typed: subprocess.Popen[str], folder: Path) -> int | None:
-        """The driver that was forked for what was typed in a folder where nothing else is; None where it is its own."""
+        """The driver that was forked for what was typed in a folder where nothing else is; None
+        where it is its own.
+        """
         found = set[int]()
 
         def is_known() -> bool:

@@ -90,20 +90,21 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
     [
         # 784 * 256 + 256, 256 * 10 + 10
         (MLP, {}, 203_530),
-        # The layers of the Keras guide: convolutions 1 * 12 * 9, 12 * 24 * 36 and 24 * 32 * 36 + 32 (the last alone has
-        # a bias), batch norms 2 * (12 + 24 + 32), linear 32 * 256 + 256 and 256 * 10 + 10:
-        # 108 + 10,368 + 27,680 + 136 + 8,448 + 2,570.
+        # The layers of the Keras guide: convolutions 1 * 12 * 9, 12 * 24 * 36 and 24 * 32 * 36 + 32
+        # (the last alone has a bias), batch norms 2 * (12 + 24 + 32), linear 32 * 256 + 256 and 256
+        # * 10 + 10: 108 + 10,368 + 27,680 + 136 + 8,448 + 2,570.
         (ConvNet, {}, 49_310),
-        # The layers of Paddle's tutorial: 20 * 25 + 20, 20 * 20 * 25 + 20, and 20 * 7 * 7 * 10 + 10.
+        # The layers of Paddle's tutorial: 20 * 25 + 20, 20 * 20 * 25 + 20, and 20 * 7 * 7 * 10 +
+        # 10.
         (ConvNet, PADDLE, 20_350),
-        # torchvision's 11,689,512, less its classifier (513,000) and stem (64 * 3 * 49 = 9,408), with
-        # 512 * 10 + 10 and 64 * 1 * 9 in their place.
+        # torchvision's 11,689,512, less its classifier (513,000) and stem (64 * 3 * 49 = 9,408),
+        # with 512 * 10 + 10 and 64 * 1 * 9 in their place.
         (ResNet18, {}, 11_172_810),
         (ResNet18, {"channels": 3}, 11_173_962),  # 64 * 3 * 9
         (ResNet18, {"stem": "imagenet"}, 11_175_370),  # 64 * 1 * 49
         (ResNet18, {"stem": "imagenet", "channels": 3, "num_classes": 1000}, 11_689_512),
-        # 24 * 12 + 24; 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256), and 4 numbers for each of two batch norms of
-        # 64, 256 and 256 channels, of which 2 are parameters; 256 * 10
+        # 24 * 12 + 24; 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256), and 4 numbers for each
+        # of two batch norms of 64, 256 and 256 channels, of which 2 are parameters; 256 * 10
         (Airbench, {"channels": 3, "image_size": (32, 32)}, 1_972_792),
     ],
     ids=[
@@ -284,7 +285,10 @@ def test_a_lazy_layer_that_saw_nothing_is_named(
 def test_sparse_gradients_are_refused_where_the_layer_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "def __init__(self):\n  super().__init__()\n  self.words = nn.EmbeddingBag(9, 2, sparse=True)\n"
+    source = (
+        "def __init__(self):\n  super().__init__()\n  self.words = nn.EmbeddingBag(9, 2,"
+        " sparse=True)\n"
+    )
     (tmp_path / "own_sparse.py").write_text(
         f"from torch import nn\nclass Net(nn.Module):\n {source}"
     )
@@ -393,7 +397,9 @@ def test_an_airbench_that_is_built_takes_its_images(side: int) -> None:
 
 
 class Aliased(nn.Module):
-    """Buffers that show a parameter's memory, one that is expanded of its own, and one that is sparse."""
+    """Buffers that show a parameter's memory, one that is expanded of its own, and one that is
+    sparse.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -146,7 +146,10 @@ def test_weights_that_were_fetched_before_and_are_damaged(
         file.write_bytes(content)
         with pytest.raises(ConfigError) as refused:
             named("torchvision", "squeezenet1_1", pretrained=True)
-        told = f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
+        told = (
+            f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched"
+            " before, can't be read ("
+        )
         assert str(refused.value).startswith(told)
         assert str(refused.value).endswith("); remove it, and they are fetched again")
         assert "\n" not in str(refused.value)
@@ -190,10 +193,12 @@ def test_whose_normalisation_is_used_with_published_weights_is_told(
     config = configured(f"model={library}", f"model.arch={arch}", "model.pretrained=true")
     module = named(library, arch)
     other_scale.warn_of_published(config, module)
-    assert capsys.readouterr().err == (
-        "warning: model.pretrained=true: images are normalised by this run's dataset (dataset.mean=[0.3053], "
-        "dataset.std=[0.376]), and those that the weights were trained on by its authors "
-        "(dataset.mean=[0.485,0.456,0.406], dataset.std=[0.229,0.224,0.225])\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: model.pretrained=true: images are normalised by this run's dataset"
+        " (dataset.mean=[0.3053], dataset.std=[0.376]), and those that the weights were trained"
+        " on by its authors (dataset.mean=[0.485,0.456,0.406],"
+        " dataset.std=[0.229,0.224,0.225])\n"
     )
     theirs: Any = dataclasses.replace(
         config.dataset, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)

@@ -37,7 +37,9 @@ def test_what_it_gives_is_white() -> None:
 
 
 def test_its_kernels_are_those_of_the_published_recipe() -> None:
-    """Directions of the raw second moment, the strongest first, each over the root of its eigenvalue and eps."""
+    """Directions of the raw second moment, the strongest first, each over the root of its
+    eigenvalue and eps.
+    """
     images, eps = pictures(), 5e-2
     patches = functional.unfold(images, 2).transpose(1, 2).reshape(-1, 12).double()
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))

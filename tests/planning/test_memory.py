@@ -92,9 +92,10 @@ def test_gradients_of_parts_are_whole_until_they_are_reduced(
     given: Any, gradients: float, gathered: float, activations: float
 ) -> None:
     found = of_setting(parts=4, **given)
-    assert (found.gradient_bytes, found.activation_bytes) == (gradients, activations), (
-        "with what is just computed"
-    )
+    assert (found.gradient_bytes, found.activation_bytes) == (
+        gradients,
+        activations,
+    ), "with what is just computed"
     assert found.other_bytes == 8 + gathered
 
 

@@ -88,9 +88,12 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
         last = given + 2
         del view, last
         ends.append(live.now)
-    assert [each.bytes for each in live.peaks([*ends, live.now])] == [4000, 8000, 8000, 0], (
-        "the view holds the first"
-    )
+    assert [each.bytes for each in live.peaks([*ends, live.now])] == [
+        4000,
+        8000,
+        8000,
+        0,
+    ], "the view holds the first"
     assert [each.bytes for each in live.peaks(ends, {number})] == [4000, 4000, 8000]
     assert (live.peak.bytes, live.number(given)) == (8000, None)
     weight = nn.Parameter(torch.zeros(50, 20))
@@ -101,7 +104,9 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
 
 
 def test_attention_is_counted_as_the_products_that_it_is() -> None:
-    """Two of queries, keys and values in the forward pass, and five in the backward pass, which does one again."""
+    """Two of queries, keys and values in the forward pass, and five in the backward pass, which
+    does one again.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True):
         query, key, value = (torch.randn(2, 3, 40, 8, requires_grad=True) for _ in range(3))
         with LiveBytes() as live:
@@ -372,8 +377,8 @@ def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixtu
     assert "\nddp" in shown
     assert "\nfsdp" not in shown
     assert (
-        "assumed     no fsdp: the model's parameter scale has no dimension to share out; give it the shape"
-        in shown
+        "assumed     no fsdp: the model's parameter scale has no dimension to share out; give it"
+        " the shape" in shown
     )
 
 
@@ -430,10 +435,16 @@ class Normed(nn.Sequential):
 
 def test_what_a_step_cannot_be_taken_by_is_told_in_a_line() -> None:
     own = "tests.planning.test_planning.Fails"
-    told = rf"^plan: model={own} cannot take a step on this data \(KeyError: .*images of 4.*, test_planning.py:\d+\)"
+    told = (
+        rf"^plan: model={own} cannot take a step on this data \(KeyError: .*images of 4.*,"
+        r" test_planning.py:\d+\)"
+    )
     with pytest.raises(ConfigError, match=told):
         command.main([f"model={{_target_: {own}}}", "gpus=2", "batch_size=8"])
-    lone = "^batch_size=16: a batch norm of the model cannot train on one sample by itself; use batch_size=32 or more$"
+    lone = (
+        "^batch_size=16: a batch norm of the model cannot train on one sample by itself; use"
+        " batch_size=32 or more$"
+    )
     norm = [f"model={{_target_: {__name__}.Normed}}", "batch_size=16", "gpus=16"]
     with pytest.raises(ConfigError, match=lone):
         command.main(norm)
@@ -484,12 +495,12 @@ def test_a_card_of_unknown_speed_has_no_steps_to_compare(
     )
     shown = capsys.readouterr().out
     assert (
-        "take        strategy=ddp: all fits on each card; with offload=null too, which moves no states\n"
-        in shown
+        "take        strategy=ddp: all fits on each card; with offload=null too, which moves no"
+        " states\n" in shown
     )
     assert (
-        "assumed     offload=cpu: states wait in the host's memory, to which each card has 20 GB/s each way"
-        in shown
+        "assumed     offload=cpu: states wait in the host's memory, to which each card has 20 GB/s"
+        " each way" in shown
     )
     assert (
         command.main(["model=mlp", "model.hidden=[4096]", "gpus=0", "world_size=2", "offload=cpu"])
@@ -498,8 +509,8 @@ def test_a_card_of_unknown_speed_has_no_steps_to_compare(
     shown = capsys.readouterr().out
     assert "assumed     offload=cpu does nothing on a CPU" in shown
     assert (
-        "assumed     no checkpoint on its way to the disk, of which rank 0 has a copy: up to 2 MiB more"
-        in shown
+        "assumed     no checkpoint on its way to the disk, of which rank 0 has a copy: up to 2 MiB"
+        " more" in shown
     )
 
 

@@ -1,4 +1,6 @@
-"""A class of `__main__` as a module: the same class under a name of its own text, or a refusal with the mend."""
+"""A class of `__main__` as a module: the same class under a name of its own text, or a refusal with
+the mend.
+"""
 
 from __future__ import annotations
 
@@ -173,10 +175,15 @@ def make(): return Net()
 class Net:
     def f(self): return make()
 """
-DIFFERS = "its text is not what it is now ({} differs): it, or what it uses, has changed since; run its cell again"
+DIFFERS = (
+    "its text is not what it is now ({} differs): it, or what it uses, has changed since; run its"
+    " cell again"
+)
 REFUSED = {
-    TABLE: "it uses TABLE of the notebook or script, of type torch.Tensor, which no other process has; let the class "
-    "make it, or take it as an argument, or put it into a file",
+    TABLE: (
+        "it uses TABLE of the notebook or script, of type torch.Tensor, which no other process has;"
+        " let the class make it, or take it as an argument, or put it into a file"
+    ),
     LAMBDA: "it uses act, a lambda, which has no text of its own; write it as a def, or",
     GLOBAL: "it changes a global variable, which is another in each worker; put it",
     PATCHED: DIFFERS.format("Net.f"),
@@ -247,9 +254,11 @@ def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main = script(UNGUARDED)
-    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, (
-        "no worker runs it again"
-    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "script.py",
+        "here",
+        "outputs.pt",
+    }, "no worker runs it again"
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
     assert first.record["overrides"]["model"] == {

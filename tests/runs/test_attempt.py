@@ -320,8 +320,9 @@ def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(
     paths.checkpoints.mkdir()
     paths.best.touch()
     attempt(request(tmp_path / "run", weights=str(paths.folder))).begin()
-    assert capsys.readouterr().err == (
-        f"warning: weights={paths.folder}: the run of {paths.folder} is still under way; what is loaded is what it has "
-        "come to now\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: weights={paths.folder}: the run of {paths.folder} is still under way; what is"
+        " loaded is what it has come to now\n"
     )
     assert read_result(RunPaths(tmp_path / "run"))["weights_from"]["identity"] == "abc"

@@ -72,9 +72,11 @@ def test_the_best_comes_first_whichever_way_the_objective_goes(
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], (
-        "what has no value, or has failed, comes last"
-    )
+    assert sorted(found[3:]) == [
+        ["lr=4"],
+        ["lr=5"],
+        ["lr=6"],
+    ], "what has no value, or has failed, comes last"
 
 
 def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:
@@ -93,15 +95,13 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     assert first.mean == pytest.approx(0.3)
     assert (second.status, second.mean) == ("1 of 2 completed", 0.2)
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
-    assert (
-        lines_of(tmp_path, "summary.md")
-        == [
-            "| lr | accuracy/val | status | train_s |",
-            "|---|---|---|---|",
-            "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
-            "| 2 | 0.2000 | 1 of 2 completed | 3.0 |",
-        ]
-    )
+    assert lines_of(tmp_path, "summary.md") == [
+        "| lr | accuracy/val | status | train_s |",
+        "|---|---|---|---|",
+        # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
+        "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",
+        "| 2 | 0.2000 | 1 of 2 completed | 3.0 |",
+    ]
 
 
 def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
@@ -219,7 +219,9 @@ def test_a_bar_in_a_value_does_not_break_the_table(tmp_path: Path) -> None:
 
 
 def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> None:
-    """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another identity."""
+    """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another
+    identity.
+    """
     for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
         config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
         typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}

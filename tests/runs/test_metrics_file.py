@@ -54,7 +54,9 @@ def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_writ
 
 
 def test_infinity_is_read_as_what_it_was(tmp_path: Path) -> None:
-    """Of a perplexity beyond what a float holds one is to see that, and not that nothing was measured."""
+    """Of a perplexity beyond what a float holds one is to see that, and not that nothing was
+    measured.
+    """
     paths = RunPaths(tmp_path)
     writer = MetricsWriter(paths)
     writer.write(1, 1, {"perplexity/val": math.inf, "loss/val": 800.0, "f1/val": math.nan})

@@ -1,4 +1,6 @@
-"""Folders of a checkpoint's parts: taken along whole or not at all, removed when nothing names them."""
+"""Folders of a checkpoint's parts: taken along whole or not at all, removed when nothing names
+them.
+"""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
 def test_the_progress_line_fits(
     tmp_path: Path, width: int, there: tuple[str, ...], left_out: tuple[str, ...]
 ) -> None:
-    (*_, line) = (
-        line for line in shown(tmp_path, width, 240).splitlines() if "epoch 12/200" in line
-    )
+    *_, line = (line for line in shown(tmp_path, width, 240).splitlines() if "epoch 12/200" in line)
     words = line.split()
     assert {*there} <= set(words)
     assert not {*left_out} & set(words), "val is of the epoch before"
@@ -113,7 +111,9 @@ def test_a_terminal_that_cannot_go_back_gets_lines(
 
 
 def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
-    """However many end between two looks, and where nothing was ever the best; a run that is resumed tells on."""
+    """However many end between two looks, and where nothing was ever the best; a run that is
+    resumed tells on.
+    """
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(
         paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10}

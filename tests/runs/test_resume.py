@@ -1,4 +1,6 @@
-"""Where a run resumes: the checkpoint that is found, the best that stays beside it, what may have changed."""
+"""Where a run resumes: the checkpoint that is found, the best that stays beside it, what may have
+changed.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +225,8 @@ def test_a_run_is_not_made_shorter_than_it_is(
 
 OWN = ("~scheduler.warmup_epochs", "+scheduler._target_=torch.optim.lr_scheduler.OneCycleLR")
 PLANS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], str]] = {
-    # of a run of epochs=4, 10 steps an epoch: its schedule, the checkpoint's plan, what is asked, what is said
+    # of a run of epochs=4, 10 steps an epoch: its schedule, the checkpoint's plan, what is asked,
+    # what is said
     "constant": (("scheduler=constant",), {"plan": None}, ("epochs=9",), ""),
     "step": (("scheduler=step",), {"plan": None}, ("epochs=9",), ""),
     "plateau": (("scheduler=plateau",), {"plan": None}, ("epochs=9",), ""),
@@ -320,7 +323,10 @@ def of_source(code: str, paths: RunPaths, status: str = "completed") -> None:
         ("completed", "the run is complete, and its own classes .*; to train .* rerun {}"),
         (
             "failed",
-            "trained to its end, but not tested, and its own .*; to test it: .* evaluate {}; to train",
+            (
+                "trained to its end, but not tested, and its own .*; to test it: .* evaluate {}; to"
+                " train"
+            ),
         ),
     ],
 )

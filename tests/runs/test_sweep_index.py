@@ -1,4 +1,6 @@
-"""The index of a large sweep: it says what the folders say, and is made anew where it doesn't match them."""
+"""The index of a large sweep: it says what the folders say, and is made anew where it doesn't match
+them.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,10 @@ def test_what_has_changed_is_read_anew(tmp_path: Path) -> None:
         "b": 2,
         "d": None,
     }
-    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {"a", "b"}, (
-        "of those that have ended"
-    )
+    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {
+        "a",
+        "b",
+    }, "of those that have ended"
 
 
 def test_records_that_are_nearly_alike_are_told_apart(

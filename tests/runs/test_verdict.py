@@ -107,7 +107,8 @@ def test_only_seeds_that_both_have_completed_are_compared() -> None:
 
 def test_the_number_of_seeds_is_what_the_power_needs() -> None:
     (only,) = verdict.verdicts(runs_of(a=A, b=B), difference=0.005).others
-    # By a normal distribution ((1.960 + 0.842) * 0.01140 / 0.005)^2 = 40.8; a t-test needs about two more.
+    # By a normal distribution ((1.960 + 0.842) * 0.01140 / 0.005)^2 = 40.8; a t-test needs about
+    # two more.
     assert only.seeds in (42, 43, 44)
     (lead,) = verdict.verdicts(runs_of(a=A, b=B)).others
     assert lead.seeds in (7, 8)
@@ -188,9 +189,9 @@ def test_of_unequal_seeds_those_count_that_both_have() -> None:
     assert of("a", found.others).in_words == "a difference"
     assert of("c", found.others).lead == pytest.approx(-0.005), "which is of one seed"
     assert of("c", found.others).in_words == "too few seeds in common"
-    assert [*verdict.notes(found)][1] == (
-        "the rows have unequal seeds: no other with two or more in common leads the best on those; "
-        "by the mean of all its own it would be model=c"
+    assert (
+        [*verdict.notes(found)][1]
+        == "the rows have unequal seeds: no other with two or more in common leads the best on those; by the mean of all its own it would be model=c"
     )
 
 
@@ -269,7 +270,10 @@ def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
         verdict.verdicts(runs).others[0].lead,
         5,
     )
-    told = "a seed that a run before them in the row has, which count nowhere: again/b0, again/b1, again/b2 and 2 more"
+    told = (
+        "a seed that a run before them in the row has, which count nowhere: again/b0, again/b1,"
+        " again/b2 and 2 more"
+    )
     assert f"completed runs of {told}" in [*verdict.notes(found)]
     assert len([*verdict.notes(verdict.verdicts(runs))]) == 1
 

@@ -50,8 +50,10 @@ def test_a_copy_of_a_run_is_no_further_point(tmp_path: Path) -> None:
     assert names_of_others(found) == [], (
         "the report tells copies by itself, and a renamed folder may be all that is left"
     )
-    assert told_copies(found, "there") == (
-        "hydra.sweep.dir=there: has copies of runs, which do not count: a backup (of lr=0.1), z backup (of lr=0.1)"
+    assert (
+        told_copies(found, "there")
+        == "hydra.sweep.dir=there: has copies of runs, which do not count: a backup (of lr=0.1), z"
+        " backup (of lr=0.1)"
     )
     assert sorted(
         point.folder.name for point in of_another(READER, tmp_path, ()) if point.folder
@@ -61,11 +63,14 @@ def test_a_copy_of_a_run_is_no_further_point(tmp_path: Path) -> None:
     ], "a warm start counts it once, too"
     shutil.rmtree(first.folder)
     found = read(tmp_path, READER)
-    assert numbers(found) == {"a backup": 0, "lr=0.2": 1}, (
-        "the first by name, where the run itself is gone"
-    )
-    assert told_copies(found, "there") == (
-        "hydra.sweep.dir=there: has a copy of a run, which does not count: z backup (of a backup)"
+    assert numbers(found) == {
+        "a backup": 0,
+        "lr=0.2": 1,
+    }, "the first by name, where the run itself is gone"
+    assert (
+        told_copies(found, "there")
+        == "hydra.sweep.dir=there: has a copy of a run, which does not count: z backup (of a"
+        " backup)"
     )
     shutil.rmtree(tmp_path / "z backup")
     assert not told_copies(read(tmp_path, READER), "there")

@@ -42,9 +42,13 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
-    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], (
-        "the best epoch's of its objective"
-    )
+    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [
+        0.75,
+        1.5,
+        10.0,
+        900.0,
+        None,
+    ], "the best epoch's of its objective"
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 
@@ -183,9 +187,11 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), width=200)
     conclude_search(console, tmp_path, runs, lambda _: "again")
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
-        "no table without a row"
-    )
+    assert [line.split()[0] for line in lines] == [
+        "limits",
+        "Pareto",
+        "best",
+    ], "no table without a row"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,10 @@ def test_a_budget_is_of_the_clock_or_of_devices() -> None:
     now[0] += 600
     assert (clock.left_s(5000.0), devices.left_s(5000.0)) == (1200.0, 2200.0)
     assert (clock.warning(on_gpus=False), devices.warning(on_gpus=True)) == (None, None)
-    told = "search.budget=2gpu-h: its runs are on CPU cores, whose time counts; write 2core-h, or another number"
+    told = (
+        "search.budget=2gpu-h: its runs are on CPU cores, whose time counts; write 2core-h, or"
+        " another number"
+    )
     assert devices.warning(on_gpus=False) == told
     assert in_words(2200.0, of_devices=True, gpus=True) == "36.7gpu-min"
     assert in_words(20.0, of_devices=False, gpus=True) == "20.0s"

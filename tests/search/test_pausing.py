@@ -1,4 +1,6 @@
-"""A search with rungs, whose runs are only records: what goes on when, what is removed, and what kills change."""
+"""A search with rungs, whose runs are only records: what goes on when, what is removed, and what
+kills change.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class KilledError(Exception):
 
 
 class Machine:
-    """Runs one job of a search after another, as a pool with one device does; may be killed at the next moment."""
+    """Runs one job of a search after another, as a pool with one device does; may be killed at the
+    next moment.
+    """
 
     def __init__(
         self, folder: Path, configured: Configured, *, kill_at: int = -1, **settings: Any
@@ -305,8 +309,8 @@ def test_a_completed_run_that_has_lost_what_it_measured_leaves_its_place_at_the_
     assert later.searching.best.folder == whole.searching.best.folder
     told = capsys.readouterr().err
     assert (
-        f"{metrics}: lacks values of epochs that the run has trained; it has completed, and counts as past"
-        in told
+        f"{metrics}: lacks values of epochs that the run has trained; it has completed, and counts"
+        " as past" in told
     )
 
 

@@ -142,7 +142,9 @@ def _mean_cost(members: list[Member]) -> float:
 
 @pytest.mark.parametrize("places", [2, 3, 8])
 def test_with_several_at_a_time_nobody_waits_and_places_are_given_up_as_often(places: int) -> None:
-    """Members of unequal speed, of which so many are under way: those ahead have gone on, others are behind."""
+    """Members of unequal speed, of which so many are under way: those ahead have gone on, others
+    are behind.
+    """
     population = Population(space=SPACE, size=8, epochs=12, interval=2)
     alone = len(_trained_together(population, 1))
     members = _trained_together(population, places)

@@ -1,4 +1,6 @@
-"""Population based training by real runs: places go to forks of the best, also in a search that was killed."""
+"""Population based training by real runs: places go to forks of the best, also in a search that was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def _best(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def test_what_the_best_was_forked_from_is_kept_and_no_other(
     configured: Configured, tmp_path: Path
 ) -> None:
-    """Of 0, 1 is a fork, and 2 of that, the best in the end; 3 is no better, and 4 may still become so."""
+    """Of 0, 1 is a fork, and 2 of that, the best in the end; 3 is no better, and 4 may still become
+    so.
+    """
 
     def point(number: int, value: float, parent: int | None = None, **more: Any) -> Point:
         more = {"status": COMPLETED, "began_at": 0 if parent is None else 1, **more}

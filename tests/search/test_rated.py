@@ -114,7 +114,9 @@ def test_it_keeps_away_from_where_points_were_bad(name: str) -> None:
 
 @pytest.mark.parametrize("status", [RUNNING, INTERRUPTED])
 def test_who_goes_on_from_a_rung_counts_as_before(status: str) -> None:
-    """The best ones do: while they train on they would count as bad ones, as a point does that has come to nothing."""
+    """The best ones do: while they train on they would count as bad ones, as a point does that has
+    come to nothing.
+    """
     points = at_rungs(GOALS[0][0], 0, 20)
     going_on = [replace(each, status=status) if each.status == PAUSED else each for each in points]
     assert [each[1:] for each in rated(going_on, GOALS[0])] == [

@@ -18,7 +18,9 @@ Cost = Callable[[int, int], float]
 
 
 class Search:
-    """A search of so many runs, some at a time, whose costs are known beforehand, and what else becomes of them."""
+    """A search of so many runs, some at a time, whose costs are known beforehand, and what else
+    becomes of them.
+    """
 
     def __init__(
         self,
@@ -113,7 +115,9 @@ def noisy(seed: int, *, failures: float = 0.0) -> Cost:
 def by_the_paper(
     cost: Cost, *, epochs: Sequence[int], reduction: int, runs: int
 ) -> list[tuple[str, int]]:
-    """Algorithm 2 of Li et al. 2020 with one worker: rungs are lists, and promotions are remembered."""
+    """Algorithm 2 of Li et al. 2020 with one worker: rungs are lists, and promotions are
+    remembered.
+    """
     rungs: list[list[tuple[float, int]]] = [[] for _ in epochs]
     promoted: list[set[int]] = [set() for _ in epochs]
     decisions, started = [], 0

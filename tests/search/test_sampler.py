@@ -1,4 +1,6 @@
-"""Who chooses the next point: of the same history always the same one, and better ones than by chance."""
+"""Who chooses the next point: of the same history always the same one, and better ones than by
+chance.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def searched(
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_point_follows_from_the_history_alone(name: str) -> None:
-    """So a search that is killed and typed again, with nothing but its run folders, goes on to the same points."""
+    """So a search that is killed and typed again, with nothing but its run folders, goes on to the
+    same points.
+    """
     space = NUMBERS if name == "cmaes" else CONDITIONAL
     more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
     points = searched(name, space, 11, seed=3, **more)  # what learns does so from the 11th on
@@ -170,20 +174,28 @@ def test_qmc_covers_the_space_evenly_whatever_has_come_of_its_points() -> None:
 
 
 def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
-    """A diverged run is the worst of all; one that is paused has its last rung's value; one that runs is avoided."""
+    """A diverged run is the worst of all; one that is paused has its last rung's value; one that
+    runs is avoided.
+    """
     points = searched("tpe", NUMBERS, 12)
     low = [p for p in points if float(p.values["lr"]) < 0.01]
     assert low
     bad = [
-        Point(values=p.values, status=FAILED, number=p.number, kind_of_error=OutOfMemory.__name__)
-        if p in low
-        else p
+        (
+            Point(
+                values=p.values, status=FAILED, number=p.number, kind_of_error=OutOfMemory.__name__
+            )
+            if p in low
+            else p
+        )
         for p in points
     ]
     paused = [
-        Point(values=p.values, status=PAUSED, number=p.number, rung_values={1: -9.0})
-        if p in low
-        else p
+        (
+            Point(values=p.values, status=PAUSED, number=p.number, rung_values={1: -9.0})
+            if p in low
+            else p
+        )
         for p in points
     ]
     under_way = [
@@ -264,7 +276,9 @@ def test_a_small_space_is_tried_to_its_end_and_no_point_twice() -> None:
 
 @pytest.mark.parametrize("name", ["random", "qmc", "tpe"])
 def test_where_most_choices_are_known_the_next_point_is_of_those_that_have_more(name: str) -> None:
-    """Of nine choices eight are a point each; a number below the ninth gives as many points as are asked for."""
+    """Of nine choices eight are a point each; a number below the ninth gives as many points as are
+    asked for.
+    """
     choices = tuple("abcdefghi")
     model = Parameter("model", "categorical", choices=choices, meant=choices)
     space = Space((model, Parameter("model.dropout", "float", 0.0, 0.5, when=("model", "i"))))

@@ -269,7 +269,9 @@ def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: F
 
 
 def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> None:
-    """Nothing else is kept: of a killed search the run under way is done again, and the next number follows."""
+    """Nothing else is kept: of a killed search the run under way is done again, and the next number
+    follows.
+    """
     for number, lr in enumerate((0.5, 0.1, 0.02, 7.0)):
         folder.make(number, {"optimizer.lr": lr})
     first, second, third, _ = folder.jobs
@@ -364,9 +366,10 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder
     assert (searching.own, searching.count, searching.best) == ([], 0, None)
     assert searching.found.differing == {f"{number}": ["epochs"] for number in range(4)}
     found = searching.next()
-    assert found == (4, {"optimizer.lr": before[0]}), (
-        "the first point once more, under a number of its own"
-    )
+    assert found == (
+        4,
+        {"optimizer.lr": before[0]},
+    ), "the first point once more, under a number of its own"
     folder.settings = replace(folder.settings, warm_start=(str(folder.folder),))
     warm = folder.read(differences=lambda *_: ["epochs"])
     assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
@@ -441,7 +444,10 @@ def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_
     [
         (
             None,
-            "was to go on, and has come back paused after 2 of . epochs, as it was; remove the folder",
+            (
+                "was to go on, and has come back paused after 2 of . epochs, as it was; remove the"
+                " folder"
+            ),
         ),
         (
             RunFailed("last.pt: no space left"),

@@ -1,4 +1,6 @@
-"""torchmetrics' metrics over the batches of several workers: equal to one process that has seen them all."""
+"""torchmetrics' metrics over the batches of several workers: equal to one process that has seen
+them all.
+"""
 
 from __future__ import annotations
 

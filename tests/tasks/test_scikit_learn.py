@@ -1,4 +1,6 @@
-"""Each task's metrics are scikit-learn's over the whole set, and the tables that come with expt its tables."""
+"""Each task's metrics are scikit-learn's over the whole set, and the tables that come with expt its
+tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Segmentation: what is counted, equal to torchmetrics over the whole set, and curves equal to a plain loop."""
+"""Segmentation: what is counted, equal to torchmetrics over the whole set, and curves equal to a
+plain loop.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ COLOURS = torch.tensor(
 
 
 def batches(num_classes: int, *, without: int | None = None) -> Iterator[tuple[Tensor, Batch]]:
-    """Logits and masks of unequal batches, a third of the pixels ignored; one class may occur nowhere."""
+    """Logits and masks of unequal batches, a third of the pixels ignored; one class may occur
+    nowhere.
+    """
     generator = torch.Generator().manual_seed(0)
     for size in (1, 5, 3):
         logits = torch.randn(size, num_classes, 7, 6, generator=generator)
@@ -122,7 +126,9 @@ def test_a_unet_of_more_levels_than_an_image_has_is_refused() -> None:
 
 
 def write_pictures(root: Path, counts: dict[str, int]) -> None:
-    """Images of noise whose colour tells the class; the share of ignored pixels grows from image to image."""
+    """Images of noise whose colour tells the class; the share of ignored pixels grows from image to
+    image.
+    """
     generator = torch.Generator().manual_seed(0)
     for part, count in counts.items():
         for kind in ("images", "masks"):
@@ -154,15 +160,18 @@ def read_pictures(folder: Path) -> tuple[Tensor, Tensor]:
         np.stack([np.array(Image.open(path)) for path in sorted((folder / kind).iterdir())])
         for kind in ("images", "masks")
     ]
-    return torch.from_numpy(read[0]).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(
-        read[1]
-    ).long()
+    return (
+        torch.from_numpy(read[0]).permute(0, 3, 1, 2).float() / 255,
+        torch.from_numpy(read[1]).long(),
+    )
 
 
 def test_curves_are_a_plain_loops_on_any_number_of_workers(
     tmp_path: Path, trained: Trained
 ) -> None:
-    """Images have unequal numbers of pixels that count, so a mean of workers' means would be another."""
+    """Images have unequal numbers of pixels that count, so a mean of workers' means would be
+    another.
+    """
     root = tmp_path / "pictures"
     write_pictures(root, {"train": 30, "val": 7})
     # One batch of all: its order, drawn by expt, is no matter then.

@@ -131,7 +131,9 @@ def test_sums_are_those_of_single_additions_to_the_bit() -> None:
 def test_sums_of_rounded_numbers_are_the_same_to_the_bit_whenever_they_are_counted(
     task: Task,
 ) -> None:
-    """As a checkpoint does between two log points: squared errors, shares of mixed labels, weights of classes."""
+    """As a checkpoint does between two log points: squared errors, shares of mixed labels, weights
+    of classes.
+    """
     generator = torch.Generator().manual_seed(0)
     sums, watched, at_once = Sums(task, CPU), Sums(task, CPU), Sums(task, CPU, at_once=True)
     for step in range(2 * MAX_KEPT + 3):

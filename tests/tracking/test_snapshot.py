@@ -30,9 +30,10 @@ def test_a_snapshot_says_what_the_record_says(tmp_path: Path) -> None:
     run = snapshot(paths)
     assert run is not None
     assert (run.name, run.status, run.has_ended, run.last_step) == ("lr=0.1", "failed", True, 7)
-    assert run.settings == {"model": "mlp", "optimizer.lr": 0.1}, (
-        "where a copy goes is no setting of the run"
-    )
+    assert run.settings == {
+        "model": "mlp",
+        "optimizer.lr": 0.1,
+    }, "where a copy goes is no setting of the run"
     assert run.sweep == tmp_path / "grid"
     said = {
         "git.commit": "abc",

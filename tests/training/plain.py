@@ -1,4 +1,6 @@
-"""What tests of training share: a run's numbers without its folder, and a step of gradient descent by hand."""
+"""What tests of training share: a run's numbers without its folder, and a step of gradient descent
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CPU = torch.device("cpu")
 
 
 def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
-    """The averages of each step, of both evaluations at the end, and the weights; plain containers alone."""
+    """The averages of each step, of both evaluations at the end, and the weights; plain containers
+    alone.
+    """
     torch.manual_seed(config.seed)
     data = build_data(config, worker)
     learner, position, seen = (

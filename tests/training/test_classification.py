@@ -1,4 +1,6 @@
-"""Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches, on any workers."""
+"""Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches,
+on any workers.
+"""
 
 from __future__ import annotations
 

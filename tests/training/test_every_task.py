@@ -1,8 +1,8 @@
-"""Each task's numbers are those of a plain loop over whole batches, and of torchmetrics over whole sets.
+"""Each task's numbers are those of a plain loop over whole batches, and of torchmetrics over whole
+sets.
 
-On 1 to 4 workers, with 1 and 3 parts of gradient accumulation, with and without a smaller last batch, of which half of
-four workers have no sample; and where samples count for nothing.
-"""
+On 1 to 4 workers, with 1 and 3 parts of gradient accumulation, with and without a smaller last
+batch, of which half of four workers have no sample; and where samples count for nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def one_thread() -> Iterator[None]:
 def plain_loop(
     name: str, drop_last: bool, workers: int | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and last weights, of whole batches; or, with `workers`, of the average of their averages."""
+    """Losses and last weights, of whole batches; or, with `workers`, of the average of their
+    averages.
+    """
     case = CASES[name]
     torch.manual_seed(SEED)
     model, rows = case.model(), case.dataset(train=True)

@@ -1,8 +1,8 @@
-"""A step of a GPU on tensors without numbers: every operator is there for CUDA, and the host looks at no value.
+"""A step of a GPU on tensors without numbers: every operator is there for CUDA, and the host looks
+at no value.
 
-torch's FakeTensorMode raises where one is asked for: what passes here waits for no GPU. No kernel runs, and no backward
-pass, which is counted on a CPU: see test_operator_budget.
-"""
+torch's FakeTensorMode raises where one is asked for: what passes here waits for no GPU. No kernel
+runs, and no backward pass, which is counted on a CPU: see test_operator_budget."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=G
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Else torch switches autocast and the scaling of gradients off, with a warning: it finds no GPU.
+    # Else torch switches autocast and the scaling of gradients off, with a warning: it finds no
+    # GPU.
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(
         nn.Module, "to", lambda module, *_, **__: module

@@ -1,4 +1,6 @@
-"""Steps by graphs, where a stand-in calls again what a card would launch again: tests/gpu has the card's own."""
+"""Steps by graphs, where a stand-in calls again what a card would launch again: tests/gpu has the
+card's own.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,8 @@ def test_a_card_records_aside_and_is_asked_for_what_torch_knows(
     def recording(*args: Any, **kwargs: Any) -> Iterator[None]:
         given = known.bind(*args, **kwargs).arguments
         notes.append(
-            f"records {given['cuda_graph']} {given['stream'].name}, errors {given['capture_error_mode']}"
+            f"records {given['cuda_graph']} {given['stream'].name}, errors"
+            f" {given['capture_error_mode']}"
         )
         yield
 

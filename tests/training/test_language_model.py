@@ -1,4 +1,6 @@
-"""Every token counts alike: the curve is that of a plain loop by tokens, however workers and parts cut the batches."""
+"""Every token counts alike: the curve is that of a plain loop by tokens, however workers and parts
+cut the batches.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ class Sentences(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, train: bool) -> None:
         drawn = torch.Generator().manual_seed(int(train))
         self._lines = [
-            torch.full((LONGEST + 1,), index % 3)
-            if index % 3
-            else torch.randint(VOCAB, (2 + index % 4,), generator=drawn)
+            (
+                torch.full((LONGEST + 1,), index % 3)
+                if index % 3
+                else torch.randint(VOCAB, (2 + index % 4,), generator=drawn)
+            )
             for index in range(47)
         ]
 
@@ -93,7 +97,9 @@ def config(configured: Configured) -> RunConfig:
 
 @functools.cache
 def plain_loop(workers: int | None) -> Found:
-    """By tokens of the whole batch; or, with `workers`, the average of each one's average by tokens."""
+    """By tokens of the whole batch; or, with `workers`, the average of each one's average by
+    tokens.
+    """
     torch.manual_seed(SEED)
     model, lines = Transformer(vocab_size=VOCAB, context=LONGEST, **MODEL), Sentences(train=True)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

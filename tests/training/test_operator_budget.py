@@ -1,4 +1,6 @@
-"""How many kernels a step asks for, and that it waits for none: counted on a CPU, which no GPU has confirmed."""
+"""How many kernels a step asks for, and that it waits for none: counted on a CPU, which no GPU has
+confirmed.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def a_step(configured: Configured, *words: str, by_graphs: bool = False) -> Oper
     return found
 
 
-# Today's; with views 38, 89 and 292. A change that takes more is to say why, one that takes fewer lowers it.
+# Today's; with views 38, 89 and 292. A change that takes more is to say why, one that takes fewer
+# lowers it.
 BUDGET = {"mlp": 14, "convnet": 42, "resnet18": 161}
 
 
@@ -66,7 +69,9 @@ def test_a_step_asks_for_no_more_kernels_than_it_did(model: str, configured: Con
 def test_a_step_by_graphs_asks_for_as_few_kernels_whatever_the_model(
     model: str, configured: Configured
 ) -> None:
-    """Two graphs; a copy of the images and one of the labels before, one of the loss and one of the logits behind."""
+    """Two graphs; a copy of the images and one of the labels before, one of the loss and one of the
+    logits behind.
+    """
     found = a_step(configured, f"model={model}", by_graphs=True)
     assert not found.waits
     assert len(launches) == 2

@@ -1,4 +1,6 @@
-"""Where torch's private parts are not those that expt knows, a run says so and gives the numbers that it always did."""
+"""Where torch's private parts are not those that expt knows, a run says so and gives the numbers
+that it always did.
+"""
 
 from __future__ import annotations
 

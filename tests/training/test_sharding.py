@@ -55,7 +55,10 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
     [
         (
             ["block"],
-            r"sharding.wrap=\[block\]: is the name of no module with parameters\. Did you mean .*blocks",
+            (
+                r"sharding.wrap=\[block\]: is the name of no module with parameters\. Did you mean"
+                r" .*blocks"
+            ),
         ),
         (["blocks"], r"blocks is a \w+, which is never called|^$"),
         (
@@ -64,7 +67,10 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
         ),
         (
             10**9,
-            r"sharding.wrap=1000000000: no module within the model has so many parameters, of \d+ in all",
+            (
+                r"sharding.wrap=1000000000: no module within the model has so many parameters, of"
+                r" \d+ in all"
+            ),
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""`experiment=airbench`: against its recipe written down plainly, on real digits in the format of CIFAR-10."""
+"""`experiment=airbench`: against its recipe written down plainly, on real digits in the format of
+CIFAR-10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what counts, as ever."""
+"""Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
+counts, as ever.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ WORDS = (*SMALL, "model.paddings=[same,same]", "batch_size=16", "ema=0.5")
 
 
 def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any, Any, int]:
-    """The state and the evaluation after three steps, and how often DistributedDataParallel has sent buffers in them.
+    """The state and the evaluation after three steps, and how often DistributedDataParallel has
+    sent buffers in them.
 
     With `broadcast` it is to do so before each forward pass, or not, whatever the model is.
     """

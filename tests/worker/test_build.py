@@ -1,4 +1,6 @@
-"""Every setting that shapes a step arrives there: curves of whole runs against a loop written out by hand."""
+"""Every setting that shapes a step arrives there: curves of whole runs against a loop written out
+by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every key that configures an object reaches it; what a setting does to a curve stands in test_build.py."""
+"""Every key that configures an object reaches it; what a setting does to a curve stands in
+test_build.py.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_the_data() -> None:
     )
     assert (len(data.train), data.info.train_size, data.info.val_size) == (3, 100, 287)
     assert len(built("batch_size=32", "dataset.train_limit=100", "drop_last=false")[0].train) == 4
-    (first, second) = (
+    first, second = (
         next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1))
         for seed in (0, 1)
     )
@@ -348,7 +350,10 @@ def test_outputs_that_no_class_has_are_told_once(
     module = build_learner(made, build_data(made, worker()), who).module
     for _ in range(2):
         module(torch.zeros(2, 1, 8, 8))
-    said = "model._target_=own_more_outputs.Few: gives 11 outputs for each sample, and there are 10 classes"
+    said = (
+        "model._target_=own_more_outputs.Few: gives 11 outputs for each sample, and there are 10"
+        " classes"
+    )
     assert capsys.readouterr().err.count(said) == (rank == 0)
 
 

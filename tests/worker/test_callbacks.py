@@ -109,12 +109,18 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
         (
             "Raising",
             RunFailed,
-            r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is .*looking_on\.py, line ",
+            (
+                r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is"
+                r" .*looking_on\.py, line "
+            ),
         ),
         (
             "Unkept",
             RunFailed,
-            r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64; give",
+            (
+                r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64;"
+                r" give"
+            ),
         ),
         ("Missing", ConfigError, r"has no Missing"),
         ("Mapping", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),

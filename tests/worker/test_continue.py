@@ -80,7 +80,9 @@ def _longer(
 
 
 def _drawn(folder: Path) -> dict[str, Any]:
-    """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of it."""
+    """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of
+    it.
+    """
     drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
     found = drawn.Tags()
     start = drawn.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content

@@ -86,7 +86,10 @@ def nccl(text: str) -> dist.DistBackendError:
 
 
 def test_what_nccl_finds_no_room_for_is_not_the_image_loaders(configured: Configured) -> None:
-    line = "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left on device (28)"
+    line = (
+        "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left on device"
+        " (28)"
+    )
     told = str(in_words(nccl(f"Last error:\n{line}"), configured()))
     assert told.startswith(f"/dev/shm: NCCL has no room there ({line}); make it larger")
     assert "images" not in told
@@ -96,7 +99,10 @@ def test_what_nccl_finds_no_room_for_is_not_the_image_loaders(configured: Config
     "text",
     [
         "NCCL communicator was aborted on rank 1.",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process"
+            " exiting prematurely."
+        ),
     ],
 )
 def test_a_lost_peer_in_the_words_of_nccl(text: str) -> None:
@@ -113,6 +119,6 @@ def test_the_gpus_of_dp_share_a_batch() -> None:
     )
     told = str(in_words(OutOfMemory("no memory"), config))
     assert (
-        "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or batch_size=32"
-        in told
+        "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or"
+        " batch_size=32" in told
     )

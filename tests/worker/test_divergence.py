@@ -52,7 +52,9 @@ class Numbered:
 def told(
     *steps: list[float], loader: Numbered | None = None, kind: type[Exception] = Diverged
 ) -> str:
-    """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the last steps."""
+    """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the
+    last steps.
+    """
     sums = Sums(Classification(), torch.device("cpu"))
     batch = Batch(torch.zeros(1, 2), torch.tensor([0]), 1)
     for step in steps:
@@ -91,8 +93,9 @@ def test_the_parts_of_a_step_count_as_one(steps: tuple[list[float], ...], step: 
 def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> None:
     at = "the loss was nan at step 15 (epoch 2) on rank 0, for"
     bad = Numbered(inputs={2041: -math.inf, 2042: math.nan}, targets={2042: math.nan})
-    assert told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError).partition(";")[0] == (
-        f"{at} inputs['row'], column 1, of the training samples 2041, 2042 holds -inf"
+    assert (
+        told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError).partition(";")[0]
+        == f"{at} inputs['row'], column 1, of the training samples 2041, 2042 holds -inf"
     )
     bad = Numbered(targets={2040: math.inf})
     text = told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError)

@@ -1,4 +1,6 @@
-"""A run's weights measured again: the run's own numbers on its own data, and no others' classes or scales elsewhere."""
+"""A run's weights measured again: the run's own numbers on its own data, and no others' classes or
+scales elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -367,9 +369,10 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
     turned = photos(tmp_path / "three", {"white": 0, "black": 240})
     assert metrics(folder, turned)["accuracy/test"] == 0
     refused = {
-        (
-            "dataset=digits",
-        ): "dataset=digits: has channels 1, and the model takes channels 3; use data like the run's",
+        ("dataset=digits",): (
+            "dataset=digits: has channels 1, and the model takes channels 3; use data like the"
+            " run's"
+        ),
         (
             "dataset=image_folder",
             other,
@@ -460,7 +463,9 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
 
 
 REFUSED = {
-    "optimizer.lr=0.1": "optimizer.lr=0.1: is the run's, and none of it is trained again; leave it out",
+    "optimizer.lr=0.1": (
+        "optimizer.lr=0.1: is the run's, and none of it is trained again; leave it out"
+    ),
     "epochs=3": "epochs=3: is the run's",
     "model=mlp": "model=mlp: is the run's",
     "splt=val": "splt=val: there is no key 'splt'; an evaluation takes dataset,",
@@ -502,7 +507,9 @@ def test_another_kind_of_dataset_has_the_runs_size_and_normalisation(digits: Pat
 
 
 def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits as colour pictures in root/test/CLASS, and the pixels and classes in the order of their paths."""
+    """Digits as colour pictures in root/test/CLASS, and the pixels and classes in the order of
+    their paths.
+    """
     with np.load(Path(expt.__file__).parent / "data" / "digits.npz") as file:
         images, labels = file["test_images"][:number], file["test_labels"][:number]
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):

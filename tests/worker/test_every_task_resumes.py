@@ -26,7 +26,8 @@ from tests.every_task import config_of
 
 HALVES = [["classification", "multilabel", "regression"], ["segmentation", "language_model", "own"]]
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
-"""The step is within the second epoch of five. What was begun to be saved before it, after step 8, may not have been
+"""The step is within the second epoch of five. What was begun to be saved before it, after step 8,
+may not have been
 written; that of step 6 has, between two log points."""
 
 

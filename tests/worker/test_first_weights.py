@@ -69,10 +69,11 @@ def test_what_does_not_fit_is_told_in_a_line(
     first_weights.load(module, str(tmp_path / "file.pt"), ALONE)
     assert torch.equal(module.state_dict()["0.weight"], saved["0.weight"])
     assert torch.equal(module.state_dict()["2.weight"], head)
-    assert capsys.readouterr().err == (
-        f"warning: weights={tmp_path / 'file.pt'}: 6 tensors are loaded; 1 missing: 1.running_mean; "
-        "1 unexpected: old.weight; 2 of another shape: 2.weight [5, 3], the model's [2, 3], "
-        "2.bias [5], the model's [2]\n"
+    assert (
+        capsys.readouterr().err
+        == f"warning: weights={tmp_path / 'file.pt'}: 6 tensors are loaded; 1 missing:"
+        " 1.running_mean; 1 unexpected: old.weight; 2 of another shape: 2.weight [5, 3], the"
+        " model's [2, 3], 2.bias [5], the model's [2]\n"
     )
 
 
@@ -87,7 +88,10 @@ def test_what_does_not_fit_is_told_in_a_line(
         ([1, 2], "holds no state_dict; save it by torch.save(model.state_dict(), FILE)"),
         (
             Path("object"),
-            "can't be read as weights (UnpicklingError: it is damaged, or holds more than tensors); save",
+            (
+                "can't be read as weights (UnpicklingError: it is damaged, or holds more than"
+                " tensors); save"
+            ),
         ),
         (None, "can't be read as weights ("),
     ],
@@ -140,7 +144,9 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
         "nowhere@last": "there is no such file or folder; give",
         "run@best": "has no best checkpoint; give",
         "run@lats": "run is there, and @lats names none of its checkpoints; use @best or @last",
-        "run/checkpoints/last.pt@last": "last.pt is there, and @last names none of its checkpoints; give the f",
+        "run/checkpoints/last.pt@last": (
+            "last.pt is there, and @last names none of its checkpoints; give the f"
+        ),
     }.items():
         with pytest.raises(ConfigError, match=says) as refused:
             weights_file(str(tmp_path / given))
@@ -163,8 +169,9 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
         weights_file(f"{tmp_path}@last")
-    assert str(refused.value) == (
-        f"weights={tmp_path}@last: is a sweep of 4 runs with weights; name one, as in "
+    assert (
+        str(refused.value)
+        == f"weights={tmp_path}@last: is a sweep of 4 runs with weights; name one, as in "
         f"'weights=\"{tmp_path}/{best}@last\"', its best by {objective}"
     )
 
@@ -234,7 +241,9 @@ OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=
 
 
 class FirstStep(Observer):
-    """Keeps the weights that the run begins with, its first batch, and what its first step makes of them."""
+    """Keeps the weights that the run begins with, its first batch, and what its first step makes of
+    them.
+    """
 
     def __init__(self) -> None:
         self.began: dict[str, torch.Tensor] = {}
@@ -324,10 +333,11 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rat
     )
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert f"2 of another shape: {head[0]} [10, " in first
-    assert second == (
-        f"warning: weights={tmp_path}/source@{which}: images are normalised by this run's dataset (not at all: pixels "
-        "are in [0, 1]), and those that the weights were trained on by dataset=digits (dataset.mean=[0.3053], "
-        "dataset.std=[0.376]); for theirs give 'dataset.mean=[0.3053]' 'dataset.std=[0.376]'"
+    assert (
+        second == f"warning: weights={tmp_path}/source@{which}: images are normalised by this run's"
+        " dataset (not at all: pixels are in [0, 1]), and those that the weights were trained"
+        " on by dataset=digits (dataset.mean=[0.3053], dataset.std=[0.376]); for theirs give"
+        " 'dataset.mean=[0.3053]' 'dataset.std=[0.376]'"
     )
 
 
@@ -360,5 +370,8 @@ def test_of_an_own_model_what_fits_other_channels_is_loaded(
     tuned = train_alone(*own, *FEW[1:], *colour, f"weights={source.folder}", "seed=5", name="tuned")
     now = tuned.run.learner.module.state_dict()
     assert all(torch.equal(now[name], saved[name]) for name in ("head.weight", "head.bias"))
-    says = "3 tensors are loaded; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3, 3, 3]"
+    says = (
+        "3 tensors are loaded; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3,"
+        " 3, 3]"
+    )
     assert says in capsys.readouterr().err

@@ -32,7 +32,9 @@ def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> No
 def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
     configured: Configured, tmp_path: Path
 ) -> None:
-    """Whatever the fork has taken of it goes again: once the other run's is whole, the fork can begin."""
+    """Whatever the fork has taken of it goes again: once the other run's is whole, the fork can
+    begin.
+    """
     source, target = RunPaths(tmp_path / "x2"), RunPaths(tmp_path / "f")
     part = source.checkpoints / "step-12.parts" / "__1_0.distcp"
     part.parent.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""Runs whose steps are replayed by a stand-in for CUDA graphs: every number is that of a run with eager steps."""
+"""Runs whose steps are replayed by a stand-in for CUDA graphs: every number is that of a run with
+eager steps.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "an update that may be left out": (0, ("model=mlp", "on_nan=skip", "amp=bf16", "mixup=0.2")),
     "an update of many kernels": (0, ("model=mlp", "optimizer=muon", "optimizer.lr=0.01")),
 }
-"""And of how many steps of two epochs both parts are replayed: not the first, nor those of another size."""
+"""And of how many steps of two epochs both parts are replayed: not the first, nor those of another
+size.
+"""
 
 
 def by(make: Any) -> Any:

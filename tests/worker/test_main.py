@@ -49,7 +49,8 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError) as refused:
         main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
     assert str(refused.value).startswith(
-        "gpus=[0]: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found version 11040); "
+        "gpus=[0]: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found"
+        " version 11040); "
     )
     monkeypatch.setenv(SIMULATED_GPUS, "1")
     assert main.worker_of_environment(config).device == torch.device("cpu")
@@ -112,7 +113,9 @@ class Product(nn.Module):
 
 
 def test_a_replica_computes_in_the_type_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's threads open autocast without one: on a GPU it would be float16, on a CPU it is bfloat16."""
+    """torch's threads open autocast without one: on a GPU it would be float16, on a CPU it is
+    bfloat16.
+    """
     module = Product()
     precision, found = Precision("fp16", torch.device("cpu")), list[torch.dtype]()
     replica = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]

@@ -1,4 +1,6 @@
-"""What a worker holds of a sharded model, as the kernel counts it: its share, and a moment's gathered blocks."""
+"""What a worker holds of a sharded model, as the kernel counts it: its share, and a moment's
+gathered blocks.
+"""
 
 from __future__ import annotations
 

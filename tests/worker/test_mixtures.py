@@ -1,4 +1,6 @@
-"""Settings that each go on exactly, together: a run that is stopped within an epoch ends as one that was not."""
+"""Settings that each go on exactly, together: a run that is stopped within an epoch ends as one
+that was not.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ MIXTURES = {
             "freeze=['1.bias']",
         ),
         *(
-            "scheduler={_target_: torch.optim.lr_scheduler.PolynomialLR, total_iters: 9, interval: step}",
+            (
+                "scheduler={_target_: torch.optim.lr_scheduler.PolynomialLR, total_iters: 9,"
+                " interval: step}"
+            ),
             "epochs=3",
         ),
         *("gradient_clip=1.0", "gradient_clip_value=0.05"),

@@ -1,4 +1,6 @@
-"""A split, or a stretch of training, of which all is to be ignored: that nothing was measured is said."""
+"""A split, or a stretch of training, of which all is to be ignored: that nothing was measured is
+said.
+"""
 
 from __future__ import annotations
 

@@ -188,9 +188,13 @@ CASES = {
     f"{HERE}.ByAlpha": "",
     f"{HERE}.Asked": "",
     f"{HERE}.OfRows": "or once it is resumed there (RuntimeError: ",
-    f"{HERE}.OfSums": "its state has a sum that is of each worker's part, which no checkpoint can hold",
+    f"{HERE}.OfSums": (
+        "its state has a sum that is of each worker's part, which no checkpoint can hold"
+    ),
     f"{HERE}.OfLast": "",
-    f"{HERE}.Forgetful": "comes to other weights once it is resumed; let it keep what it remembers in self.state",
+    f"{HERE}.Forgetful": (
+        "comes to other weights once it is resumed; let it keep what it remembers in self.state"
+    ),
     f"{HERE}.Split": "",
     f"{HERE}.Counting": "",
     f"{HERE}.ByPart": OTHER,

@@ -1,4 +1,6 @@
-"""How many outputs a model has where neither a dataset nor a task of a person's own says a number of classes."""
+"""How many outputs a model has where neither a dataset nor a task of a person's own says a number
+of classes.
+"""
 
 from __future__ import annotations
 

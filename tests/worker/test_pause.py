@@ -1,4 +1,6 @@
-"""A run that pauses after an epoch, and goes on: it is then what it would have been at once, to the bit."""
+"""A run that pauses after an epoch, and goes on: it is then what it would have been at once, to the
+bit.
+"""
 
 from __future__ import annotations
 

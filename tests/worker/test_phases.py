@@ -1,4 +1,6 @@
-"""Tasks whose step is several updates: those of a plain loop, on any number of workers, and when resumed."""
+"""Tasks whose step is several updates: those of a plain loop, on any number of workers, and when
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -113,12 +115,18 @@ def test_the_same_on_any_number_of_workers(
         (
             "Forgetful",
             [],
-            r"^phases: generator: '\^genrator' is in no trained parameter's name.* Did you mean 'generator'",
+            (
+                r"^phases: generator: '\^genrator' is in no trained parameter's name.* Did you mean"
+                r" 'generator'"
+            ),
         ),
         (
             "Partial",
             [],
-            r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias, generator\.2\.weight; let",
+            (
+                r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias,"
+                r" generator\.2\.weight; let"
+            ),
         ),
         ("Listed", [], r"^Listed\.phases: is a list; give a dict of name: regular expression"),
         ("Empty", [], r"^Empty\.phases: names none; use expt\.Task"),

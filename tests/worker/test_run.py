@@ -432,7 +432,9 @@ NEVER_GOOD_ENOUGH = (
 def test_a_plateau_resumes_and_is_the_same_on_two_workers(
     train_alone: TrainAlone, trained: TrainInWorkers
 ) -> None:
-    """One that no accuracy is good enough for, so that only the count of epochs says when the rate drops."""
+    """One that no accuracy is good enough for, so that only the count of epochs says when the rate
+    drops.
+    """
     words = (*NEVER_GOOD_ENOUGH, "dataset.train_limit=320", "scheduler.metric=accuracy/train")
     done = train_alone(*words, "epochs=7")
     drops = [0.05, 0.05, 0.05, 0.005, 0.005, 0.005, 0.0005]
@@ -453,7 +455,10 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
 ) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
     assert configured("scheduler=plateau", "eval_split=test").scheduler.metric == "loss/test"
-    told = r"^scheduler\.metric=acuracy/val: is not measured after each epoch; .* Did you mean 'accuracy/val'\?$"
+    told = (
+        r"^scheduler\.metric=acuracy/val: is not measured after each epoch; .* Did you mean"
+        r" 'accuracy/val'\?$"
+    )
     with pytest.raises(ConfigError, match=told):
         configured("scheduler=plateau", "scheduler.metric=acuracy/val")
 
@@ -461,7 +466,9 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
 def test_two_workers_drop_other_units_and_evaluate_one_model(
     trained: TrainInWorkers, configured: Configured
 ) -> None:
-    """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to all."""
+    """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
+    all.
+    """
     done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])

@@ -1,4 +1,6 @@
-"""A run with a moving average of its weights: what is evaluated, saved and tested, and how it goes on."""
+"""A run with a moving average of its weights: what is evaluated, saved and tested, and how it goes
+on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An own dataset of other sizes is not the one that a run was trained on: it does not go on with it."""
+"""An own dataset of other sizes is not the one that a run was trained on: it does not go on with
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ MEND = "; give the same data, or start a new run"
 
 
 def words(size: int) -> tuple[str, ...]:
-    own = f"+dataset={{_target_: {test_skipped_steps.__name__}.Holes, bad: [], num_workers: 0, size: {size}}}"
+    own = (
+        f"+dataset={{_target_: {test_skipped_steps.__name__}.Holes, bad: [], num_workers: 0, size:"
+        f" {size}}}"
+    )
     model = ("task=regression", "model=mlp", "model.hidden=[]", "batch_size=8", "drop_last=false")
     return ("~dataset", own, *model, "epochs=2")
 
@@ -34,7 +39,10 @@ def test_a_run_does_not_go_on_with_it(train_alone: TrainAlone) -> None:
             train_alone(*words(size), source=last, name="refused")
         return str(raised.value)
 
-    name = f"dataset._target_={test_skipped_steps.__name__}.Holes: is not what the run to go on from was trained on: "
+    name = (
+        f"dataset._target_={test_skipped_steps.__name__}.Holes: is not what the run to go on from"
+        " was trained on: "
+    )
     had = "40 samples to train on, 4 samples to validate on, 44 samples to test on"
     has = "49 samples to train on, 5 samples to validate on, 54 samples to test on"
     assert refused(54) == f"{name}it has {has}, and had {had}{MEND}"

@@ -1,4 +1,6 @@
-"""Own models that can't be sharded are refused, for others they would train to other weights; attributes are kept."""
+"""Own models that can't be sharded are refused, for others they would train to other weights;
+attributes are kept.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,17 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "none": (
         lambda: with_parameter(nn.Parameter(torch.zeros(0, 3))),
-        "own has the shape [0, 3], and no number to train; leave it out, name it in freeze, or use strategy=ddp",
+        (
+            "own has the shape [0, 3], and no number to train; leave it out, name it in freeze, or"
+            " use strategy=ddp"
+        ),
     ),
     "complex": (
         lambda: with_parameter(nn.Parameter(torch.zeros(3, dtype=torch.complex64))),
-        "own is complex, and has no gradient there; keep its two parts as real numbers, or use strategy=ddp",
+        (
+            "own is complex, and has no gradient there; keep its two parts as real numbers, or use"
+            " strategy=ddp"
+        ),
     ),
     "its own class": (
         lambda: with_parameter(Kind(torch.zeros(3))),
@@ -75,7 +83,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a hook": (
         lambda: hooked(lambda weight: weight.register_hook(torch.neg)),
-        "0.weight has a hook for its gradient, which no part of it has; leave the hook out, or use strategy=ddp",
+        (
+            "0.weight has a hook for its gradient, which no part of it has; leave the hook out, or"
+            " use strategy=ddp"
+        ),
     ),
     "a hook after it": (
         lambda: hooked(lambda weight: weight.register_post_accumulate_grad_hook(lambda _: None)),
@@ -239,13 +250,21 @@ def odd(kind: str, strategy: str, configs: Configs, folder: Path) -> list[str]:
     return together(folder.parent, 2, each)
 
 
-KEPT = "strategy=fsdp: the model has kept blocks.0.weight in a list, a buffer or the like, where it is not trained;"
+KEPT = (
+    "strategy=fsdp: the model has kept blocks.0.weight in a list, a buffer or the like, where it is"
+    " not trained;"
+)
 LOST = {
     "listed": KEPT,
     "viewed": KEPT,
     "numpy": KEPT,
-    "clamped": "strategy=fsdp: the model writes to blocks.0.weight in its forward pass, where it has a copy",
-    "hooked": "the parameter blocks.0.weight has got a hook for its gradient, which its parts do not have",
+    "clamped": (
+        "strategy=fsdp: the model writes to blocks.0.weight in its forward pass, where it has a"
+        " copy"
+    ),
+    "hooked": (
+        "the parameter blocks.0.weight has got a hook for its gradient, which its parts do not have"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on from."""
+"""fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on
+from.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
-"""Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share being smaller."""
+"""Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share
+being smaller.
+"""
 UNEQUAL = ("dataset.train_limit=133", "gradient_accumulation=4")
 """The last step has five samples, of which workers have two and one, or three and two."""
 TEXT = (

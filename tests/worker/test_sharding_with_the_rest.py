@@ -1,4 +1,6 @@
-"""A run with a sharded model pauses, gets another end, is forked; and comes to a plain loop's weights."""
+"""A run with a sharded model pauses, gets another end, is forked; and comes to a plain loop's
+weights.
+"""
 
 from __future__ import annotations
 
@@ -219,12 +221,16 @@ def test_a_penalty_on_the_weights_is_that_of_ddp_where_workers_have_unequal_numb
 
 
 BIAS, MEAN = "6.bias", "7.running_mean"
-"""Of the convnet's last convolution; and of the batch norm behind it, which takes a constant away again."""
+"""Of the convnet's last convolution; and of the batch norm behind it, which takes a constant away
+again.
+"""
 RATE, STEPS = 0.001, 6
 
 
 def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
-    """The weights that textbook torch comes to from the same first ones, and the largest gradient of that bias."""
+    """The weights that textbook torch comes to from the same first ones, and the largest gradient
+    of that bias.
+    """
     random_state.seed(config.seed)
     data = build_data(config, ALONE)
     module = build_learner(config, data, ALONE).module.train()
@@ -280,5 +286,6 @@ def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(
             }
             moved = max(off.pop(BIAS), off.pop(MEAN))
             assert max(off.values()) < 1e-5, (optimizer, strategy, off)
-            # Adam divides a gradient by its own size, so that rounding errors become steps of the learning rate's.
+            # Adam divides a gradient by its own size, so that rounding errors become steps of the
+            # learning rate's.
             assert moved < (STEPS * RATE if optimizer == "adam" else 1e-6), (optimizer, strategy)

@@ -1,4 +1,6 @@
-"""Whose weights runs have begun with, and whose those had, back to the first; and the tree of forks."""
+"""Whose weights runs have begun with, and whose those had, back to the first; and the tree of
+forks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from expt.runs.view.progress import shown_path
 
 
 def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> None:
-    """A line for each file of weights that some of `runs` began with, and below it where those came from; and forks."""
+    """A line for each file of weights that some of `runs` began with, and below it where those came
+    from; and forks.
+    """
     runs = list(runs)
     begun: dict[tuple[str, ...], list[Path]] = {}
     for folder, record in runs:
@@ -33,7 +37,9 @@ def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> Non
 
 
 def print_forks(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
-    """A tree for each run that has forks among `runs`, and is none itself; parents come in though they are no part."""
+    """A tree for each run that has forks among `runs`, and is none itself; parents come in though
+    they are no part.
+    """
     for tree in _trees(runs):
         console.print(tree, soft_wrap=True)
 
@@ -58,7 +64,9 @@ def _described(begun: Begun, *, there: bool, is_it: bool) -> str:
 
 
 def forks_told(record: Record) -> list[str]:
-    """Of a fork the run that it comes from, the step, and what is other since; nothing of a run that is none."""
+    """Of a fork the run that it comes from, the step, and what is other since; nothing of a run
+    that is none.
+    """
     forked = record.get("forked_from")
     return [f"{shown_path(Path(forked['run']))}, {_since(forked)}"] if forked else []
 

@@ -1,4 +1,6 @@
-"""What a person, a run or a file's name says, on its way to a terminal or a table: shown as it is, never obeyed."""
+"""What a person, a run or a file's name says, on its way to a terminal or a table: shown as it is,
+never obeyed.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from expt.errors import printable
 
 
 def cells(*values: object) -> list[Text]:
-    """Cells of a rich table: what looks like markup, an emoji's name or an escape sequence is text like any other."""
+    """Cells of a rich table: what looks like markup, an emoji's name or an escape sequence is text
+    like any other.
+    """
     return [Text(printable(str(value))) for value in values]
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a line, whatever it holds; a long one is left to the terminal, so that a path in it can be copied."""
+    """Print a line, whatever it holds; a long one is left to the terminal, so that a path in it can
+    be copied.
+    """
     console.print(Text(printable(text), style), soft_wrap=True)
 
 

@@ -26,7 +26,8 @@ from expt.runs.view.units import elapsed
 def print_listing(
     console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
 ) -> None:
-    """A line for each run; where folders do not fit into it, those around several runs have lines of their own.
+    """A line for each run; where folders do not fit into it, those around several runs have lines
+    of their own.
 
     Where that does not do either, each run's has, to be copied whole.
     """
@@ -56,7 +57,9 @@ def print_listing(
 
 
 def _below_headings(paths: Sequence[str]) -> list[tuple[str, str]]:
-    """A heading, or none, and a name for each: neighbours in one folder have that as heading of the first."""
+    """A heading, or none, and a name for each: neighbours in one folder have that as heading of the
+    first.
+    """
     named = list[tuple[str, str]]()
     for folder, group in itertools.groupby(paths, key=lambda path: path.rpartition("/")[0]):
         names = list(group)

@@ -21,7 +21,8 @@ PANELS = 4
 
 
 class History(list[dict[str, float]]):
-    """A run's epochs in order: each a dict of `epoch`, `step` and the last value of every tag in it.
+    """A run's epochs in order: each a dict of `epoch`, `step` and the last value of every tag in
+    it.
 
     `history["loss/val"]` is the curve of one tag: a value for each epoch that has one.
     """
@@ -67,7 +68,8 @@ class History(list[dict[str, float]]):
 def figure(
     record: Record, history: History, *, height: float = 3.2, panels: int = PANELS
 ) -> Figure:
-    """The loss and the task's metrics by epoch: train dashed, val a line, test a dot at the epoch that it is of.
+    """The loss and the task's metrics by epoch: train dashed, val a line, test a dot at the epoch
+    that it is of.
 
     Raises ConfigError without matplotlib.
     """
@@ -119,7 +121,9 @@ def _draw(axes: Any, metric: str, record: Record, history: Sequence[dict[str, fl
 
 
 def _shown_by_notebooks(figure_class: Any) -> Any:
-    """The class of a figure that shows itself in a notebook where nobody has said %matplotlib inline."""
+    """The class of a figure that shows itself in a notebook where nobody has said %matplotlib
+    inline.
+    """
 
     class Curves(figure_class):  # type: ignore[misc]
         """matplotlib's Figure."""

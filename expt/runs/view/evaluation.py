@@ -60,13 +60,18 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
 
 def _facts(record: Record) -> list[str]:
     workers, about, seconds = record["world_size"], record["evaluation_of"], record["eval_s"]
-    where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(record.get('devices') or ['the CPU'])}"
+    where = (
+        f"{workers} worker{'s' if workers > 1 else ''} on"
+        f" {', '.join(record.get('devices') or ['the CPU'])}"
+    )
     found = [
-        f"measured     {seconds:.1f} s by {where}, {about['samples'] / max(seconds, 1e-9):,.0f} {noun_of(record)}s/s"
+        f"measured     {seconds:.1f} s by {where}, {about['samples'] / max(seconds, 1e-9):,.0f}"
+        f" {noun_of(record)}s/s"
     ]
     if record["config"]["dataset"].get("standardise_targets"):
         found.append(
-            "unit         targets are standardised, as in training: an error of 1 is one deviation of theirs"
+            "unit         targets are standardised, as in training: an error of 1 is one deviation"
+            " of theirs"
         )
     if then := _then(record, about):
         shown = ", ".join(f"{tag.partition('/')[0]} {value:.4f}" for tag, value in then.items())

@@ -1,4 +1,6 @@
-"""What a notebook shows of a run and of a sweep: small tables, and a curve where matplotlib is there."""
+"""What a notebook shows of a run and of a sweep: small tables, and a curve where matplotlib is
+there.
+"""
 
 from __future__ import annotations
 
@@ -80,4 +82,7 @@ def _picture(record: Record, history: curves.History) -> str:
         picture = curves.png(curves.figure(record, history, height=2.4, panels=2))
     except ConfigError:
         return ""
-    return f"<img alt='learning curves' src='data:image/png;base64,{base64.b64encode(picture).decode()}'>"
+    return (
+        "<img alt='learning curves'"
+        f" src='data:image/png;base64,{base64.b64encode(picture).decode()}'>"
+    )

@@ -49,7 +49,9 @@ class Row:
 
     @functools.cached_property
     def counted(self) -> list[FoundRecord]:
-        """The completed runs; where none is, those that have paused, and of them those that have come furthest."""
+        """The completed runs; where none is, those that have paused, and of them those that have
+        come furthest.
+        """
         if done := [run for run in self.runs if run["status"] == COMPLETED]:
             return done
         paused = [run for run in self.runs if run["status"] == PAUSED]
@@ -68,7 +70,9 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Mean of the objective; nan where no run has measured it, and where one of them has come to nan."""
+        """Mean of the objective; nan where no run has measured it, and where one of them has come
+        to nan.
+        """
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -89,7 +93,9 @@ class Row:
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:
-    """What result.json says of every run below `folder`, with its path under `folder`; of a search in its order."""
+    """What result.json says of every run below `folder`, with its path under `folder`; of a search
+    in its order.
+    """
     return sorted(
         ({**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)),
         key=place,
@@ -99,7 +105,9 @@ def read_runs(folder: Path) -> list[FoundRecord]:
 def rows(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
 ) -> list[Row]:
-    """The leaderboard, what has no result last: best first, or by the column, setting or metric `sort`."""
+    """The leaderboard, what has no result last: best first, or by the column, setting or metric
+    `sort`.
+    """
     groups = experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [_typed(group[0]) for group in groups])
@@ -113,9 +121,11 @@ def rows(
         for known, group in zip(settings, groups, strict=True)
     ]
     by = {
-        id(row): (row.mean if row.values else None)
-        if sort in (None, "best", objective)
-        else _mean(row, str(sort))
+        id(row): (
+            (row.mean if row.values else None)
+            if sort in (None, "best", objective)
+            else _mean(row, str(sort))
+        )
         for row in found
     }
     down = falls(objective if sort in (None, "best") else str(sort), runs)
@@ -183,7 +193,9 @@ def lines(
 
 
 def _headings(keys: Sequence[str], others: Collection[str]) -> list[str]:
-    """The names of the settings' columns; one of the name of a result, as `objective`, says that it is a setting."""
+    """The names of the settings' columns; one of the name of a result, as `objective`, says that it
+    is a setting.
+    """
     return [f"{key}_setting" if key in others else key for key in keys]
 
 
@@ -244,7 +256,9 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation over seeds and folds; how many of them have come to nothing."""
+    """Mean and sample standard deviation over seeds and folds; how many of them have come to
+    nothing.
+    """
     bad = [value for value in values if not math.isfinite(value)]
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
@@ -268,7 +282,9 @@ _IN_LAST_RESORT = "experiment without seed"
 
 
 class _Settings:
-    """Every setting of a run, as it was typed or as it came to be, and what else may tell it from others."""
+    """Every setting of a run, as it was typed or as it came to be, and what else may tell it from
+    others.
+    """
 
     def __init__(self, run: FoundRecord) -> None:
         self._run = run
@@ -291,12 +307,16 @@ class _Settings:
 
 
 def _is_told(value: Any) -> bool:
-    """Whether what was typed says what a setting came to be; of an own class it is the name, and its arguments."""
+    """Whether what was typed says what a setting came to be; of an own class it is the name, and
+    its arguments.
+    """
     return "${" not in str(value) and not (isinstance(value, dict) and "_target_" in value)
 
 
 def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:
-    """The settings that were typed, and differ; then of all others as many as it takes to tell the rows apart."""
+    """The settings that were typed, and differ; then of all others as many as it takes to tell the
+    rows apart.
+    """
 
     def told_apart(*keys: str) -> int:
         return len({tuple(str(known.get(key)) for key in keys) for known in settings})
@@ -320,7 +340,9 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
 
 
 def _mean(row: Row, key: str) -> Any:
-    """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is no number."""
+    """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is
+    no number.
+    """
     found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
     numbers = [
         value for value in found if isinstance(value, int | float) and not isinstance(value, bool)
@@ -334,7 +356,9 @@ def objective_of(runs: Sequence[FoundRecord]) -> str:
 
 
 def value_of(run: FoundRecord, tag: str) -> float | None:
-    """The objective; of a run that was chosen by another one, `tag` in the epoch whose checkpoint it keeps."""
+    """The objective; of a run that was chosen by another one, `tag` in the epoch whose checkpoint
+    it keeps.
+    """
     if (objective := run.get("objective")) and objective["name"] == tag:
         return objective["value"]
     last, best = (run.get("metrics") or {}).get(tag), run.get("best")

@@ -41,7 +41,8 @@ _ABBREVIATED = {"accuracy": "acc"}
 
 
 def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]:
-    """Each number with its label, by label; the epoch's own where it has ended, else since the last log point.
+    """Each number with its label, by label; the epoch's own where it has ended, else since the last
+    log point.
 
     A sample is called `noun`.
     """

@@ -17,7 +17,8 @@ _LEGEND = 12
 
 
 def learning_curves(folders: Sequence[Path], file: Path) -> None:
-    """Draw the loss and the first metric of each run, train dashed; the suffix of `file` is its format.
+    """Draw the loss and the first metric of each run, train dashed; the suffix of `file` is its
+    format.
 
     Raises ConfigError without matplotlib, or for a format that it does not write.
     """

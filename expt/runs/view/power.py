@@ -12,10 +12,11 @@ POWER = 0.8
 
 
 def pairs_needed(effect: float, level: float) -> int:
-    """The fewest that show `effect`, a mean difference in its standard deviations, at `level` with a power of 0.8.
+    """The fewest that show `effect`, a mean difference in its standard deviations, at `level` with
+    a power of 0.8.
 
-    As in Cohen, Statistical Power Analysis for the Behavioral Sciences (1988), chapter 2, but in whole pairs.
-    """
+    As in Cohen, Statistical Power Analysis for the Behavioral Sciences (1988), chapter 2, but in
+    whole pairs."""
     most = 2
     while _power(most, effect, level) < POWER:
         most *= 2
@@ -25,7 +26,9 @@ def pairs_needed(effect: float, level: float) -> int:
 
 
 def _power(pairs: int, effect: float, level: float) -> float:
-    """The mean over what deviation the pairs may show: scipy's noncentral t is nan where the power is near 1."""
+    """The mean over what deviation the pairs may show: scipy's noncentral t is nan where the power
+    is near 1.
+    """
     from scipy import stats
     from scipy.special import ndtr, stdtrit
 

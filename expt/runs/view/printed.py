@@ -13,7 +13,9 @@ from expt.runs.paths import RunPaths
 from expt.runs.view.cells import say
 
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
-"""Of a worker's log that are read at a time, and at the end: who prints without end must not hold up the rest."""
+"""Of a worker's log that are read at a time, and at the end: who prints without end must not hold
+up the rest.
+"""
 
 
 class Printed:
@@ -31,7 +33,8 @@ class Printed:
         )
 
     def new(self, *, last: bool = False) -> Iterator[tuple[int, str]]:
-        """Rank and line of each; one that is still being written is left for later, unless this is the `last` look.
+        """Rank and line of each; one that is still being written is left for later, unless this is
+        the `last` look.
 
         Of what goes to stderr expt's own warnings alone, each once.
         """
@@ -65,7 +68,9 @@ class Printed:
 def show_printed(
     console: Console, lines: Iterable[tuple[str, str]], errors: TextIO | None = None
 ) -> None:
-    """Show lines, each with who has printed it; warnings go where a command's own go, or to `errors`."""
+    """Show lines, each with who has printed it; warnings go where a command's own go, or to
+    `errors`.
+    """
     told = list(lines)
     if plain := [f"[{who}] {line}" for who, line in told if not line.startswith(WARNING)]:
         say(

@@ -1,4 +1,6 @@
-"""The terminal's view of one run under way, read from its folder: a line for each epoch, and the progress."""
+"""The terminal's view of one run under way, read from its folder: a line for each epoch, and the
+progress.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
 PLAIN_LINE_S = 10.0
-"""Without a terminal: a line after this many seconds within a long epoch, beside one for each epoch."""
+"""Without a terminal: a line after this many seconds within a long epoch, beside one for each
+epoch.
+"""
 
 
 class EpochEnd(NamedTuple):
@@ -95,7 +99,9 @@ class RunState:
         return bool(self._per_epoch and step % self._per_epoch == 0)
 
     def _end_epoch(self) -> None:
-        """The epoch's numbers are all there; nothing is new of one that was told before, or before a resume."""
+        """The epoch's numbers are all there; nothing is new of one that was told before, or before
+        a resume.
+        """
         if tags.EPOCH_S not in self.of_epoch or self._told >= self.epoch:
             return
         self._told = self.epoch
@@ -111,7 +117,9 @@ class RunState:
             self._ended.append(EpochEnd(self.epoch, self.step, dict(self.of_epoch), is_best))
 
     def take_ended(self, *, last: bool = False) -> list[EpochEnd]:
-        """The epochs that have ended since the last call; with `last` also one whose evaluation came to nothing."""
+        """The epochs that have ended since the last call; with `last` also one whose evaluation
+        came to nothing.
+        """
         if last:
             self._end_epoch()
         ended, self._ended = self._ended, []
@@ -119,7 +127,9 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end, if the rest goes as fast as what was done since; None where that can't be said."""
+        """Seconds to the end, if the rest goes as fast as what was done since; None where that
+        can't be said.
+        """
         if self._began is None or not self._began[1] < self.step < self.total_steps:
             return None
         since, first = self._began
@@ -129,9 +139,9 @@ class RunState:
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate.
 
-    A line for each epoch that has ended, and for what workers print; in a terminal the progress below, if `live`:
-    a debugger's prompt would be drawn over. Workers' warnings go to `errors`, or to stderr: never to a log of theirs.
-    """
+    A line for each epoch that has ended, and for what workers print; in a terminal the progress
+    below, if `live`: a debugger's prompt would be drawn over. Workers' warnings go to `errors`, or
+    to stderr: never to a log of theirs."""
 
     def __init__(
         self,
@@ -225,7 +235,9 @@ class RunDisplay:
             )
 
     def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
-        """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
+        """A line for each step that is due, however many were logged since the last look; epochs'
+        ends have theirs.
+        """
         due = list[tuple[int, int, str]]()
         for (epoch, step), group in itertools.groupby(
             points, key=lambda point: (point.epoch, point.step)

@@ -52,9 +52,11 @@ class ListedRun:
             "started": result.get("started"),
             "status": result.get("status"),
             "workers": result.get("world_size"),
-            "best": best["value"]
-            if best
-            else metrics.get(f"best/{self.objective}", metrics.get(self.objective)),
+            "best": (
+                best["value"]
+                if best
+                else metrics.get(f"best/{self.objective}", metrics.get(self.objective))
+            ),
             "time": sum(result.get("epoch_s") or [0.0]),
             **settings_of(result),
             **metrics,
@@ -94,7 +96,9 @@ def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]
 
 
 def _own_choices(record: Record) -> dict[str, str]:
-    """What was chosen of groups that are no settings themselves, a person's own and `experiment`, as it was typed."""
+    """What was chosen of groups that are no settings themselves, a person's own and `experiment`,
+    as it was typed.
+    """
     typed: Mapping[str, Any] = record.get("overrides") or {}
     texts = {key: value for key, value in typed.items() if isinstance(value, str)}
     return {
@@ -115,7 +119,9 @@ def runs_below(folder: Path) -> list[ListedRun]:
 
 
 def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
-    """The runs that pass every filter, as in `model=mlp` and `optimizer.lr<0.1`; ConfigError for a wrong one."""
+    """The runs that pass every filter, as in `model=mlp` and `optimizer.lr<0.1`; ConfigError for a
+    wrong one.
+    """
     tests = [filter_of(text, [run.values for run in runs]) for text in filters]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
@@ -123,7 +129,9 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
 def in_order(
     runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False
 ) -> list[ListedRun]:
-    """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
+    """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all
+    else rising.
+    """
     records = [run.result for run in runs]
     down = any(
         falls(tag, records) for tag in ({run.objective for run in runs} if key == "best" else [key])
@@ -132,7 +140,9 @@ def in_order(
 
 
 def falls(key: str, records: Iterable[Record]) -> bool:
-    """Whether the highest value of `key` comes first, as of when a run began, and of what is better so."""
+    """Whether the highest value of `key` comes first, as of when a run began, and of what is better
+    so.
+    """
     return key == "started" or any(
         tags.is_higher_better(key, metrics_of(task)) for task in map(_task, records)
     )
@@ -179,7 +189,8 @@ def _check(key: str, known: Collection[str], *, is_order: bool = False) -> None:
 def filter_of(
     text: str, runs: Sequence[Values], *, is_order: bool = False
 ) -> Callable[[Values], bool]:
-    """What `text`, as in `model=mlp`, asks of a run; `runs` are the values of those that it is about.
+    """What `text`, as in `model=mlp`, asks of a run; `runs` are the values of those that it is
+    about.
 
     `is_order` refuses what would be about all of them by a mistake, as `model!=mpl`.
     Raises ConfigError for a text that is no filter, or of a key that no run has.
@@ -206,7 +217,10 @@ def filter_of(
 
 
 def key_of(text: str, runs: Sequence[Values]) -> str:
-    """The setting that an order with this filter is about. Raises ConfigError as `filter_of` does."""
+    """The setting that an order with this filter is about.
+
+    Raises ConfigError as `filter_of` does.
+    """
     return _full_key(_parts(text)[0], runs, is_order=True)
 
 
@@ -218,7 +232,9 @@ def _parts(text: str) -> Sequence[str]:
 
 
 def _full_key(key: str, runs: Sequence[Values], *, is_order: bool) -> str:
-    """`optimizer.lr` of `lr`, as in the names of folders: of several the one in which the runs differ."""
+    """`optimizer.lr` of `lr`, as in the names of folders: of several the one in which the runs
+    differ.
+    """
     known = {known for run in runs for known in run}
     several = sorted(each for each in known if each.endswith(f".{key}"))
     differing = [each for each in several if _differ(each, runs)]
@@ -241,12 +257,16 @@ def _differ(key: str, runs: Sequence[Values]) -> bool:
 
 
 def fits(text: str, pattern: str) -> bool:
-    """Whether a text is like that, where `*` stands for anything and `?` for a character; brackets are a list's."""
+    """Whether a text is like that, where `*` stands for anything and `?` for a character; brackets
+    are a list's.
+    """
     return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def _equal(value: Any, wanted: str) -> bool:
-    """Whether it is the value that a person has typed, as a command takes it: `1e-3`, `True`, `[64,32]`, `'a b'`."""
+    """Whether it is the value that a person has typed, as a command takes it: `1e-3`, `True`,
+    `[64,32]`, `'a b'`.
+    """
     if value is None:
         return wanted.lower() in ("null", "none")
     if isinstance(value, bool):

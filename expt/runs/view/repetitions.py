@@ -14,9 +14,8 @@ from expt.runs.result import FoundRecord
 def experiments(runs: Iterable[FoundRecord]) -> list[list[FoundRecord]]:
     """The runs, those that repeat one another together.
 
-    Forks of parents that differ by their seeds are repetitions where each goes on with its parent's seed. Where two of
-    them have the same seed, each parent is an experiment of its own.
-    """
+    Forks of parents that differ by their seeds are repetitions where each goes on with its parent's
+    seed. Where two of them have the same seed, each parent is an experiment of its own."""
     return [part for group in _grouped(runs, without_seed) for part in _by_parent(group)]
 
 
@@ -29,7 +28,9 @@ def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
 
 
 def without_seed(run: FoundRecord) -> str:
-    """Equal for runs that differ by their seed and fold alone, in all that they have come to, whatever was typed."""
+    """Equal for runs that differ by their seed and fold alone, in all that they have come to,
+    whatever was typed.
+    """
     if "seedless_identity" in run:
         return run["seedless_identity"]
     known: Any = run.get("config")

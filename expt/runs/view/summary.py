@@ -96,7 +96,10 @@ def epochs_done(result: Record) -> str:
 
 def _facts(result: Record) -> list[str]:
     workers = result.get("world_size", 1)
-    where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
+    where = (
+        f"{workers} worker{'s' if workers > 1 else ''} on"
+        f" {', '.join(result.get('devices') or ['the CPU'])}"
+    )
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     best = result.get("best")
     found = [f"forked from  {line}" for line in forks_told(result)]

@@ -80,7 +80,8 @@ class Verdicts:
     not_finite: int
     """Completed runs that count nowhere."""
     again: tuple[str, ...] = ()
-    """Completed runs that count nowhere, since one before them in the row has their seed and fold."""
+    """Completed runs that count nowhere, since one before them in the row has their seed and fold.
+    """
 
 
 _Seeds: TypeAlias = tuple[int | None, bool]
@@ -105,12 +106,13 @@ class _Measured:
 def verdicts(
     runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None
 ) -> Verdicts:
-    """Judge the lead of the best row: the first of several seeds that no other with several in common leads on those.
+    """Judge the lead of the best row: the first of several seeds that no other with several in
+    common leads on those.
 
-    A paired t-test, with Holm's correction for the comparisons of all rows with one another: which of them is the best
-    was seen in the same numbers. `seeds` is how many it would take to show the lead seen here, or one of `difference`,
-    with a power of 0.8. Raises ConfigError where there is nothing to compare, or statsmodels is missing.
-    """
+    A paired t-test, with Holm's correction for the comparisons of all rows with one another: which
+    of them is the best was seen in the same numbers. `seeds` is how many it would take to show the
+    lead seen here, or one of `difference`, with a power of 0.8. Raises ConfigError where there is
+    nothing to compare, or statsmodels is missing."""
     try:
         from statsmodels.stats.multitest import multipletests
     except ImportError:
@@ -208,8 +210,8 @@ def notes(found: Verdicts) -> Iterator[str]:
     number, known = len(found.others) * (len(found.others) + 1) // 2, found.corrected_for
     of_all = "" if known == number else f" that {'has' if known == 1 else 'have'} one, of {number}"
     yield (
-        "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test, corrected (Holm) for "
-        f"{known} comparison{'' if known == 1 else 's'}{of_all}"
+        "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test,"
+        f" corrected (Holm) for {known} comparison{'' if known == 1 else 's'}{of_all}"
     )
     if found.has_unequal_seeds:
         first = ", ".join(
@@ -223,7 +225,10 @@ def notes(found: Verdicts) -> Iterator[str]:
         who = (
             "another" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other"
         )
-        yield f"the rows have unequal seeds: {who} with two or more in common leads the best on those{by_mean}"
+        yield (
+            f"the rows have unequal seeds: {who} with two or more in common leads the best on"
+            f" those{by_mean}"
+        )
     if found.not_finite:
         yield f"completed runs without a finite number, which count nowhere: {found.not_finite}"
     if found.again:
@@ -254,8 +259,8 @@ def _common_objective(runs: Sequence[FoundRecord]) -> str:
     done = [run["objective"] for run in runs if run["status"] == COMPLETED]
     if len(names := [*dict.fromkeys(objective["name"] for objective in done if objective)]) > 1:
         raise ConfigError(
-            f"--verdict: compares runs by one number, and these were chosen by {' and '.join(names)}; name one, as in "
-            f"--metric {names[0]}"
+            "--verdict: compares runs by one number, and these were chosen by"
+            f" {' and '.join(names)}; name one, as in --metric {names[0]}"
         )
     return objective_of(runs)
 
@@ -287,7 +292,9 @@ def _leads(first: _OfSeeds, second: _OfSeeds, sign: int) -> bool:
 
 
 def _differences(first: _OfSeeds, second: _OfSeeds) -> list[float]:
-    """By how much the first is above the second with each seed that both have, without what rounding has done."""
+    """By how much the first is above the second with each seed that both have, without what
+    rounding has done.
+    """
     pairs = _pairs(first, second)
     rounding = _rounding(pairs)
     found = [a - b for a, b in pairs]
@@ -309,7 +316,9 @@ def _pairs(first: _OfSeeds, second: _OfSeeds) -> list[tuple[float, float]]:
 
 
 def _rounding(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """How far each difference may be off by the last digits of its two values alone: of quotients, half of this."""
+    """How far each difference may be off by the last digits of its two values alone: of quotients,
+    half of this.
+    """
     is_single = all(
         ctypes.c_float(value).value == value for pair in pairs for value in pair
     )  # torchmetrics' are
@@ -317,7 +326,9 @@ def _rounding(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
-    """p, and the 95 % interval of the mean; nan where there are too few, or no spread at all to judge by."""
+    """p, and the 95 % interval of the mean; nan where there are too few, or no spread at all to
+    judge by.
+    """
     from scipy import stats
 
     if len({*differences}) < 2:

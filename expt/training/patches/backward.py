@@ -1,8 +1,8 @@
 """A backward pass from a loss that counts with a weight; switched off by `patches.backward=false`.
 
-`(loss * weight).backward()` takes two kernels more, and a good deal of Python: together 6 % of the mlp's step on a CPU.
-`loss.backward(weight)` imports sympy to compare two shapes, in every worker, for half a second.
-"""
+`(loss * weight).backward()` takes two kernels more, and a good deal of Python: together 6 % of the
+mlp's step on a CPU. `loss.backward(weight)` imports sympy to compare two shapes, in every worker,
+for half a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from expt.training.patches.changed import warn_changed
 
 
 def backward(loss: Tensor, weight: float) -> None:
-    """Add the gradients of `loss` [] times `weight`: those of `(loss * weight).backward()` to the bit."""
+    """Add the gradients of `loss` [] times `weight`: those of `(loss * weight).backward()` to the
+    bit.
+    """
     run = _engine()
     if (
         run is None or type(loss) is not Tensor

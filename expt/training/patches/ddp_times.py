@@ -1,4 +1,6 @@
-"""How long gradients travel: DistributedDataParallel times it anyway, and has no public word for it."""
+"""How long gradients travel: DistributedDataParallel times it anyway, and has no public word for
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from expt.training.patches.changed import warn_changed
 
 
 def all_reduce_s(parallel: DistributedDataParallel, steps: int) -> float | None:
-    """What `steps` steps have spent on averaging gradients beyond the backward pass [s]; None where torch won't tell.
+    """What `steps` steps have spent on averaging gradients beyond the backward pass [s]; None where
+    torch won't tell.
 
-    From the steps that torch times: the first ten, and every hundredth; of each it tells when the next one begins.
-    """
+    From the steps that torch times: the first ten, and every hundredth; of each it tells when the
+    next one begins."""
     try:
         found: dict[str, float] = parallel._get_ddp_logging_data()
     except AttributeError as error:

@@ -1,4 +1,6 @@
-"""torch's tensors without numbers, whose module has a private name though its documentation describes them."""
+"""torch's tensors without numbers, whose module has a private name though its documentation
+describes them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ __all__ = ["NUMBERS_WANTED", "FakeTensorMode", "without_log"]
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Within it torch doesn't log the traceback of what an operation raises, which is told otherwise."""
+    """Within it torch doesn't log the traceback of what an operation raises, which is told
+    otherwise.
+    """
     logger = logging.getLogger(FakeTensorMode.__module__)
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,4 +1,6 @@
-"""What an own model does in a first forward pass that sharding would lose: what it reads, and what it writes."""
+"""What an own model does in a first forward pass that sharding would lose: what it reads, and what
+it writes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class _Reads(TorchDispatchMode):
 
 
 def refuse_stale_reads(module: nn.Module, spans: Mapping[str, Span], told: Told) -> None:
-    """Raise what `told` makes of the name of a span that is read, in the first pass in training and in an evaluation.
+    """Raise what `told` makes of the name of a span that is read, in the first pass in training and
+    in an evaluation.
 
     What is there stays as it was before the run.
     """
@@ -57,7 +60,9 @@ def refuse_stale_reads(module: nn.Module, spans: Mapping[str, Span], told: Told)
 
 
 def refuse_lost_writes(units: Mapping[str, nn.Module], told: Told) -> None:
-    """Raise what `told` makes of a parameter that is written to while its unit has it whole, to be dropped again."""
+    """Raise what `told` makes of a parameter that is written to while its unit has it whole, to be
+    dropped again.
+    """
     for prefix, unit in units.items():
         _watch_writes(prefix, unit, told)
 
@@ -85,7 +90,9 @@ def _watch_writes(prefix: str, unit: nn.Module, told: Told) -> None:
 def _in_first_pass(
     module: nn.Module, enter: Callable[[], object], leave: Callable[[], object], *, training: bool
 ) -> None:
-    """Hooks that stay there, and do nothing later: where a pass fails torch does not let them be removed."""
+    """Hooks that stay there, and do nothing later: where a pass fails torch does not let them be
+    removed.
+    """
     begun, ended = list[bool](), list[bool]()
 
     def before(*_: object) -> None:

@@ -1,7 +1,8 @@
-"""The norms of many tensors by a few kernels; torch's public functions give one tensor's, or that of all together.
+"""The norms of many tensors by a few kernels; torch's public functions give one tensor's, or that
+of all together.
 
-On a GPU each launch of a kernel costs as much as a layer's norm itself, and a ResNet-18 has 62 layers.
-"""
+On a GPU each launch of a kernel costs as much as a layer's norm itself, and a ResNet-18 has 62
+layers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention with dropout as a GPU's kernels compute it, for tensors without numbers that are taken for a CPU's.
+"""Attention with dropout as a GPU's kernels compute it, for tensors without numbers that are taken
+for a CPU's.
 
-On a CPU torch has no fused attention with dropout, and keeps several [length, length] matrices. A GPU's kernels keep
-none: they draw the mask anew, from a seed.
-"""
+On a CPU torch has no fused attention with dropout, and keeps several [length, length] matrices. A
+GPU's kernels keep none: they draw the mask anew, from a seed."""
 
 from __future__ import annotations
 

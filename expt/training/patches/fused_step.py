@@ -1,4 +1,5 @@
-"""An update that a flag on the GPU can call off, by what GradScaler uses between itself and fused optimisers.
+"""An update that a flag on the GPU can call off, by what GradScaler uses between itself and fused
+optimisers.
 
 To ask the flag on the CPU instead makes every step wait for the GPU.
 """
@@ -12,7 +13,9 @@ from torch.optim import Optimizer
 
 
 def step_unless(bad: torch.Tensor, optimizer: Optimizer) -> None:
-    """Update the weights unless the flag `bad` is set, for which only a fused optimiser need not wait."""
+    """Update the weights unless the flag `bad` is set, for which only a fused optimiser need not
+    wait.
+    """
     if bad.is_cuda and getattr(optimizer, "_step_supports_amp_scaling", False):
         fused: Any = optimizer
         fused.grad_scale, fused.found_inf = None, bad.float()

@@ -1,9 +1,10 @@
-"""Models whose parameters are filled when their values are asked for, with those that they would have had all along.
+"""Models whose parameters are filled when their values are asked for, with those that they would
+have had all along.
 
-What fills the memory that torch.empty gives while a model is built is noted, and done when a parameter is wanted: until
-then the kernel gives no page for it, and a worker that keeps an Nth of a model never holds all of it. What draws is
-done at once, too, to leave the generator where it would be.
-"""
+What fills the memory that torch.empty gives while a model is built is noted, and done when a
+parameter is wanted: until then the kernel gives no page for it, and a worker that keeps an Nth of a
+model never holds all of it. What draws is done at once, too, to leave the generator where it would
+be."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ _CHANGES = (*_FILLS, _aten.mul_, _aten.div_, _aten.add_, _aten.sub_, _aten.clamp
 
 
 def build(make: Callable[[], nn.Module]) -> tuple[nn.Module, Values]:
-    """The module that `make` makes, and what fills its tensors. No tensor may be looked at before it is filled.
+    """The module that `make` makes, and what fills its tensors.
 
-    Where something else is done to a tensor than to fill it, or change it by numbers, it is filled at once.
-    """
+    No tensor may be looked at before it is filled.
+
+    Where something else is done to a tensor than to fill it, or change it by numbers, it is filled
+    at once."""
     with _Recording() as recording:
         return make(), recording.values
 

@@ -1,4 +1,6 @@
-"""How much memory tensors take at a time, and what is computed, told by the operations; of fake tensors too."""
+"""How much memory tensors take at a time, and what is computed, told by the operations; of fake
+tensors too.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _flop() -> dict[str, Any]:
 
 
 def _of_lstm(inputs: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
-    """Of a layer of nn.LSTM on a CPU, `inputs` being [steps, samples, size], which torch's counter does not know."""
+    """Of a layer of nn.LSTM on a CPU, `inputs` being [steps, samples, size], which torch's counter
+    does not know.
+    """
     return 2 * inputs.shape[0] * inputs.shape[1] * (weight.numel() + hidden_weight.numel())
 
 
@@ -51,11 +55,11 @@ class Held(NamedTuple):
 
 
 class LiveBytes(TorchDispatchMode):
-    """While it is entered, the bytes of all storages that operations have made and that are still held; and their FLOP.
+    """While it is entered, the bytes of all storages that operations have made and that are still
+    held; and their FLOP.
 
-    torch's FlopCounterMode would keep tensors alive by its hooks. A storage counts once, however many views of it there
-    are; those of before do not count.
-    """
+    torch's FlopCounterMode would keep tensors alive by its hooks. A storage counts once, however
+    many views of it there are; those of before do not count."""
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -77,7 +81,9 @@ class LiveBytes(TorchDispatchMode):
         return self._numbers.get(tensor.untyped_storage())
 
     def peaks(self, ends: Iterable[int], without: Container[int | None] = ()) -> list[Held]:
-        """What is held at most in each span of changes that ends there, beside the storages of some numbers."""
+        """What is held at most in each span of changes that ends there, beside the storages of some
+        numbers.
+        """
         found, live, start = list[Held](), Held(0, 0), 0
         for end in ends:
             peak = live

@@ -17,7 +17,9 @@ from expt.training.patches.changed import warn_changed
 
 
 def use_for_linear(module: nn.Module) -> None:
-    """Have oneDNN compute the linear layers inside `module`, where this torch has it; parameters stay what they are."""
+    """Have oneDNN compute the linear layers inside `module`, where this torch has it; parameters
+    stay what they are.
+    """
     if not torch.backends.mkldnn.is_available():
         return
     try:

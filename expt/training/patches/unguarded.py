@@ -1,9 +1,9 @@
 """torch without its compiler; switched off by `patches.unguarded=false`.
 
-Optimisers and DistributedDataParallel guard themselves against torch.compile, and import it on first use to do so: some
-two seconds of a core at the start of every worker. Here are the same classes without the guards. A model may still be
-compiled: what is unguarded is never called from compiled code, for expt compiles the model alone.
-"""
+Optimisers and DistributedDataParallel guard themselves against torch.compile, and import it on
+first use to do so: some two seconds of a core at the start of every worker. Here are the same
+classes without the guards. A model may still be compiled: what is unguarded is never called from
+compiled code, for expt compiles the model alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
 
 
 def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """DistributedDataParallel around `module`, unguarded; torch's own where this torch guards it in another way."""
+    """DistributedDataParallel around `module`, unguarded; torch's own where this torch guards it in
+    another way.
+    """
     try:
         with _compiler_set_aside():
             return _unguarded()(module, **options)
@@ -70,7 +72,9 @@ def _unguarded() -> type[DistributedDataParallel]:
 
 @contextlib.contextmanager
 def _compiler_set_aside() -> Iterator[None]:
-    """Let DistributedDataParallel's question about its own compilation find a no, and not an import."""
+    """Let DistributedDataParallel's question about its own compilation find a no, and not an
+    import.
+    """
     if "torch._dynamo" in sys.modules:
         yield
         return

@@ -1,8 +1,7 @@
 """Numbers that are read of sharded tensors, as by `float(weights.norm())`: those of the whole.
 
-torch gives each worker the number of its own part, so that an optimiser or a schedule that goes by a norm would train
-something else, by other steps on each worker.
-"""
+torch gives each worker the number of its own part, so that an optimiser or a schedule that goes by
+a norm would train something else, by other steps on each worker."""
 
 from __future__ import annotations
 

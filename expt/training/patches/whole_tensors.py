@@ -1,9 +1,9 @@
-"""What is done to the whole of a sharded tensor: gradients through `full_tensor()`, and `weights[0] = 1`.
+"""What is done to the whole of a sharded tensor: gradients through `full_tensor()`, and `weights[0]
+= 1`.
 
-torch takes the gradients of what all workers have whole for equal, as that of a penalty on the weights. They are not
-where the workers' losses have different weights, and each would train its part with its own. What is written to some
-rows torch writes to a copy of them.
-"""
+torch takes the gradients of what all workers have whole for equal, as that of a penalty on the
+weights. They are not where the workers' losses have different weights, and each would train its
+part with its own. What is written to some rows torch writes to a copy of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from expt.errors import ConfigError
 
 @functools.cache  # once in a process
 def treat_whole() -> None:
-    """From now on such gradients are the mean over the workers, and rows are written; for all workers, alike."""
+    """From now on such gradients are the mean over the workers, and rows are written; for all
+    workers, alike.
+    """
     from torch.distributed.tensor import DTensor
 
     replaced: Any = DTensor
@@ -56,8 +58,8 @@ def _set(self: Any, index: Any, value: Any) -> None:
 
     if torch.is_grad_enabled() and (self.requires_grad or getattr(value, "requires_grad", False)):
         raise ConfigError(
-            "tensor[...] = value: has no gradient where the tensor is shared out among workers; make another of it, as "
-            "by torch.where, or write under torch.no_grad()"
+            "tensor[...] = value: has no gradient where the tensor is shared out among workers;"
+            " make another of it, as by torch.where, or write under torch.no_grad()"
         )
     whole = _plain(self).clone()
     whole[tuple(map(_plain, index)) if isinstance(index, tuple) else _plain(index)] = _plain(value)
