@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
+from expt.config.identity import REPEATED, hyperparameters
 from expt.runs.result import FoundRecord
 
 
@@ -37,7 +37,7 @@ def without_seed(run: FoundRecord) -> str:
     if known:  # of an older version
         flat = hyperparameters(known)
         known = [
-            {key: flat[key] for key in flat if key not in {*REPEATED, *NOT_IN_RESULT}},
+            {key: flat[key] for key in flat if key not in REPEATED},
             run.get("content"),
         ]
     else:  # refused, before it had a configuration
