@@ -425,7 +425,7 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
             "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
         ),
         (["seed=range(3,3)"], "seed: its range is empty"),
-        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of airbench, "),
+        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of "),
         (
             ["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"],
             "batch_size=0: input should be greater than",
