@@ -19,7 +19,7 @@ from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
 from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
 from expt.config.identity import Content
-from expt.config.keys import differing, flat
+from expt.config.keys import differing, flat, meaning
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -39,7 +39,7 @@ HOW = (
         "compile",
         "matmul_precision",
     ),
-    *("deterministic", "timeout_s", "tensorboard.images", "test_time_augmentation"),
+    *("deterministic", "timeout_s", "tensorboard.images"),
 )
 """Settings of how it is measured, which may be others than the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
@@ -49,7 +49,6 @@ OF_TRAINING = {
     "strategy": "ddp",
     "batch_norm": "per_worker",
     "compile": False,
-    "cuda_graph": False,
     "debug": False,
     "profile": False,
     "resume": None,
@@ -66,8 +65,6 @@ OF_TRAINING = {
     "offload": None,
     "label_smoothing": 0.0,
     "early_stop": None,
-    "whitening": None,
-    "lookahead": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
 READABLE = (1, 3)
@@ -155,7 +152,8 @@ def _refuse(word: Override) -> None:
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
-        if key.split(".")[1] in PREPARED:
+        meant = meaning(key)
+        if meant.evaluate and not meant.varies and key != "dataset.features":
             raise ConfigError(
                 f"{text}: samples are prepared as those that the run was trained on; leave it out"
             )

@@ -26,6 +26,7 @@ from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.units import about, brief, mebibytes
 from expt.runs.worker_error import in_one_line
 
+
 class Samples(NamedTuple):
     """That the runs are points of a search's space, and which runs they stand for."""
 

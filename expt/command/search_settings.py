@@ -101,3 +101,61 @@ class FixedSettings:
             if before.get(part) != getattr(content, part)
         ]
         return typed or found or [f"its {part}" for part in parts]
+
+
+def told(found: Found, folder: str, *, can_learn: bool) -> str:
+    """What to say of runs in the folder that do not count; nothing where there are none."""
+    parts, names = (
+        list[str](),
+        list(dict.fromkeys(key for keys in found.differing.values() for key in keys)),
+    )
+    if count := len(found.differing):
+        keys = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
+        parts.append(f"{_runs(count)} of other settings ({keys})")
+    if count := len(found.outside):
+        parts.append(f"{_runs(count)} outside of the space")
+    if not parts:
+        return ""
+    several = len(found.differing) + len(found.outside) > 1
+    line = (
+        f"hydra.sweep.dir={folder}: has {' and '.join(parts)}, which {'do' if several else 'does'}"
+        " not count here"
+    )
+    learn = f"; search.warm_start=[{folder}] lets the search learn from those of other settings"
+    return line + (learn if can_learn and found.differing else "")
+
+
+def told_copies(found: Found, folder: str) -> str:
+    """What to say of folders there that a person has copied; or nothing."""
+    return f"hydra.sweep.dir={folder}: has {copies.told(found.copies)}" if found.copies else ""
+
+
+def told_by_hand(found: Found, folder: str, settings: Search) -> str:
+    """What to say of runs there that are of the space and the settings, and that no search has
+    chosen; or nothing.
+    """
+    if not found.by_hand:
+        return ""
+    least = f", from {LEAST_OTHERS} on," if settings.name == "cmaes" else ""
+    what = "may be the best" + (
+        "" if settings.name in UNTAUGHT else f" and{least} inform the search"
+    )
+    line = f"has {_runs(len(found.by_hand))} of this space that no search has chosen"
+    return (
+        f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among"
+        f" search.runs={settings.runs}"
+    )
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"
+
+
+def names_of_others(found: Found) -> Sequence[str]:
+    """Of the folders that do not count, and of their copies; copies of others are told wherever
+    runs are counted.
+    """
+    others = {*found.differing, *found.outside}
+    return sorted(
+        [*others, *(copy.name for copy, kept in found.copies.items() if kept.name in others)]
+    )

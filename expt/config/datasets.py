@@ -24,7 +24,6 @@ from expt.config.constraints import (
 )
 from expt.config.torchvision_sets import MASK_SETS, SetName
 
-
 HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
 TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
 Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
@@ -173,9 +172,7 @@ class Table(_Table):
     name: Literal["table"]
     path: Place
     targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    features: Annotated[
-        Annotated[tuple[str, ...], Field(min_length=1)] | None, Key(evaluate=True)
-    ]
+    features: Annotated[Annotated[tuple[str, ...], Field(min_length=1)] | None, Key(evaluate=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -51,8 +51,9 @@ def identity(
         hashes = {"data": content.data, "code": content.code, "weights": content.weights}
         hashes["fork"] = content.seedless_fork if {*REPEATED} <= {*but} else content.fork
         for part, found in hashes.items():
-            settings.pop(part, None)  # a path: what lies there counts, wherever it lies
-            settings[f"content.{part}"] = found
+            if found:
+                settings.pop(part, None)  # a path: what lies there counts, wherever it lies
+                settings[f"content.{part}"] = found
         if config.resume not in (None, "auto") and not content.continues:
             settings["resume"] = config.resume
     text = json.dumps([VERSION, settings], sort_keys=True, default=str)

@@ -37,9 +37,7 @@ def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> li
     ]
     chosen = {key.removesuffix("name") for key in found if key.endswith(".name")}
     return [
-        key
-        for key in found
-        if key.endswith(".name") or key.partition(".")[0] + "." not in chosen
+        key for key in found if key.endswith(".name") or key.partition(".")[0] + "." not in chosen
     ]
 
 
@@ -50,7 +48,7 @@ def _allowed(key: Key, rule: Rule) -> bool:
         return key.fork is not False
     if rule == "fork_within_epoch":
         return key.fork is True
-    return bool(getattr(key, rule, False))
+    return bool(key.resume if rule == "resume" else key.evaluate if rule == "evaluate" else False)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -95,7 +93,8 @@ def meaning(key: str, member: str | None = None) -> Key:
     `member` is the chosen member of its group, without which the group's first that has the key
     counts. A key that is not in the schema, such as a custom class's argument, is as the one above.
     """
-    parts, kinds, found = key.split("."), [RunConfig], _DEFAULT
+    parts, found = key.split("."), _DEFAULT
+    kinds: list[Any] = [RunConfig]
     for part in parts:
         hints = [hints[part] for kind in kinds if part in (hints := _hints(kind))]
         if not hints:
@@ -179,7 +178,10 @@ def varying(*by: str) -> tuple[str, ...]:
 
 
 def counted(config: RunConfig) -> dict[str, Any]:
-    """Return, flat, the settings that can change a run's numbers; dictionaries are left whole."""
+    """Return, flat, the settings that can change a run's numbers.
+
+    Of a dictionary each key is one, whatever lies below it: so no two come to the same.
+    """
     found: dict[str, Any] = {}
     conditions: list[tuple[str, Mapping[str, Any]]] = []
     _collect(config, "", None, found, conditions)
@@ -196,13 +198,15 @@ def _collect(
     found: dict[str, Any],
     conditions: list[tuple[str, Mapping[str, Any]]],
 ) -> None:
-    values = vars(holder)
-    for name, key, only_if in _counted_fields(type(holder), prefix, member):
+    values, kind = vars(holder), typing.cast(Any, type(holder))
+    for name, key, only_if in _counted_fields(kind, prefix, member):
         value = values[name]
-        kind: Any = type(value)
+        kind = type(value)
         if kind not in _SCALARS and hasattr(kind, "__dataclass_fields__"):
             group = values[name].name if not prefix and name in GROUPS else member
             _collect(value, f"{key}.", group, found, conditions)
+        elif kind is dict:
+            found |= {f"{key}.{below}": plain(value[below]) for below in value}
         else:
             found[key] = value if kind in _SCALARS else plain(value)
             if only_if:
@@ -215,9 +219,7 @@ def _counted_fields(
 ) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
     meant = {name: meaning(prefix + name, member) for name in names_of(kind)}
     return tuple(
-        (name, prefix + name, key.only_if)
-        for name, key in meant.items()
-        if key.result == "changes"
+        (name, prefix + name, key.only_if) for name, key in meant.items() if key.result == "changes"
     )
 
 
@@ -233,7 +235,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(plain, value))
     if hasattr(type(value), "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in names_of(type(value))}
+        kind: Any = type(value)
+        return {name: plain(getattr(value, name)) for name in names_of(kind)}
     return value
 
 

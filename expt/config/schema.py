@@ -24,7 +24,6 @@ from expt.config.groups import GROUPS
 from expt.config.tasks import Classification
 from expt.config.trackers import MLflow, TrackerName, Wandb
 
-
 SHARDED = ("fsdp", "hsdp")
 
 
@@ -88,21 +87,6 @@ class EarlyStop:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Whitening:
-    layer: str
-    samples: Count = 5000
-    eps: Positive = 5e-4
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Lookahead:
-    every_steps: Count = 5
-    keep: Fraction = 0.5
-    power: NonNegative = 0.0
-    start_epochs: Annotated[int, Field(ge=0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
     """One run, resolved and checked.
 
@@ -122,9 +106,7 @@ class RunConfig:
         Key(resume=True, evaluate=True, evaluated_as="auto", own_machine=True),
     ]
     world_size: Annotated[Count, Key(resume=True, evaluate=True, evaluated_as="auto")]
-    strategy: Annotated[
-        Literal["ddp", "dp", "fsdp", "hsdp"], Key(resume=True, evaluated_as="ddp")
-    ]
+    strategy: Annotated[Literal["ddp", "dp", "fsdp", "hsdp"], Key(resume=True, evaluated_as="ddp")]
     backend: Annotated[
         Literal["nccl", "gloo"], Key(resume=True, evaluate=True, evaluated_as="auto")
     ]
@@ -147,10 +129,6 @@ class RunConfig:
     ]
     weights: Annotated[Folder | None, Key(varies="source", evaluated_as="null")] = None
     fork: Annotated[Folder | None, Key(resume=True, varies="source", evaluated_as="null")] = None
-    whitening: Annotated[
-        Whitening | None,
-        Key(evaluated_as="null", example="whitening={layer: whiten, samples: 5000}"),
-    ] = None
     freeze: Annotated[tuple[str, ...], Key(example="'freeze=[\"conv\"]'")] = ()
     deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
     drop_last: Annotated[bool, Key(fork="epoch")]
@@ -162,9 +140,6 @@ class RunConfig:
     gradient_clip: Annotated[Positive | None, Key(cost=False)]
     gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    lookahead: Annotated[
-        Lookahead | None, Key(example="lookahead={every_steps: 5, keep: 0.5}")
-    ] = None
     gradient_accumulation: Annotated[Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[str, ...],
@@ -176,9 +151,6 @@ class RunConfig:
         Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
     ] = ()
     eval_split: Literal["val", "test"]
-    test_time_augmentation: Annotated[
-        Literal["flip", "flip_shift"] | None, Key(evaluate=True)
-    ] = None
     objective: Annotated[str, Key(cost=False)]
     log_every: Annotated[Count, Key(result="none")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
@@ -190,23 +162,21 @@ class RunConfig:
         default_factory=Wandb
     )
     print_every: Annotated[Count | None, Key(result="none")]
-    amp: Annotated[bool | Literal["bf16", "fp16", "bf16_params"], Key(evaluate=True)]
+    amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
         bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"],
         Key(resume=True, evaluate=True, evaluated_as="false"),
     ]
-    cuda_graph: Annotated[bool, Key(result="rounding")] = False
     matmul_precision: Annotated[
         Literal["highest", "high", "medium"], Key(resume=True, evaluate=True)
     ]
     channels_last: Annotated[bool, Key(resume=True)]
     onednn: Annotated[bool, Key(result="rounding")]
-    prepare_once: Annotated[bool, Key(resume=True)] = False
     patches: Annotated[Patches, Key(result="none")] = dataclasses.field(default_factory=Patches)
     ddp: Annotated[DDP, Key(resume=True)]
-    sharding: Annotated[
-        Sharding, Key(resume=True, only_if={"strategy": SHARDED})
-    ] = dataclasses.field(default_factory=Sharding)
+    sharding: Annotated[Sharding, Key(resume=True, only_if={"strategy": SHARDED})] = (
+        dataclasses.field(default_factory=Sharding)
+    )
     resume: Annotated[Folder | None, Key(result="none", varies="source", evaluated_as="null")]
     checkpoint: Annotated[Checkpoint, Key(result="none")]
     on_nan: Annotated[Literal["stop", "skip"], Key(resume=True)]

@@ -17,7 +17,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance, tags
 from expt.runs.paths import RunPaths
-from expt.runs.plan import refuse_other_plan
+from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.record_parts import Resumed
 from expt.runs.result import COMPLETED, Record, result_of_any
 
@@ -203,7 +203,7 @@ def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
 
 def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
     now, then = keys.flat(shown(config)), keys.flat(saved)
-    differs = keys.differing(then, now, "resume")
+    differs = [key for key in keys.differing(then, now, "resume") if key not in OF_PLAN]
     problems = [
         f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs
     ]

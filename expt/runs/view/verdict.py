@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from rich.table import Table
 
-from expt.config.identity import flat
+from expt.config.keys import flat
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FoundRecord
