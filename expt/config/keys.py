@@ -255,3 +255,14 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def typed(value: Any) -> str:
+    """Return a value as it is typed on the command line: null, true, [1,2]."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(typed, value))}]"
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )

@@ -202,13 +202,13 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
     for key in keys.differing(then, now, "fork"):
         if key not in begun:
             problems.append(
-                f"{key}={_shown(now.get(key))}: a fork keeps what {run} has, {_shown(then.get(key))};"
-                f" leave it out, {weights}"
+                f"{key}={keys.typed(now.get(key))}: a fork keeps its {key.partition('.')[0]}, and"
+                f" {run} has {keys.typed(then.get(key))}; leave it out, {weights}"
             )
     for key in () if found.ends_epoch else keys.differing(then, now, "fork_within_epoch"):
         if key not in begun and keys.meaning_in(now, key).fork == "epoch":
             problems.append(
-                f"{key}={_shown(now.get(key))}: can't change within an epoch, and step {found.step}"
+                f"{key}={keys.typed(now.get(key))}: can't change within an epoch, and step {found.step}"
                 f" of {run} is within epoch {found.epoch}; use a checkpoint at an epoch's end:"
                 f" {choice(list(all_of(run)))}"
             )
@@ -219,7 +219,7 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         )
     if (then_data := record["content"]["data"]) != content.data and not problems:
         problems.append(
-            f"dataset: its files are not those that {run} was trained on, {_shown(then_data)};"
+            f"dataset: its files are not those that {run} was trained on, {keys.typed(then_data)};"
             f" {weights}"
         )
     if problems := problems or _ended(config, found, run):
@@ -238,9 +238,3 @@ def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
         for key, wanted, come, what in asked
         if wanted is not None and come >= wanted
     ]
-
-
-def _shown(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
