@@ -58,13 +58,13 @@ def parsed() -> Parse:
 def test_settings_travel_without_their_secrets(
     parsed: Parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secrets, "_names", {})
+    monkeypatch.setattr(secrets, "_texts", {})
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
     sent = composed("dataset=mnist", "seed=7")
     sent["dataset"]["root"] = "${oc.env:EXPT_TEST_ROOT}"
     there = parse_elsewhere(sent, machine(gpus=2))
     assert (there.seed, getattr(there.dataset, "root", None)) == (7, "/elsewhere")
-    assert there.secrets == {"EXPT_TEST_ROOT": "/elsewhere"}
+    assert there.secrets == {"dataset.root": "${oc.env:EXPT_TEST_ROOT}"}
     assert there.gpu_indices == parsed("dataset=mnist", on=machine(gpus=2)).gpu_indices
     assert secrets.hidden("/elsewhere/x") == "${oc.env:EXPT_TEST_ROOT}/x", (
         "what is printed there shows none"
