@@ -24,7 +24,7 @@ from expt.runs import added, orders, provenance
 from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import OfAdded
+from expt.runs.result import OfAdded
 from expt.runs.result import INTERRUPTED, PAUSED, RUNNING
 
 LOOK_S = 0.2

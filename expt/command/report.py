@@ -17,17 +17,17 @@ from expt.command.conclusion import conclude, print_lost
 from expt.command.search_conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
-from expt.runs.atomic import write_atomically
-from expt.runs.copies import copies_among, told, without_copies
+from expt.runs.files import write_atomically
+from expt.runs.sweep import copies_among, told, without_copies
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, LOST, FoundRecord
 from expt.runs.view import verdict
-from expt.runs.view.ancestry import print_ancestry, print_forks
-from expt.runs.view.cells import say
+from expt.runs.view.summary import print_ancestry, print_forks
+from expt.runs.view.text import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
-from expt.runs.view.stale import print_stale, stale
+from expt.runs.view.summary import print_stale, stale
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
@@ -212,10 +212,10 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         except OSError as error:
             raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:
-        from expt.runs.view import plot  # late: matplotlib, an extra
+        from expt.runs.view import curves  # late: matplotlib, an extra
 
         with _of_option("--plot"):
-            plot.learning_curves([run.folder for run in runs], asked.plot)
+            curves.learning_curves([run.folder for run in runs], asked.plot)
     old = stale((run.folder, run.result) for run in runs)
     print_listing(console, runs, old)
     print_ancestry(console, [(run.folder, run.result) for run in runs])

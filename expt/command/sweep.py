@@ -39,7 +39,7 @@ from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
 from expt.runs import added, orders, paths
 from expt.runs.added import Added
-from expt.runs.record_parts import OfAdded
+from expt.runs.result import OfAdded
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.console import Console
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs import orders
-from expt.runs.sweep_index import latest_sweep
-from expt.runs.view.cells import say
+from expt.runs.sweep import latest_sweep
+from expt.runs.view.text import say
 
 ABOUT = (
     "Tell a sweep or a search that is under way, from another terminal, to run more, less, later,"

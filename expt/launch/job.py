@@ -11,7 +11,7 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLo
 from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective
+from expt.runs.result import Objective
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,

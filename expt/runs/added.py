@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from expt.errors import warn
-from expt.runs.atomic import write_atomically
-from expt.runs.record_parts import OfAdded
+from expt.runs.files import write_atomically
+from expt.runs.result import OfAdded
 
 NAME = ".added.json"
 

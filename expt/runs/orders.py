@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expt.errors import ConfigError
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 

@@ -15,7 +15,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, update_result
 from expt.runs.view import leaderboard
-from expt.runs.view.stale import print_stale, stale
+from expt.runs.view.summary import print_stale, stale
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:

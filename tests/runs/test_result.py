@@ -13,7 +13,7 @@ import pytest
 
 from expt.config import secrets
 from expt.errors import Diverged
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths

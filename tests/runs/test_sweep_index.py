@@ -13,7 +13,7 @@ import pytest
 from expt.runs import sweep_index
 from expt.runs.paths import SWEEP_INDEX, RunPaths
 from expt.runs.result import COMPLETED, Record, create_result, results, update_result
-from expt.runs.sweep_index import FORMAT, LEFT_OUT, results_of_sweep
+from expt.runs.sweep import FORMAT, LEFT_OUT, results_of_sweep
 
 
 @pytest.fixture(autouse=True)

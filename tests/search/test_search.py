@@ -17,7 +17,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
-from expt.runs.ranking import by_objective
+from expt.runs.sweep import by_objective
 from expt.runs.result import (
     COMPLETED,
     FAILED,
