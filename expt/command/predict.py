@@ -19,9 +19,8 @@ from expt.config.tasks import Segmentation
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
-from expt.runs.view.text import say
 from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE
-from expt.runs.view.text import duration
+from expt.runs.view.text import duration, say
 from expt.runs.weights_file import run_and_which
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
         metavar="NAME",
         help="cpu, cuda, cuda:1 ... (a GPU if there is one)",
     )
-    amp = ("recorded", "false", "true", "bf16", "fp16", "bf16_params")
+    amp = ("recorded", "false", "true", "bf16", "fp16")
     parser.add_argument(
         "--amp",
         choices=amp,

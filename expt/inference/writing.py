@@ -129,8 +129,7 @@ class JSONL(Writer):
         """See Writer."""
         for record in form.records(answers):
             self._file.write(
-                files.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape")
-                + b"\n"
+                files.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
             )
 
 

@@ -17,11 +17,11 @@ import torch.utils.serialization.config
 import torch.utils.tensorboard
 from PIL import Image
 
-
+from expt.runs import result
 
 Image.preinit()  # the formats that pictures are written in
 "é".encode("latin-1").decode("cp437")  # PIL's font is
-
+result.as_written()
 
 
 def _load_once() -> None:

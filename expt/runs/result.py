@@ -6,13 +6,14 @@ It is read and written here only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -26,6 +27,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
 VERSION = 1
@@ -211,14 +213,25 @@ class FoundRecord(Record, total=False):
     folder: Path
 
 
+@functools.cache
+def as_written() -> TypeAdapter[Record]:
+    """Return what checks a record; it takes 10 ms to make."""
+    from pydantic import TypeAdapter  # late: not for `expt --help`
+
+    return TypeAdapter(Record)
+
+
 def _parse(text: str) -> Record | None:
     """Return the record in `text`; None where it is something else. Raises ValueError if damaged."""
     try:
         content = json.loads(text)
-    except RecursionError as error:
+        if not isinstance(content, dict) or content.get("status") not in STATUSES:
+            return None
+        content = with_nan(cast(Record, content))
+        as_written().validate_python(content, strict=True)
+    except (AttributeError, RecursionError, TypeError) as error:
         raise ValueError from error
-    known = isinstance(content, dict) and content.get("status") in STATUSES
-    return with_nan(content) if known else None
+    return content
 
 
 def read_result(paths: RunPaths) -> Record:

@@ -19,8 +19,7 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
-from expt.runs.result import Resumed
-from expt.runs.result import COMPLETED, Record, result_of_any
+from expt.runs.result import COMPLETED, Record, Resumed, result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may
 # not.
@@ -28,7 +27,7 @@ MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
     "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "callbacks", "fork",
-    "compile", "matmul_precision", "channels_last", "prepare_once", *OF_PLAN,
+    "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip
 
 

@@ -118,9 +118,9 @@ def side_by_side(first: ListedRun, second: ListedRun) -> Table:
             table.add_row(*cells(name, a, b, ""))
     table.add_section()
     for key in results:
-        a, b = (values.get(key) for values, _ in pairs)
-        difference = f"{b - a:+.4g}" if isinstance(a, float) and isinstance(b, float) else ""
-        table.add_row(*cells(key, _shown(a), _shown(b), difference))
+        x, y = (values.get(key) for values, _ in pairs)
+        difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
+        table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
 
 

@@ -159,7 +159,8 @@ def without_seed(run: FoundRecord) -> str:
 
 def parent_of(run: FoundRecord) -> str:
     """Return the checkpoint that a fork began from; "" of another run."""
-    return (run.get("content") or {}).get("fork") or ""
+    content = run.get("content")
+    return content.get("fork", "") if content else ""
 
 
 def wide_console() -> Console:
@@ -334,7 +335,7 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
 
 def _mean(row: Row, key: str) -> Any:
     """Return the mean of a row's numbers, or the first value where it is none."""
-    found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
+    found: list[Any] = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
     numbers = [each for each in found if type(each) in (int, float)]
     return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
 

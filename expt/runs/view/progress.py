@@ -233,9 +233,7 @@ class RunDisplay:
     def _print(self, epoch: int, step: int, text: str) -> None:
         self._line_at, self._line_step = time.monotonic(), step
         state = self._state
-        say(
-            self._console, f"epoch {epoch}/{state.epochs}  step {step}/{state.total_steps}  {text}"
-        )
+        say(self._console, f"epoch {epoch}/{state.epochs}  step {step}/{state.total_steps}  {text}")
 
     def _left(self) -> dict[str, str]:
         left_s = self._state.left_s
@@ -308,7 +306,10 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
         ("test", (tags.metric(metric, "test"),), ".4f"),
         (_speed_label(noun), (tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), ",.0f"),
     ]
-    found = ((label, form, [values[tag] for tag in either if tag in values]) for label, either, form in shown)
+    found = (
+        (label, form, [values[tag] for tag in either if tag in values])
+        for label, either, form in shown
+    )
     return {label: f"{label} {value[0]:{form}}" for label, form, value in found if value}
 
 
@@ -322,7 +323,9 @@ class Printed:
 
     def _logs(self) -> list[Path]:
         folder = self._paths.logs(0).parent
-        return sorted(log for name in ("stdout", "stderr") for log in folder.glob(f"*/*/{name}.log"))
+        return sorted(
+            log for name in ("stdout", "stderr") for log in folder.glob(f"*/*/{name}.log")
+        )
 
     def new(self, *, last: bool = False) -> Iterator[tuple[int, str]]:
         """Yield the rank and text of each new line, and once each of expt's warnings on stderr.

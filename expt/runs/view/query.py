@@ -175,7 +175,9 @@ def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
     typed, how, wanted = match.groups()
     key = _full_key(typed, runs)
     if how in ("=", "==", "!="):
-        is_pattern = re.search(r"[*?]", wanted) is not None
+        is_pattern = re.search(r"[*?]", wanted) and not any(
+            _equal(run.get(key), wanted) for run in runs
+        )
         is_like = _matches if is_pattern else _equal
         return lambda run: is_like(run.get(key), wanted) == (how != "!=")
     if (limit := _number(wanted)) is None:
@@ -203,15 +205,10 @@ def _full_key(key: str, runs: Sequence[Values]) -> str:
 
 def _matches(value: Any, pattern: str) -> bool:
     """Return whether a value is like `pattern`: `*` and `?`; brackets are a list's."""
-    text = _text(value)
-    return text == pattern or fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
-
-
-def _text(value: Any) -> str:
-    """Return a value as Hydra reads it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)
+    text = "null" if value is None else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def _equal(value: Any, wanted: str) -> bool:
@@ -224,9 +221,9 @@ def _equal(value: Any, wanted: str) -> bool:
     if number is not None and other is not None:
         return number == other or (number != number and other != other)
     text = str(value)
-    if text[:1] == wanted[:1] == "[":
-        return _same(_listed(text), _typed(wanted))
-    return text in (wanted, unquoted(wanted))
+    return text in (wanted, unquoted(wanted)) or (
+        text[:1] == wanted[:1] == "[" and _same(_listed(text), _typed(wanted))
+    )
 
 
 def _same(value: Any, wanted: Any) -> bool:

@@ -270,8 +270,8 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
     today: dict[tuple[str, ...], str | None] = {}
     found = []
     for folder, record in runs:
-        then = (record.get("content") or {}).get("code")
-        if then is None:
+        content = record.get("content")
+        if content is None or (then := content["code"]) is None:
             continue
         targets = user_code.targets_recorded(record.get("config") or {})
         if targets not in today:

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.result import COMPLETED, FoundRecord
-from expt.runs.view.leaderboard import Row, falls, objective_of, rows, seed_and_fold, value_of
+from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
+from expt.runs.view.query import falls
 from expt.runs.view.text import cells, setting
 
 LEVEL = 0.05
@@ -62,28 +63,39 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
     metric = metric or objective_of(runs)
     sign, found = 1 if falls(metric, runs) else -1, rows(runs)
     values = [_values(row, metric) for row in found]
-    seeds = [len(each) for each in values]
+    finite = [
+        {key: value for key, value in each.items() if math.isfinite(value)} for each in values
+    ]
+    seeds = [len(each) for each in finite]
     if sum(map(bool, seeds)) < 2 or max(seeds) < 2:
         raise ConfigError(
             "--verdict: compares settings by their seeds; make seeds an axis of the sweep beside"
             f" others, seed=0,1,2,3,4 ({metric}: {sum(map(bool, seeds))} rows of at most"
             f" {max(seeds, default=0)} seeds)"
         )
-    p = _holm({pair: _test(*map(values.__getitem__, pair))[3] for pair in _pairs(seeds)})
+    p = _holm({pair: _test(*map(finite.__getitem__, pair))[3] for pair in _pairs(seeds)})
     several = [index for index, number in enumerate(seeds) if number > 1]
-    best = max(several, key=lambda index: sign * statistics.fmean(values[index].values()))
+    # Of a row with a run that is not finite the mean of the others says nothing.
+    best = max(
+        several,
+        key=lambda index: (
+            finite[index] == values[index],
+            sign * statistics.fmean(finite[index].values()),
+        ),
+    )
     others = []
     for index, row in enumerate(found):
         if index != best and seeds[index]:
-            lead, low, high, _ = (sign * each + 0.0 for each in _test(values[best], values[index]))
-            pair, common = (min(best, index), max(best, index)), values[best].keys() & values[index]
-            others.append(Verdict(row, len(common), lead, *sorted((low, high)), p[pair]))
+            lead, low, high, _ = (sign * each + 0.0 for each in _test(finite[best], finite[index]))
+            pair, common = (min(best, index), max(best, index)), finite[best].keys() & finite[index]
+            low, high = min(low, high), max(low, high)
+            others.append(Verdict(row, len(common), lead, low, high, p[pair]))
     known = sum(not math.isnan(each) for each in p.values())
     notes = [
         "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test,"
         f" corrected (Holm) for {known} comparison{'s' * (known != 1)}"
     ]
-    if len({frozenset(each) for each in values if each}) > 1:
+    if len({frozenset(each) for each in finite if each}) > 1:
         notes.append("the rows have unequal seeds: the best is that by the mean of its own")
     completed = sum(run["status"] == COMPLETED for run in runs)
     if left_out := completed - sum(seeds):
@@ -102,7 +114,7 @@ def _values(row: Row, metric: str) -> Values:
     for run in row.runs:
         if run["status"] == COMPLETED and (value := value_of(run, metric)) is not None:
             found.setdefault(seed_and_fold(run), value)
-    return {key: value for key, value in found.items() if math.isfinite(value)}
+    return found
 
 
 def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
@@ -114,14 +126,15 @@ def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
     pairs = [(first[key], second[key]) for key in first if key in second]
     differences = [a - b for a, b in pairs]
     error = [ROUNDING * max(abs(a), abs(b)) for a, b in pairs]
-    mean = statistics.fmean(differences) if pairs else math.nan
-    if pairs and abs(mean) <= statistics.fmean(error):
-        mean = 0.0
     around = [(value - off, value + off) for value, off in zip(differences, error, strict=True)]
-    if len(pairs) < 2 or max(low for low, _ in around) <= min(high for _, high in around):
-        # Without a spread; where one pair is rounded more than the others are apart, by the others.
-        exact = min(zip(error, differences, strict=True), default=(0.0, math.nan))[1]
-        return (exact if len(pairs) > 1 and mean else mean), math.nan, math.nan, math.nan
+    mean, off = statistics.fmean(differences or [math.nan]), statistics.median(error or [0.0])
+    has_spread = len(pairs) > 1 and max(around)[0] > min(high for _, high in around)
+    if not has_spread and len(pairs) > 1:  # then the one that is rounded least says it best
+        off, mean = min(zip(error, differences, strict=True))
+    if abs(mean) <= off:
+        mean = 0.0
+    if not has_spread:
+        return mean, math.nan, math.nan, math.nan
     tested = stats.ttest_1samp(differences, 0.0)
     interval = tested.confidence_interval(1 - LEVEL)
     return mean, float(interval.low), float(interval.high), float(tested.pvalue)
