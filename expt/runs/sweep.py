@@ -172,10 +172,10 @@ def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
             same = (number, settings, paths.folder.parent)
             alike.setdefault(same, []).append((paths.folder, own))
     found = dict[Path, Path]()
-    for (number, *_), folders in alike.items():
+    for (of_search, *_), folders in alike.items():
         kept = next((folder for folder, own in reversed(folders) if own), folders[0][0])
         for folder, own in folders:
-            if folder != kept and (number is not None or not own):
+            if folder != kept and (of_search is not None or not own):
                 found[folder] = kept
     return found
 
