@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
+from expt.config.identity import VERSION
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import tags
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
-VERSION = 1
-"""Of records and checkpoints: a run of another version is shown, not continued."""
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 INTERRUPTED, PAUSED = "interrupted", "paused"
 STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
@@ -151,6 +150,7 @@ class Record(Provenance, total=False):
     """
 
     version: int
+    """Of its identity: a run of another version is shown, not continued."""
     status: str
     error: str
     error_kind: str

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from expt.config.identity import VERSION
 from expt.config.tasks import metrics_of
 from expt.runs import tags
 from expt.runs.files import dumps, write_atomically
@@ -19,7 +20,6 @@ from expt.runs.result import (
     FAILED,
     INTERRUPTED,
     PAUSED,
-    VERSION,
     FoundRecord,
     Record,
     objective_of,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
+from expt.config.identity import VERSION
 from expt.errors import Diverged
 from expt.runs.files import write_atomically
 from expt.runs.folder_lock import at_work
@@ -19,7 +20,6 @@ from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
-    VERSION,
     create_result,
     objective_of,
     read_result,

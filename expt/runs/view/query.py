@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from expt.config.identity import flat, hyperparameters
+from expt.config.identity import hyperparameters
+from expt.config.keys import flat
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
