@@ -23,11 +23,9 @@ from expt.launch.job import Job, request_of
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from expt.runs.view import leaderboard
-from expt.runs.view.cells import cells, say
-from expt.runs.view.printed import Printed, show_printed
-from expt.runs.view.progress import REFRESH_S, RunState, waiting_for
+from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
-from expt.runs.view.units import duration
+from expt.runs.view.text import cells, duration, say
 from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0
@@ -133,23 +131,8 @@ class SweepDisplay:
                 style="green",
             )
 
-    def held(self, job: Job) -> None:
-        """A run was asked to pause, and has saved."""
-        self._forget(job)
-        self._line(PAUSED, job, f"after {epochs_done(read_result(job.paths))}", style="blue")
-
-    def dropped(self, job: Job) -> None:
-        """A run that waited, or had paused, is not to go on."""
-        self._paused.discard(job.paths.folder)
-        self._counts[INTERRUPTED] += 1
-        self._line(job.status, job, str(job.error), style="red")
-
-    def taken_back(self) -> None:
-        """A run that was dropped waits for its turn again."""
-        self._counts[INTERRUPTED] -= 1
-
     def told(self, text: str) -> None:
-        """Another command has given an order."""
+        """Print a line about the sweep as a whole."""
         self._lines.append(((printable(text), "blue"),))
         self._print_lines()
 

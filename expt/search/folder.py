@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from expt.errors import ConfigError, warn
-from expt.runs.copies import copies_among
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, INTERRUPTED, PAUSED, Record, update_result
 from expt.runs.spending import device_s
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.sweep import copies_among, results_of_sweep
 from expt.search.history import Point, Reader, in_order
 
 
@@ -48,9 +47,9 @@ class Found:
 
     @property
     def by_hand(self) -> list[Point]:
-        """Points that no search has chosen, and nobody has added to one: a grid's, say."""
+        """Points that no search has chosen: a grid's, say."""
         ended = [point for point in self.points.values() if point.status in (COMPLETED, PAUSED)]
-        return [point for point in ended if point.number is None and point.added is None]
+        return [point for point in ended if point.number is None]
 
 
 def read(folder: Path, reader: Reader) -> Found:
@@ -81,18 +80,9 @@ def read(folder: Path, reader: Reader) -> Found:
 
 
 def point_of(reader: Reader, paths: RunPaths, record: Record) -> tuple[Point | None, Sequence[str]]:
-    """The point that a run is, if any, and in what it is none of this search.
-
-    What was typed to add it to the search may be another than in its other runs.
-    """
+    """The point that a run is, if any, and in what it is none of this search."""
     point = reader.point(paths, record)
-    if point is None:
-        return None, ()
-    differences = reader.differences(point.values, record)
-    if "added" not in record:
-        return point, differences
-    left = [key for key in differences if key not in record["added"]["keys"]]
-    return replace(point, teaches=point.teaches and not differences), left
+    return (None, ()) if point is None else (point, reader.differences(point.values, record))
 
 
 def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list[Point]:
@@ -114,7 +104,7 @@ def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list
     points = [
         replace(point, number=None, is_of_others=bool(reader.differences(point.values, record)))
         for point, record in runs
-        if point is not None and point.teaches
+        if point is not None
     ]
     if not points:
         raise ConfigError(f"search.warm_start={source}: holds no run with a point of this space")

@@ -60,12 +60,6 @@ class Point:
     is_past_rungs: bool = False
     """Whether it has completed, and has lost what it measured on the way: it has passed all rungs.
     """
-    added: int | None = None
-    """Its place among those that were added to the search while it ran."""
-    teaches: bool = True
-    """Whether a sampler can learn from it: not from one that was added, and is beside the search in
-    some setting.
-    """
     is_of_others: bool = False
     """Whether what is not searched is another than in this search: it may inform the sampler, and
     no more.
@@ -113,17 +107,13 @@ class Reader:
     def point(self, paths: RunPaths, record: Record | None = None) -> Point | None:
         """The point that a run is; None where it says nothing of itself, or lies outside of the
         space.
-
-        One that was added to the search may lie there.
         """
         record = result_of_any(paths) if record is None else record
         if not record or record["status"] == DAMAGED:
             return None
-        setting = _settings(record)
-        found = self.space.read(setting)
-        if found is None and "added" not in record:
+        values = self.space.read(_settings(record))
+        if values is None:
             return None
-        values = self.space.read_any(setting) if found is None else found
         kind, began_at = (
             record.get("error_kind", ""),
             record["forked_from"]["epoch"] if "forked_from" in record else 0,
@@ -147,8 +137,6 @@ class Reader:
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,
-            added=record["added"]["place"] if "added" in record else None,
-            teaches=found is not None,
             kind_of_error=kind,
             device_s=device_s(record),
             folder=paths.folder,
@@ -182,9 +170,7 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 def _chosen(point: Point) -> tuple[int, int]:
     """As expt.runs.ranking.place."""
-    if point.number is not None:
-        return 1, point.number
-    return (0, 0) if point.added is None else (2, point.added)
+    return (0, 0) if point.number is None else (1, point.number)
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:

@@ -60,4 +60,4 @@ def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
 
 def _is_of_others(point: Point) -> bool:
     """Whether it is nobody's who is at work here: a run of a warm start, or one typed by hand."""
-    return point.number is None and point.added is None
+    return point.number is None

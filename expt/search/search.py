@@ -12,7 +12,7 @@ from expt.runs import forkable
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, Record, read_result
 from expt.runs.spending import device_s
-from expt.search.folder import forget_training, of_another, point_of, read
+from expt.search.folder import forget_training, of_another, read
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
@@ -65,7 +65,7 @@ class Searching:
     @property
     def points(self) -> list[Point]:
         """All that a sampler can learn from, in its order."""
-        return [*self._others, *(point for point in self.own if point.teaches)]
+        return [*self._others, *self.own]
 
     @property
     def is_complete(self) -> bool:
@@ -90,13 +90,10 @@ class Searching:
 
     @property
     def stopped(self) -> list[RunPaths]:
-        """The runs that were begun and would go on in another command, those that were added too."""
-        added = [
-            point for point in self.own if point.added is not None and point.status == INTERRUPTED
-        ]
+        """The runs that were begun and would go on in another command."""
         return [
             RunPaths(point.folder)
-            for point in (*self.unfinished, *added)
+            for point in self.unfinished
             if point.folder and _has_begun(point)
         ]
 
@@ -289,12 +286,7 @@ class Searching:
 
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
-        before, record = self._points.get(paths.folder), read_result(paths)
-        if "added" in record:
-            point, differences = point_of(self._reader, paths, record)
-            point = None if differences else point
-        else:
-            point = self._reader.point(paths)
+        before, point = self._points.get(paths.folder), self._reader.point(paths)
         if point is None:
             self.count_spent(paths)
             return before

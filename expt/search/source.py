@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from expt.errors import RunFailed
@@ -50,29 +50,23 @@ class Source(Iterator[Job | None]):
         make: Callable[[int, Values], Job | None],
         again: Callable[[Point], Job | None],
         has_room: Callable[[], bool] | None,
-        added: Iterable[Job] = (),
         *,
         batch: int | None = None,
         budget: Budget | None = None,
         finish: Callable[[str], None] = lambda _: None,
-        all_jobs: Callable[[], Iterable[Job]] = tuple,
         running_s: Callable[[Job, float], float] = running_s,
     ) -> None:
         """`make` gives the job of a new point, `again` that of one that has come to no end; None
         for a known job.
 
-        Those `added` to an earlier command come first. `finish` is told that the budget is used up:
-        all is to end. Among `all_jobs` are those that others have given to the pool: they count for
-        the budget, until their ends. `running_s` is what devices have been busy for with a job
-        since it has started."""
+        `finish` is told that the budget is used up: all is to end. `running_s` is what devices have
+        been busy for with a job since it has started."""
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
-        self._added, self._unfinished = iter(added), searching.unfinished
-        self._all_jobs, self._running_s = all_jobs, running_s
+        self._unfinished = searching.unfinished
+        self._running_s = running_s
         self._under_way: list[Job] = []
-        self._of_others: list[Job] = []  # those under way
-        self._seen = set[Job]()
         self._promoted_from: dict[
             Path, tuple[str, str]
         ] = {}  # in which state: who comes back as it was would for ever
@@ -95,9 +89,8 @@ class Source(Iterator[Job | None]):
         job = self._next()
         if job is not None:
             self._under_way.append(job)
-            self._seen.add(job)
             self._jobs[job.paths.folder] = job
-        elif not (self._under_way or self._of_others):
+        elif not self._under_way:
             if self.is_exhausted:
                 self._searching.clear(self._searching.count)
             self.is_over = True
@@ -116,7 +109,7 @@ class Source(Iterator[Job | None]):
     def spent_s(self) -> float:
         """What devices have been busy for, with the runs under way."""
         now = time.monotonic()
-        live = [job for job in (*self._under_way, *self._of_others) if job.status == RUNNING]
+        live = [job for job in self._under_way if job.status == RUNNING]
         return self._searching.spent_s + sum(self._running_s(job, now) for job in live)
 
     def _may_ask(self) -> bool:
@@ -130,8 +123,6 @@ class Source(Iterator[Job | None]):
 
     def _next(self) -> Job | None:
         searching = self._searching
-        if job := next(self._added, None):
-            return job
         while self._unfinished:
             point = self._unfinished.pop(0)
             if job := self._again(point):
@@ -177,21 +168,11 @@ class Source(Iterator[Job | None]):
 
     def _look(self) -> None:
         """Read what has become of those that have ended since."""
-        new = [job for job in self._all_jobs() if job not in self._seen]
-        self._seen.update(new)
-        self._of_others += new
-        ended = [
-            job
-            for job in (*self._under_way, *self._of_others)
-            if job.status not in (QUEUED, RUNNING)
-        ]
+        ended = [job for job in self._under_way if job.status not in (QUEUED, RUNNING)]
         for job in ended:
-            (self._under_way if job in self._under_way else self._of_others).remove(job)
+            self._under_way.remove(job)
             self._searching.look(job.paths)
-        for job in (
-            *self._under_way,
-            *self._of_others,
-        ):  # a person has paused it, or it is tried again
+        for job in self._under_way:  # it is tried again
             if job.status == QUEUED and job.started_at > self._counted.get(job, 0.0):
                 self._counted[job] = job.started_at
                 self._searching.count_spent(job.paths)

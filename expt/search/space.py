@@ -242,15 +242,6 @@ class Space:
                 found[parameter.name] = value
         return found
 
-    def read_any(self, setting: Callable[[str], Any]) -> Values:
-        """The values of such a run, wherever it lies."""
-        found: Values = {}
-        for parameter in self.parameters:
-            if parameter.is_active(found):
-                value = parameter.read(known := setting(parameter.name))
-                found[parameter.name] = known if value is None else value
-        return found
-
     def without(self, tried: Sequence[Mapping[str, Value]]) -> list[Values] | None:
         """The points that are not among the `tried`; None where the space has too many points to
         name them.

@@ -16,8 +16,8 @@ from expt.command.search_conclusion import SearchRecord, bad_points, conclude_se
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
+from expt.runs.sweep import by_objective
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.history import Point, Reader, best
@@ -270,12 +270,12 @@ def test_runs_that_are_none_of_its_points_are_no_best_of_a_search(tmp_path: Path
     ]
 
 
-def test_a_bad_point_is_one_of_the_search_or_was_added_to_it() -> None:
+def test_a_bad_point_is_one_of_the_search() -> None:
     failed: Record = {"status": FAILED, "error_kind": "Diverged"}
-    made: list[Record] = [{"search": {"number": 0}}, {"added": {"place": 0, "keys": []}}, {}]
+    made: list[Record] = [{"search": {"number": 0}}, {}]
     runs = [FoundRecord({**failed, **more, "folder": Path(str(more))}) for more in made]
     good: FoundRecord = {"status": PAUSED, "folder": Path("good")}
-    assert bad_points([*runs, good]) == runs[:2]
+    assert bad_points([*runs, good]) == runs[:1]
     assert bad_points(runs) == []
     assert bad_points([*runs[1:], good]) == [], "of a grid"
 
