@@ -15,8 +15,8 @@ from expt import machine
 from expt.command.words import Parser
 from expt.config.constraints import word
 from expt.errors import ConfigError
-from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import wide_console
+from expt.runs.view.text import say
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
