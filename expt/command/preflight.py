@@ -21,9 +21,8 @@ from expt.launch.job import Job, Options, request_of
 from expt.launch.preflight import Tried, together_s, try_out
 from expt.machine import Machine
 from expt.runs.result import COMPLETED
-from expt.runs.view.cells import cells, say
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.units import about, brief, mebibytes
+from expt.runs.view.text import about, brief, cells, mebibytes, say
 from expt.runs.worker_error import in_one_line
 
 

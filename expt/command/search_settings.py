@@ -13,7 +13,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.runs import copies
+from expt.runs import sweep
 from expt.runs.result import Record
 from expt.search.folder import Found
 from expt.search.sampler import LEAST_OTHERS
@@ -127,7 +127,7 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
 
 def told_copies(found: Found, folder: str) -> str:
     """What to say of folders there that a person has copied; or nothing."""
-    return f"hydra.sweep.dir={folder}: has {copies.told(found.copies)}" if found.copies else ""
+    return f"hydra.sweep.dir={folder}: has {sweep.told(found.copies)}" if found.copies else ""
 
 
 def told_by_hand(found: Found, folder: str, settings: Search) -> str:

@@ -33,12 +33,10 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs.copies import has_own_name
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.result import COMPLETED, DAMAGED, Objective, OfSearch, Record, read_result
+from expt.runs.sweep import has_own_name, results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by

@@ -16,8 +16,7 @@ from expt.runs import checkpoint_file
 from expt.runs.forkable import TRIES, Found, all_of, choice, damaged, is_meant, whole_of, whole_ones
 from expt.runs.parent import named
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Forked
-from expt.runs.result import RUNNING, Record, result_of_any
+from expt.runs.result import RUNNING, Forked, Record, result_of_any
 from expt.runs.resume import before_its_end, lines_of
 from expt.runs.weights_file import WHICH
 

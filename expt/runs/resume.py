@@ -18,8 +18,7 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
-from expt.runs.record_parts import Resumed
-from expt.runs.result import COMPLETED, Record, result_of_any
+from expt.runs.result import COMPLETED, Record, Resumed, result_of_any
 
 
 def find(
