@@ -13,7 +13,6 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.conclusion import conclude, print_lost
-from expt.search.conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.files import write_atomically
@@ -26,6 +25,7 @@ from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import say
+from expt.search.conclusion import search_in
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
