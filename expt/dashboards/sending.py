@@ -1,6 +1,4 @@
-"""A command's side of sending: it starts a process for each dashboard, and waits for it no longer
-than it says.
-"""
+"""A command's side of sending: a process for each dashboard, which no run waits for."""
 
 from __future__ import annotations
 
@@ -18,31 +16,33 @@ from rich.console import Console
 
 from expt import signals
 from expt.config.schema import RunConfig
-from expt.config.trackers import refuse_unusable
-from expt.errors import WARNING, warn
+from expt.config.trackers import is_installed
+from expt.errors import WARNING, ConfigError, warn
 from expt.runs.provenance import program
-from expt.runs.view.text import say, shown_path
-from expt.tracking.follow import AT, LEFT
+from expt.runs.view.progress import shown_path
+from expt.runs.view.text import say
 
 PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
 """What a dashboard gets at a command's end for what is left; after Ctrl-C."""
-TELL_AFTER_S = 1.5
-"""A wait that a person notices."""
+LEFT, AT = "left: ", "at: "
+"""See expt.dashboards.sender, which is not imported here."""
 
 
 class Sending:
-    """The dashboards' processes of one command; none of them is ever waited for but in `wait`."""
+    """The dashboards' processes of one command; none of them is waited for but in `wait`."""
 
     def __init__(self) -> None:
         self._processes: dict[str, _Process] = {}
         self._end = 0.0
 
     def follow(self, config: RunConfig, folder: Path) -> None:
-        """Let the run or the sweep of `folder` be sent to where `config` says, from now on.
+        """Have the run or the sweep of `folder` sent to where `config` says, from now on.
 
-        Raises ConfigError where a package is missing, or the environment names an impossible
-        address."""
-        refuse_unusable(config)
+        Raises ConfigError where a dashboard's package is missing.
+        """
+        for name in config.send:
+            if not is_installed(name):
+                raise ConfigError(f"send={name}: needs {name}; pip install 'expt[{name}]'")
         for name in config.send:
             if name not in self._processes:
                 self._processes[name] = _Process(name, folder)
@@ -55,7 +55,7 @@ class Sending:
             process.tell_end(patience_s)
 
     def wait(self) -> None:
-        """Let them end, in the time that `close` has given them, and print what they have to say."""
+        """Wait for them, as long as `close` has said, and print what they report."""
         for process in self._processes.values():
             process.wait(self._end)
         self._processes = {}
@@ -66,7 +66,7 @@ class _Process:
         self._name, self._folder = name, folder
         self._said: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "expt.tracking.follow", name, str(folder.absolute())],
+            [sys.executable, "-m", "expt.dashboards.sender", name, str(folder.absolute())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -78,7 +78,7 @@ class _Process:
         self._reader.start()
 
     def _listen(self) -> None:
-        """Pass on warnings as they come; what libraries print is no concern of a person's."""
+        """Pass on warnings as they come."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -95,7 +95,8 @@ class _Process:
 
     def wait(self, end: float) -> None:
         try:
-            self._wait(end)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, end + 0.5 - time.monotonic()))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # and what its client has started
@@ -104,20 +105,8 @@ class _Process:
         for line in self._said:
             if line.startswith(AT):
                 say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
-        why = next(
-            (line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)),
-            "its process has died",
-        )
-        if self._process.returncode or any(line.startswith(LEFT) for line in self._said):
+        left = [line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)]
+        if self._process.returncode or left:
             again = shlex.join([*program().split(), "send", shown_path(self._folder)])
+            why = left[0] if left else "its process has died"
             warn(f"{self._name}: not all could be sent ({why}); the rest, once: {again}")
-
-    def _wait(self, end: float) -> None:
-        left_s = end - time.monotonic()
-        for patience_s in (min(TELL_AFTER_S, left_s), left_s - TELL_AFTER_S + 0.5):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, patience_s))
-                return
-            if end - time.monotonic() > 1:
-                left = max(1, round(end - time.monotonic()))
-                say(Console(), f"{self._name:<13}sending what is left, for {left} s at most")
