@@ -48,7 +48,9 @@ def main(words: Sequence[str]) -> int:
     chosen = {name: runs if asked.to else [each for each in runs if _names(each, name)]
               for name in names}  # fmt: skip
     if not any(chosen.values()):
-        raise ConfigError(f"these {len(runs)} runs name no dashboard; use --to mlflow or --to wandb")
+        raise ConfigError(
+            f"these {len(runs)} runs name no dashboard; use --to mlflow or --to wandb"
+        )
     for name, some in chosen.items():
         if some and not is_installed(name):
             raise ConfigError(f"--to {name}: needs {name}; pip install 'expt[{name}]'")

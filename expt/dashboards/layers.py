@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from expt.dashboards.events import Writer
 from expt.runs import tags
-from expt.tensorboard.events import Writer
 from expt.training import sharding
 from expt.training.learner import Learner
 from expt.training.patches.foreach_norm import norms_of

@@ -38,7 +38,9 @@ class MLflowCopy:
         )
         above = {}
         if run.sweep is not None:
-            self._sweep = self._find(states[0]["key"], run.sweep.name, {"expt.folder": str(run.sweep)}, run)
+            self._sweep = self._find(
+                states[0]["key"], run.sweep.name, {"expt.folder": str(run.sweep)}, run
+            )
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
         found = self._find(states[-1]["key"], run.name, above, run)
         self._id, self._params = found.info.run_id, dict(found.data.params)

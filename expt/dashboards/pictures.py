@@ -13,7 +13,17 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont, ImageFont
+import itertools
+from collections.abc import Iterator
 
+import torch
+from torch import Tensor
+
+from expt.dashboards import pictures
+from expt.dashboards.events import Writer
+from expt.data.loading import Batch
+from expt.runs import tags
+from expt.training import collectives
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -176,3 +186,147 @@ def _encoded(canvas: Image) -> Picture:
     file = io.BytesIO()
     canvas.save(file, "PNG", compress_level=1)
     return Picture(file.getvalue(), canvas.width, canvas.height)
+
+
+class Mistakes(NamedTuple):
+    """Wrongly classified samples, the most costly first."""
+
+    losses: Tensor
+    """[K], cross-entropy"""
+    labels: Tensor
+    """int64 [K]"""
+    predicted: Tensor
+    """int64 [K]"""
+    probabilities: Tensor
+    """[K], which the model gave to the predicted class"""
+    images: Tensor
+    """[K, C, H, W] as the model saw them"""
+
+
+class Review:
+    """Observes an evaluation; holds this worker's confusion matrix and its `keep` worst mistakes."""
+
+    def __init__(self, num_classes: int, *, keep: int) -> None:
+        self._num_classes, self._keep = num_classes, keep
+        self.confusion: Tensor | None = None
+        """int64 [true class, predicted class]; None before the first batch"""
+        self._parts: list[Mistakes] = []
+
+    def __call__(self, batch: Batch, logits: Tensor) -> None:
+        """Take in a batch, whose labels must all count, and its logits [B, num_classes].
+
+        Waits for no device.
+        """
+        classes, labels = self._num_classes, batch.targets
+        chances = logits.float().log_softmax(1)
+        highest, predicted = chances.max(1)
+        if self.confusion is None:
+            self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=labels.device)
+        # Not bincount, which asks the device how many cells there are.
+        self.confusion.view(-1).index_add_(0, labels * classes + predicted, torch.ones_like(labels))
+        losses = chances.gather(1, labels[:, None])[:, 0].neg()
+        losses = losses.masked_fill(predicted == labels, -1.0)
+        worst = losses.topk(min(self._keep, len(losses))).indices
+        picked = (
+            part.index_select(0, worst)
+            for part in (losses, labels, predicted, highest.exp(), batch.inputs)
+        )
+        self._parts.append(Mistakes(*picked))
+
+    def mistakes(self) -> Mistakes | None:
+        """The worst of all batches, on the CPU; None where there was no batch."""
+        return worst_of(self._parts, self._keep)
+
+
+def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
+    """The `keep` most costly mistakes of all `parts`, on the CPU."""
+    if not parts:
+        return None
+    joined = Mistakes(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    order = joined.losses.argsort(descending=True, stable=True)[:keep]
+    found = Mistakes(*(column.index_select(0, order).cpu() for column in joined))
+    wrong = int((found.losses >= 0).sum())  # those that are right come last, see Review
+    return Mistakes(*(column[:wrong] for column in found))
+
+
+TRAIN_IMAGES, MISTAKES = 16, 16
+
+
+class RunPictures:
+    """One worker's part of them; `mean` and `std` of each channel are what images were normalised
+    by.
+    """
+
+    def __init__(
+        self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self._names = class_names
+        self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+        self._first: Batch | None = None
+
+    def keep_first(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; the first is kept until there is something else to draw."""
+        for batch in itertools.islice(batches, 1):
+            few = batch.inputs[:TRAIN_IMAGES].clone(), batch.targets[:TRAIN_IMAGES].clone()
+            self._first = None if batch.weightless else Batch(*few, batch.global_size)
+            yield batch
+        yield from batches
+
+    def review(self) -> Review:
+        """What is to observe an evaluation."""
+        return Review(len(self._names), keep=MISTAKES)
+
+    def draw(self, review: Review, split: str, events: Writer | None, step: int) -> None:
+        """Add what every worker's `review` has seen to rank 0's `events`; a collective."""
+        confusion = None if review.confusion is None else review.confusion.cpu()
+        gathered = collectives.gather_across_workers((confusion, review.mistakes()))
+        if events is None:
+            return
+        total = torch.stack([part for part, _ in gathered if part is not None]).sum(0)
+        if self._first is not None:
+            self._draw_first(self._first, events)
+            self._first = None
+        if len(total) <= pictures.MOST_CLASSES:
+            events.picture(
+                tags.confusion(split), pictures.confusion_matrix(total.numpy(), self._names), step
+            )
+        worst = worst_of([mistakes for _, mistakes in gathered if mistakes is not None], MISTAKES)
+        if worst is not None and len(worst.labels):
+            self._draw_mistakes(worst, tags.mistakes(split), events, step)
+
+    def _draw_first(self, batch: Batch, events: Writer) -> None:
+        """The batch as the model saw it, after augmentation."""
+        captions = [caption(self._names, target) for target in batch.targets.cpu()]
+        images = self._visible(batch.inputs.cpu())[: len(captions)]
+        if captions:
+            events.picture(tags.TRAIN_IMAGES, pictures.image_grid(images, captions), 1)
+
+    def _draw_mistakes(self, worst: Mistakes, tag: str, events: Writer, step: int) -> None:
+        numbers = zip(
+            worst.predicted.tolist(),
+            worst.probabilities.tolist(),
+            worst.labels.tolist(),
+            strict=True,
+        )
+        captions = [
+            f"{self._names[wrong]} {sure:.0%}\nis {self._names[right]}"
+            for wrong, sure, right in numbers
+        ]
+        events.picture(tag, pictures.image_grid(self._visible(worst.images), captions), step)
+
+    def _visible(self, images: Tensor) -> pictures.Bytes:
+        """Normalised images [N, C, H, W] as bytes [N, H, W, C]."""
+        pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
+        array: pictures.Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
+        return array
+
+
+def caption(names: Sequence[str], target: Tensor) -> str:
+    """What stands below an image of a class [], or of a mixed one that has shares of classes
+    [num_classes].
+    """
+    if not target.dim():
+        return names[int(target)]
+    shares, classes = target.topk(2)
+    found = zip(shares.tolist(), classes.tolist(), strict=True)
+    return "\n".join(f"{names[index]} {share:.0%}" for share, index in found if share)

@@ -25,8 +25,8 @@ from expt.config import secrets
 from expt.config.trackers import MLflow, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.errors import warn
-from expt.runs.folder_lock import is_held
 from expt.runs.files import write_atomically
+from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
@@ -201,7 +201,7 @@ def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow |
     Raises ConfigError for a variable that is not set.
     """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
-    found = {**secrets.restored(recorded, {}), **chosen}
+    found = {**secrets.restored(recorded), **chosen}
     if name == "mlflow":
         return MLflow(**found)
     return Wandb(**{**found, "tags": tuple(found.get("tags") or ())})
@@ -260,7 +260,9 @@ def main(name: str, folder: Path) -> None:
     while not command.has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
         failures = 0 if sender.send(runs_in(folder)) else failures + 1
         if failures == 1:
-            warn(f"{name}: {in_a_line(sender.error or OSError())}; runs train on, it is tried again")
+            warn(
+                f"{name}: {in_a_line(sender.error or OSError())}; runs train on, it is tried again"
+            )
     end = time.monotonic() + 3.0  # workers of a killed command may still be there
     while time.monotonic() < end and any(map(_is_at_work, runs_in(folder))):
         time.sleep(0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from expt.command import send
 from expt.errors import ConfigError, ExptError
-from tests.tracking.folders import measure, record
+from tests.dashboards.folders import measure, record
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_dashboard_that_is_not_reached_is_an_error_after_a_few_tries(
     tries: list[int] = []
     monkeypatch.setattr(send, "is_installed", lambda name: True)
     monkeypatch.setattr(send, "PAUSE_S", 0.0)
-    monkeypatch.setattr("expt.tracking.sender._tracker", gone)
+    monkeypatch.setattr("expt.dashboards.sender._tracker", gone)
     measure(record(tmp_path / "run", status="completed"), 1)
     with pytest.raises(
         ExptError, match="mlflow: Connection refused; type it again later, nothing is sent twice"

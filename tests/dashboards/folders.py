@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expt.dashboards.cursor import Cursor
+from expt.dashboards.tracker import Times
 from expt.runs.plain_json import dumps
 
+from expt.dashboards.snapshot import Marks, Snapshot, marked
 from expt.runs.metrics_file import Point
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.tracking.cursor import Cursor
-from expt.tracking.snapshot import Marks, Snapshot, marked
-from expt.tracking.tracker import Times
 
 
 def record(folder: Path, **fields: Any) -> RunPaths:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from expt.tensorboard import dashboard
-from expt.tensorboard.dashboard import Dashboard
-from expt.tensorboard.events import Writer
-from expt.tensorboard.run_pictures import RunPictures
+from expt.dashboards.events import Writer
+from expt.dashboards.pictures import RunPictures
+from expt.dashboards.tensorboard import Dashboard
 from expt.training.learner import Position
 from tests.training.test_loop import CLASSES, SHAPE, learner, plain
 
@@ -80,7 +79,7 @@ Watch = Callable[..., Watched]
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """`watch(images="end")` begins a run under a dashboard with these options."""
     clock, begun = Clock(), list[Watched]()
-    monkeypatch.setattr(dashboard, "time", clock)
+    monkeypatch.setattr(tensorboard, "time", clock)
 
     def begin(**options: Any) -> Watched:
         begun.append(Watched(tmp_path, clock, **options))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from expt.dashboards.events import Writer, _let_the_second_pass
 from expt.runs.paths import EVENT_FILES, RunPaths
-from expt.tensorboard.events import Writer, _let_the_second_pass
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from expt.dashboards.pictures import Review, worst_of
 from expt.data.loading import Batch
-from expt.tensorboard.mistakes import Review, worst_of
 
 
 def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:

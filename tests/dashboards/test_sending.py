@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from expt.dashboards import sending
+from expt.dashboards.sending import Sending
 from expt.errors import ConfigError
-from expt.tracking import sending
-from expt.tracking.sending import Sending
 from tests.conftest import Configured
-from tests.tracking.folders import measure, record
+from tests.dashboards.folders import measure, record
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 import torch
 
+from expt.dashboards.events import Writer
+from expt.dashboards.layers import LayerValues, parameter_table
+from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
 from expt.runs import tags
-from expt.tensorboard.events import Writer
-from expt.tensorboard.layers import LayerValues, parameter_table
-from expt.tensorboard.mistakes import Review
-from expt.tensorboard.pictures import whole
-from expt.tensorboard.run_pictures import RunPictures
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
 
