@@ -44,6 +44,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoints", action="store_true", help="the last and the best, too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
+    if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):
+        raise ConfigError(
+            f"--checkpoints: {parts.folder} has a checkpoint in parts, which is no file; leave it out"
+        )
     names = [asked.to] if asked.to else TRACKERS
     chosen = {name: runs if asked.to else [each for each in runs if _names(each, name)]
               for name in names}  # fmt: skip

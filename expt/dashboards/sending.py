@@ -19,8 +19,7 @@ from expt.config.schema import RunConfig
 from expt.config.trackers import is_installed
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.provenance import program
-from expt.runs.view.progress import shown_path
-from expt.runs.view.text import say
+from expt.runs.view.text import say, shown_path
 
 PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
 """What a dashboard gets at a command's end for what is left; after Ctrl-C."""

@@ -11,7 +11,8 @@ import torch
 
 from expt.dashboards.events import Writer
 from expt.dashboards.layers import LayerValues, parameter_table
-from expt.dashboards.pictures import Review, RunPictures, whole
+from expt.dashboards.pictures import Review, whole
+from expt.dashboards.run_pictures import RunPictures
 from expt.data.loading import Batch
 from expt.runs import tags
 from expt.training.learner import Learner, Position

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from expt.dashboards import tensorboard
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import RunPictures
+from expt.dashboards.run_pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.training.learner import Position
 from tests.training.test_loop import CLASSES, SHAPE, learner, plain

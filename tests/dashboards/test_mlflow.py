@@ -1,229 +1,162 @@
-"""A real MLflow server on this machine: what it shows of a sweep, of which it missed a part."""
+"""Each point of a run is in MLflow's own store once, whatever happens in between."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
+import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import RunFolder, ended, environment, run, start
+from expt.dashboards.sender import Sender, runs_in
+from expt.runs.paths import RunPaths
+from tests.conftest import RunFolder, run
+from tests.dashboards.folders import measure, record, sweep
 
-FAILS = """
-import torch
-class Net(torch.nn.Sequential):
-    def __init__(self, *, channels, image_size, num_classes):
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes)); self.left = 45
-    def forward(self, images):
-        self.left -= self.training
-        if self.left < 0:
-            raise ValueError("this model fails in its third epoch")
-        return super().forward(images)
-"""
-GRID = (
-    "-m",
-    "--config-dir",
-    "conf",
-    "model=mlp,fails",
-    "optimizer.lr=0.1,0.01",
-    "epochs=4",
-    "tensorboard.norms=false",
-)
-START_S = 90
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what packages of others say at their import
+    mlflow: Any = pytest.importorskip("mlflow", exc_type=ImportError)
 
-
-class Server:
-    """`mlflow server` with its files in `folder`, on a port of its own, which it keeps."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        words = [
-            "--port",
-            str(self.port),
-            "--backend-store-uri",
-            "sqlite:///m.db",
-            "--artifacts-destination",
-            "files",
-        ]
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--workers", "1", *words],
-                cwd=self.folder, stdout=log, stderr=log, start_new_session=True, env=environment(),
-            )  # fmt: skip
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{self.uri}/health", timeout=5),
-            ):
-                return
-            time.sleep(0.2)
-        raise AssertionError((self.folder / "server.log").read_text())
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-        if number == signal.SIGKILL:
-            self._process.wait()
-
-    def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        data = json.dumps(body).encode() if body else None
-        request = urllib.request.Request(
-            f"{self.uri}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
-
-    def runs(self) -> dict[str, dict[str, Any]]:
-        """By name: status, tags, params, metrics (the last of each) and id."""
-        experiment = self.ask("experiments/get-by-name?experiment_name=tests")["experiment"][
-            "experiment_id"
-        ]
-        found = self.ask("runs/search", experiment_ids=[experiment]).get("runs", [])
-        names = Counter(each["info"]["run_name"] for each in found)
-        assert set(names.values()) <= {1}, "no run is there twice"
-        return {each["info"]["run_name"]: self._plain(each) for each in found}
-
-    def _plain(self, found: dict[str, Any]) -> dict[str, Any]:
-        lists = {name: found["data"].get(name, []) for name in ("tags", "params", "metrics")}
-        plain = {
-            name: {pair["key"]: pair["value"] for pair in pairs} for name, pairs in lists.items()
-        }
-        return {**plain, "status": found["info"]["status"], "id": found["info"]["run_id"]}
-
-    def points(self, run_id: str, tag: str) -> list[tuple[int, float]]:
-        found = self.ask(f"metrics/get-history?run_id={run_id}&metric_key={tag}").get("metrics", [])
-        return [(point["step"], point["value"]) for point in found]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    pytest.importorskip("mlflow", exc_type=ImportError)
-    (tmp_path / "server").mkdir()
-    found = Server(tmp_path / "server")
-    found.start()
-    yield found
-    found.signal(signal.SIGKILL)
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "fails.py").write_text(FAILS)
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    (tmp_path / "conf" / "model" / "fails.yaml").write_text("_target_: fails.Net\n")
-    return tmp_path
+def runs_of(store: str) -> dict[str, Any]:
+    client = mlflow.MlflowClient(tracking_uri=store)
+    (experiment,) = [each for each in client.search_experiments() if each.name == "mine"]
+    found = client.search_runs([experiment.experiment_id])
+    names = [each.info.run_name for each in found]
+    assert len({*names}) == len(names), "no run is there twice"
+    return dict(zip(names, found, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_sweep_whose_server_dies_in_between_is_there_in_the_end(
-    server: Server, folder: Path
+def points(store: str, copy: Any, tag: str) -> list[tuple[int, float]]:
+    client = mlflow.MlflowClient(tracking_uri=store)
+    found = client.get_metric_history(copy.info.run_id, tag)
+    return sorted((point.step, point.value) for point in found)
+
+
+def steps(store: str, paths: RunPaths) -> dict[str, Counter[int]]:
+    copy = runs_of(store)[paths.folder.name]
+    tags = ("epoch", "loss/train", "speed/epoch_s")
+    return {tag: Counter(step for step, _ in points(store, copy, tag)) for tag in tags}
+
+
+def once(*wanted: int) -> dict[str, Counter[int]]:
+    return dict.fromkeys(("epoch", "loss/train", "speed/epoch_s"), Counter(wanted))
+
+
+def test_half_live_and_half_later(tmp_path: Path, store: str) -> None:
+    paths = record(tmp_path / "run")
+    live = Sender("mlflow", {"tracking_uri": store})
+    measure(paths, 1, 2)
+    assert live.send([paths])
+    measure(paths, 3)
+    assert live.send([paths])
+    live.end()
+    measure(paths, 4, 5)
+    record(paths.folder, status="completed")
+    for number in (1, 0):
+        later = Sender("mlflow", {"tracking_uri": store})
+        assert later.send([paths], last=True)
+        assert later.num_sent == number
+        later.end()
+    assert steps(store, paths) == once(1, 2, 3, 4, 5)
+    copy = runs_of(store)["run"]
+    assert copy.info.status == "FINISHED"
+    assert copy.data.params["optimizer.lr"] == "0.1"
+
+
+def test_a_dashboard_that_is_lost_in_between_gets_the_rest(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = run(*GRID, "hydra.sweep.dir=alone", cwd=folder)
-    assert alone.returncode == 1
-    to = {"MLFLOW_TRACKING_URI": server.uri}
-    sweep = start(
-        *GRID, "send=mlflow", "mlflow.experiment=tests", "hydra.sweep.dir=sent", cwd=folder, **to
-    )
-    while not any('"run"' in path.read_text() for path in folder.glob("sent/*/.sent/mlflow.json")):
-        time.sleep(0.05)
-        assert sweep.poll() is None
-    server.signal(signal.SIGKILL)
-    done = ended(sweep)
-    assert done.returncode == 1
-    assert "error: 2 of 4 runs failed" in done.stderr
-    assert "not all could be sent" in done.stderr
-    folders = sorted(path.parent for path in folder.glob("sent/*/result.json"))
-    assert len(folders) == 4
-    for path in folders:
-        assert RunFolder(path).points == RunFolder(folder / "alone" / path.name).points, (
-            "equal to the bit"
-        )
-    refused = run("send", "sent", cwd=folder, **to)
-    assert refused.returncode == 1
-    assert "Connection refused; type it again later, nothing is sent twice" in refused.stderr
-    server.start()
-    for _ in range(2):
-        sent = run("send", "sent", cwd=folder, **to)
-        assert sent.returncode == 0, sent.stderr
-        holds_all(server, folders)
-    assert "0 of 4 runs had something new" in sent.stdout
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send([paths])
+    measure(paths, 2)
+    with monkeypatch.context() as lost:
+        lost.setattr(mlflow.MlflowClient, "log_batch", lambda *_, **__: 1 / 0)
+        assert not live.send([paths])
+    assert isinstance(live.error, ZeroDivisionError)
+    measure(paths, 3)
+    assert live.send([paths])
+    live.end()
+    assert steps(store, paths) == once(1, 2, 3)
 
 
-def holds_all(server: Server, folders: list[Path]) -> None:
-    """Settings, status and each point of the runs, once, below the sweep."""
-    there = server.runs()
-    assert there.keys() == {"sent", *(path.name for path in folders)}
-    assert there["sent"]["status"] == "FAILED"
-    for path in folders:
-        copy, here = there[path.name], RunFolder(path).result
-        assert copy["status"] == {"completed": "FINISHED", "failed": "FAILED"}[here["status"]]
-        assert copy["tags"]["mlflow.parentRunId"] == there["sent"]["id"]
-        assert copy["tags"]["expt.identity"] == here["identity"]
-        assert copy["params"]["optimizer.lr"] == str(here["config"]["optimizer"]["lr"])
-        if here["status"] == "failed":
-            assert "this model fails in its third epoch" in copy["tags"]["expt.error"]
-        else:
-            assert copy["metrics"]["objective"] == here["objective"]["value"]
-        for tag in ("loss/train", "loss/val", "lr", "speed/epoch_s"):
-            assert server.points(copy["id"], tag) == RunFolder(path).curve(tag), (path, tag)
-        files = server.ask(f"artifacts/list?run_id={copy['id']}")["files"]
-        assert {"hydra", "metrics.jsonl", "result.json"} <= {file["path"] for file in files}
+def test_a_run_that_is_resumed_from_an_older_checkpoint(tmp_path: Path, store: str) -> None:
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    size = paths.metrics.stat().st_size
+    measure(paths, 2, 3, 4)
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send([paths])
+    record(paths.folder, status="interrupted")
+    assert live.send([paths], last=True)
+    record(paths.folder, started=2000.0)
+    paths.metrics.write_bytes(paths.metrics.read_bytes()[:size])
+    measure(paths, 2, 3, 4, 5, speed=2.75)
+    assert live.send([paths])
+    assert runs_of(store)["run"].info.status == "RUNNING", "the same copy is resumed"
+    live.end()
+    assert steps(store, paths) == once(1, 2, 3, 4, 5)
+
+
+def test_what_may_still_be_refused_is_left_alone_until_the_end(tmp_path: Path, store: str) -> None:
+    folder = sweep(tmp_path / "grid")
+    refused = record(folder / "a", status="failed")
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send(runs_in(folder))
+    assert {*refused.folder.iterdir()} == {refused.result}
+    assert live.send(runs_in(folder), last=True)
+    live.end()
+    assert {name: copy.info.status for name, copy in runs_of(store).items()} == {
+        "a": "FAILED",
+        "grid": "FAILED",
+    }
+
+
+def test_two_senders_do_not_send_the_same(
+    tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    live, other = (Sender("mlflow", {"tracking_uri": store}) for _ in range(2))
+    assert live.send([paths])
+    measure(paths, 2)
+    assert other.send([paths], last=True)
+    assert "another command" in capsys.readouterr().err
+    assert live.send([paths])
+    live.end()
+    assert steps(store, paths) == once(1, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_server_that_hangs_and_a_command_that_is_killed(server: Server, folder: Path) -> None:
-    to = {"MLFLOW_TRACKING_URI": server.uri}
-    words = (
-        "send=mlflow",
-        "mlflow.experiment=tests",
-        "hydra.run.dir=run",
-        "tensorboard.norms=false",
-    )
-    process = start(*words, "epochs=2000", cwd=folder, **to)
-    while not knows_settings(server):
-        time.sleep(0.2)
-        assert process.poll() is None
-    server.signal(signal.SIGSTOP)
-    at = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert ended(process).returncode == 130
-    assert time.monotonic() - at < 8, "the server gets 2 s"
-    server.signal(signal.SIGCONT)
-    epochs = len(RunFolder(folder / "run").curve("loss/val")) + 2
-    done = run("hydra.run.dir=run", "resume=auto", f"epochs={epochs}", cwd=folder, **to)
-    assert done.returncode == 0, done.stderr
-    assert run("send", "run", cwd=folder, **to).returncode == 0
-    (copy,) = server.runs().values()
-    assert copy["status"] == "FINISHED"
-    assert copy["tags"]["now.epochs"] == str(epochs), "a parameter stays what it was at first"
-    for tag in ("loss/train", "loss/val", "accuracy/test"):
-        assert server.points(copy["id"], tag) == RunFolder(folder / "run").curve(tag)
-
-
-def knows_settings(server: Server) -> bool:
-    with contextlib.suppress(urllib.error.HTTPError):  # there is no such experiment yet
-        return any(copy["params"] for copy in server.runs().values())
-    return False
+def test_a_sweep_whose_dashboard_is_out_of_reach_is_sent_afterwards(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    grid = ("-m", "optimizer.lr=0.1,1e30", "epochs=2", "hydra.sweep.dir=sent")
+    done = run(*grid, "send=mlflow", "mlflow.tracking_uri=http://127.0.0.1:9", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "mlflow" in done.stderr
+    to = ("--tracking-uri", store, "--experiment", "mine")
+    for number in (2, 0):
+        sent = run("send", "sent", *to, cwd=tmp_path)
+        assert sent.returncode == 0, sent.stderr
+        assert f"{number} of 2 runs had something new" in sent.stdout
+    there = runs_of(store)
+    for path in (path.parent for path in tmp_path.glob("sent/*/result.json")):
+        here, copy = RunFolder(path), there[path.name]
+        assert copy.data.tags["mlflow.parentRunId"] == there["sent"].info.run_id
+        assert copy.data.tags["expt.identity"] == here.result["identity"]
+        wanted = {"completed": "FINISHED", "failed": "FAILED"}
+        assert copy.info.status == wanted[here.result["status"]]
+        for tag in ("loss/train", "loss/val", "lr"):
+            assert points(store, copy, tag) == [
+                each for each in here.curve(tag) if each[1] == each[1]
+            ]

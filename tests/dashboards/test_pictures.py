@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.dashboards.pictures import WIDTH, Picture, caption, confusion_matrix, image_grid
+from expt.dashboards.pictures import WIDTH, Picture, confusion_matrix, image_grid
+from expt.dashboards.run_pictures import caption
 
 NAMES = (
     "T-shirt/top",

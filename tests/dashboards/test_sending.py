@@ -86,6 +86,6 @@ def test_a_missing_package_is_told_before_anything_starts(
     (tmp_path / "wandb").mkdir()  # as W&B leaves it behind
     with pytest.raises(
         ConfigError,
-        match=re.escape("send=wandb: needs the package wandb; pip install 'expt[wandb]'"),
+        match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'"),
     ):
         Sending().follow(configured("send=[wandb]"), tmp_path)

@@ -82,8 +82,8 @@ def test_a_run_kept_offline_half_live_and_half_later_has_each_point_once(tmp_pat
 
     here, points = RunFolder(tmp_path / "run"), [row for path in there for row in rows(path)]
     for tag in ("loss/train", "loss/val", "accuracy/val", "lr"):
-        assert [(row["step"], row[tag]) for row in points if tag in row] == here.curve(tag)
-    assert Counter(row["step"] for row in points).most_common(1)[0][1] == 1
+        assert [(row["_step"], row[tag]) for row in points if tag in row] == here.curve(tag)
+    assert Counter(row["_step"] for row in points).most_common(1)[0][1] == 1
     begun, *_ = [
         record.run for record in records(there[0]) if record.WhichOneof("record_type") == "run"
     ]
