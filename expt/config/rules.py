@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from expt.config import trackers
 from expt.config.groups import (
     ConvNet,
     DefaultInit,
@@ -21,7 +22,6 @@ from expt.config.groups import (
 from expt.config.keys import typed
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
-from expt.config.trackers import of_trackers
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *of_sharding(config, machine),
         *_lines(config, machine, _TRAINING),
         *of_task(config),
-        *of_trackers(config),
+        *trackers.problems(config.mlflow, config.secrets),
     ]
 
 
