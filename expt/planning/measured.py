@@ -33,7 +33,6 @@ from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.patches import fused_attention
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode, without_log
 from expt.training.patches.live_bytes import Held, LiveBytes, bytes_of
-from expt.training.shardable import Refusal, refusal
 
 Wanted = Sequence[str] | Literal["auto"]
 
@@ -61,8 +60,6 @@ class Model:
     """Of the optimiser's states: what offload=cpu leaves on the card."""
     state_bytes_at_once: int
     """Of the others: what it has there at a time."""
-    against_sharding: Refusal | None
-    """Why it can't be shared out, where it can't."""
     gathered_dtype: torch.dtype | None
     """That of mixed precision in which sharded parameters travel by themselves; None is that of the
     parameters.
@@ -135,7 +132,6 @@ class Measuring:
                 unit_bytes=tuple(map(bytes_of, sharding.own_parameters(module, units))),
                 scalar_bytes=bytes_of(states) - bytes_of(_with_size(states)),
                 state_bytes_at_once=_bytes_at_once(optimizer) if self._config.offload else 0,
-                against_sharding=refusal(module, units),
                 gathered_dtype=self._gathered_dtype(module),
             )
 

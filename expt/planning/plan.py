@@ -111,8 +111,6 @@ def _against_sharding(config: RunConfig, model: Model) -> str:
     """Why this run, as it is, can't be sharded; empty where it can, or has one worker."""
     if config.world_size == 1:
         return ""
-    if model.against_sharding:
-        return "; ".join(filter(None, model.against_sharding))
     cut = dataclasses.replace(config, strategy="fsdp")
     return next(iter(sharding_rules.beside_sharding(cut)), "")
 
