@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -331,7 +331,9 @@ class Unused:
         for name, parameter in unit.named_parameters(prefix):
             if name in self._parameters and name not in self._watched and not is_sharded(parameter):
                 self._watched.add(name)
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._used.add(name))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: self._used.add(name)
+                )
 
     @torch.no_grad()
     def drop(self) -> None:

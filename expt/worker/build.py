@@ -38,6 +38,7 @@ from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
+from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
@@ -45,7 +46,6 @@ from expt.training.sharding import outline as outline_of
 from expt.worker import parallel as parallel_build
 from expt.worker import sharding
 from expt.worker.first_output import check_first_output, check_metrics
-from expt.training.offload import offload_states
 from expt.worker.pictures import build_pictures
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes

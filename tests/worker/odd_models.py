@@ -185,7 +185,7 @@ class Renormed(Net):
         return LargestNorm(width, width)
 
 
-class Renormed2(Net):
+class Embedded(Net):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(64, 16, max_norm=50.0)
@@ -248,7 +248,7 @@ class WithParameter(Net):
             "scalar": lambda: nn.Parameter(torch.tensor(1.0)),
             "double": lambda: nn.Parameter(torch.ones(3, dtype=torch.float64)),
             "few": lambda: nn.Parameter(torch.ones(1)),
-            "frozen complex": lambda: nn.Parameter(
+            "frozen": lambda: nn.Parameter(
                 torch.ones(3, dtype=torch.complex64), requires_grad=False
             ),
             "integers": lambda: nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False),
