@@ -38,7 +38,7 @@ class Sequence(Net):
 
 class OldNorm(Net):
     def layer(self, width: int) -> nn.Module:
-        return nn.utils.weight_norm(nn.Linear(width, width))  # type: ignore[no-any-return]
+        return nn.utils.weight_norm(nn.Linear(width, width))
 
 
 class Spectral(Net):
@@ -99,7 +99,7 @@ class Listed(Net):
         self.kept: Any = [self.blocks[0].weight]
 
     def more(self, inside: Tensor) -> Tensor:
-        return inside + self.kept[0].mean()
+        return inside + self.kept[0].mean()  # type: ignore[no-any-return]
 
 
 class Kept(Listed):
@@ -112,7 +112,7 @@ class Kept(Listed):
 class Viewed(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.kept = self.blocks[0].weight.detach()[1:]  # type: ignore[index, operator, union-attr]
+        self.kept = self.blocks[0].weight.detach()[1:]  # type: ignore[operator]
 
     def more(self, inside: Tensor) -> Tensor:
         return inside + self.kept.mean()
@@ -126,7 +126,7 @@ class ViewedInEvaluations(Viewed):
 class AsNumpy(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.kept = self.blocks[0].weight.detach().numpy()  # type: ignore[operator, union-attr]
+        self.kept = self.blocks[0].weight.detach().numpy()  # type: ignore[operator]
 
     def more(self, inside: Tensor) -> Tensor:
         return inside + torch.as_tensor(self.kept).mean()
@@ -191,7 +191,7 @@ class Embedded(Net):
         self.table = nn.Embedding(64, 16, max_norm=50.0)
 
     def more(self, inside: Tensor) -> Tensor:
-        return inside + self.table(torch.arange(len(inside), device=inside.device))
+        return inside + self.table(torch.arange(len(inside), device=inside.device))  # type: ignore[no-any-return]
 
 
 class Reading(Net):
@@ -211,14 +211,14 @@ class SharedMemory(Net):
         with torch.no_grad():
             flat.normal_()
         self.first.weight.data = self.first.weight.data.new_zeros(16, 64)
-        self.blocks[1].weight.data = flat[:6]  # type: ignore[assignment]
+        self.blocks[1].weight.data = flat[:6]
         self.extra = nn.Parameter(flat[4:, :16])
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, 10]."""
         flat = images.flatten(1)
         more = self.blocks[1](flat).mean(1, keepdim=True) + self.extra.sum()
-        return super().forward(images) * more
+        return super().forward(images) * more  # type: ignore[no-any-return]
 
 
 class Kind(nn.Parameter):
@@ -230,7 +230,7 @@ class OwnTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = super().__torch_function__(func, types, args, kwargs or {})
+        found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         return found * 2 if func is torch.nn.functional.linear else found
 
 
@@ -253,7 +253,7 @@ class WithParameter(Net):
             ),
             "integers": lambda: nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False),
         }
-        self.own = made[kind]()
+        self.own = made[kind]()  # type: ignore[no-untyped-call]
 
     def more(self, inside: Tensor) -> Tensor:
         if self.kind == "tensor":

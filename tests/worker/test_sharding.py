@@ -240,8 +240,10 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
         if begun is not None:
             resume.cut_back(begun, RunPaths(folder))
         together(
-            tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b)
-        )  # type: ignore[misc]
+            tmp_path,
+            size,
+            lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b),  # type: ignore[misc]
+        )
         source = RunPaths(folder).last
     config = configs("ddp", 1, *settings, f"epochs={len(stretches)}")
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
