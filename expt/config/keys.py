@@ -218,6 +218,19 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
+def evaluated() -> tuple[str, ...]:
+    """Return the keys that an evaluation of a run may have at other values than the run."""
+    return tuple(key for key, meant in all_keys().items() if meant.evaluate)
+
+
+def evaluation_values() -> dict[str, Any]:
+    """Return the settings that an evaluation has in place of the run's."""
+    import yaml  # late: a run has no use for it
+
+    values = {name: meaning(name).evaluated_as for name in names_of(RunConfig)}
+    return {name: yaml.safe_load(value) for name, value in values.items() if value is not None}
+
+
 def counted(config: RunConfig) -> dict[str, Any]:
     """Return, flat, the settings that can change a run's numbers.
 
