@@ -180,15 +180,9 @@ class Search(Iterator[Job | None]):
     def suggest(self) -> tuple[int, Values] | None:
         """Return the number and the values of the next trial; None where there is none."""
         number = next(n for n in itertools.count() if n not in self._numbers)
-        trials = [t for t in self.trials if t.number is None or t.number < number]
-        values = suggest(
-            self.space,
-            [*self._warm_start, *trials],
-            number,
-            self.settings,
-            self.goals,
-            [trial.values for trial in self.trials],
-        )
+        before = [t for t in self.trials if t.number is None or t.number < number]
+        history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
+        values = suggest(self.space, history, number, self.settings, self.goals, tried)
         return None if values is None else (number, values)
 
     def has_spent_all(self) -> bool:
@@ -218,11 +212,7 @@ class Search(Iterator[Job | None]):
     def _next(self) -> Job | None:
         while self._unfinished:
             trial = self._unfinished.pop(0)
-            assert trial.number is not None
-            if job := self._make(trial.number, trial.values):
-                self._trials.pop(trial.folder)
-                self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
-                job.pause_after(self._stop_of(job.paths))
+            if job := self._begin(trial):
                 return job
         if job := self._promoted():
             return job
@@ -232,22 +222,27 @@ class Search(Iterator[Job | None]):
                 self.is_exhausted = True
                 break
             number, values = found
-            job = self._make(number, values)
-            if job is None:
-                self._repeated.add(number)
-                continue
-            trial = Trial(values=values, status=RUNNING, number=number, folder=job.paths.folder)
-            self._trials[job.paths.folder] = trial
-            job.pause_after(self._stop_of(job.paths))
-            return job
+            if job := self._begin(Trial(values=values, status=RUNNING, number=number)):
+                return job
+            self._repeated.add(number)
         return None
+
+    def _begin(self, trial: Trial) -> Job | None:
+        """Return the job of a trial that is new, or that was stopped."""
+        assert trial.number is not None
+        job = self._make(trial.number, trial.values)
+        if job is not None:
+            self._trials.pop(trial.folder, None)  # another one, where its run was refused there
+            self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
+            job.pause_after(self._stop_of(job.paths))
+        return job
 
     def _stop_of(self, paths: RunPaths) -> int | None:
         """Return the epoch after which a run pauses first; one that has begun has it on record."""
+        if self._rungs is None:
+            return None
         record = read_result(paths)
-        if self._rungs is None or "attempts" in record:
-            return record.get("until_epoch") if self._rungs else None
-        return self._rungs.next_stop(0)
+        return record.get("until_epoch") if "attempts" in record else self._rungs.next_stop(0)
 
     def _promoted(self) -> Job | None:
         trial = self._rungs.promotable(self._for_rungs()) if self._rungs else None
