@@ -5,6 +5,7 @@ Its only state is the run folders: a search that is typed again finds the same t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -30,7 +31,7 @@ from expt.runs.result import (
     update_result,
 )
 from expt.search.rungs import Rungs
-from expt.search.sampler import suggest
+from expt.search.sampler import Known, suggest
 from expt.search.space import Values
 from expt.search.trial import Reader, Trial, best, in_order
 
@@ -82,10 +83,7 @@ class Search(Iterator[Job | None]):
         self._unfinished = self.unfinished
         self._leader = self.best
         self._left_of_batch, self._look_at = 0, 0.0
-        self._make: Callable[[int, Values], Job | None] = lambda *_: None
-        self._has_room: Callable[[], bool] = lambda: True
-        self._finish: Callable[[str], None] = lambda _: None
-        self._batch: int | None = None
+        self.begin(lambda *_: None)
         self.is_over = False
         """Whether no further job comes."""
         self.is_exhausted = False
@@ -139,18 +137,13 @@ class Search(Iterator[Job | None]):
     def unfinished(self) -> list[Trial]:
         """The trials that were chosen and did not come to their end, or to a rung."""
         ended = (COMPLETED, PAUSED) if self._rungs else (COMPLETED,)
-        return [
-            trial
-            for trial in self.trials
-            if trial.number is not None and trial.status not in ended and not trial.is_bad
-        ]
+        own = [trial for trial in self.trials if trial.number is not None]
+        return [trial for trial in own if trial.status not in ended and not trial.is_bad]
 
     @property
     def num_left(self) -> int:
         """How many trials are to begin or to continue, apart from those that wait at a rung."""
-        new = max(0, self.settings.runs - self.count)
-        left = self.space.without([trial.values for trial in self.trials])
-        return len(self.unfinished) + (new if left is None else min(new, len(left)))
+        return len(self.unfinished) + max(0, self.settings.runs - self.count)
 
     @property
     def best(self) -> Trial | None:
@@ -182,7 +175,7 @@ class Search(Iterator[Job | None]):
         number = next(n for n in itertools.count() if n not in self._numbers)
         before = [t for t in self.trials if t.number is None or t.number < number]
         history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
-        values = suggest(self.space, history, number, self.settings, self.goals, tried)
+        values = suggest(Known(self.space, history, number, self.settings, self.goals, tried))
         return None if values is None else (number, values)
 
     def has_spent_all(self) -> bool:
@@ -308,11 +301,8 @@ def remove_checkpoints(paths: RunPaths) -> None:
     """Remove the checkpoints of a paused run, unless another command is at work in its folder."""
     if not any(paths.checkpoints.glob("*")):
         return
-    try:
-        with at_work(paths):
-            if read_result(paths).get("status") == PAUSED:
-                update_result(paths, resumable=False)
-                paths.remove_checkpoints()
-                checkpoint_file.remove_unnamed(paths.checkpoints)
-    except FolderInUse:
-        pass
+    with contextlib.suppress(FolderInUse), at_work(paths):
+        if read_result(paths).get("status") == PAUSED:
+            update_result(paths, resumable=False)
+            paths.remove_checkpoints()
+            checkpoint_file.remove_unnamed(paths.checkpoints)
