@@ -44,9 +44,9 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
-from expt.runs.parent import key_of
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, PAUSED, OfSearch, read_result
+from expt.runs.typed import key_of
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
 from expt.search.budget import budget_of, in_words, stopped_in_words

@@ -20,7 +20,7 @@ from expt.config.identity import Content, shown
 from expt.config.keys import flat
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
-from expt.runs import fork
+from expt.runs import continuing
 from expt.search.alike import Changes
 from expt.search.space import Space, Values, ways
 
@@ -133,7 +133,7 @@ class PointMaker:
             str(config.fork)
         )  # from a shorter run
         if anew and config.fork and config.resume in (None, "auto") and not may_go_on:
-            fork.beginning(config, content)
+            continuing.check_fork(config, content)
 
     def _words(self, values: Values) -> list[str]:
         return [*self._fixed, *self._space.words(values)]

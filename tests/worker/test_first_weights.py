@@ -14,9 +14,9 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint, parts_folder
+from expt.runs.named_checkpoint import weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.weights_file import weights_file
 from expt.training.observer import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run

@@ -16,7 +16,7 @@ import torch
 
 from expt.config.identity import Content
 from expt.errors import ConfigError
-from expt.runs import checkpoint, lineage
+from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -57,7 +57,7 @@ def _begun(
     configured: Configured, tmp_path: Path, *words: str, name: str, may_have_run: bool = False
 ) -> Path | None:
     config = configured(*words)
-    content = lineage.as_forked(config, Content())
+    content = continuing.as_forked(config, Content())
     request = RunRequest(
         config=config,
         content=content,

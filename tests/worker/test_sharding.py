@@ -14,7 +14,7 @@ from torch import nn
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
-from expt.runs import checkpoint, checkpoint_file, parts, resume, tags
+from expt.runs import checkpoint, checkpoint_file, parts, tags
 from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
@@ -22,6 +22,7 @@ from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder
+from tests.requests import resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
@@ -252,7 +253,7 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
         folder, begun = tmp_path / str(number), source
         folder.mkdir()
         if begun is not None:
-            resume.cut_back(begun, RunPaths(folder))
+            begun = resumed(begun, folder)
         together(
             tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b)
         )  # type: ignore[misc]
