@@ -386,19 +386,19 @@ def take(source: Source, paths: RunPaths) -> Path:
 
 def _bring(found: Checkpoint, target: Path) -> None:
     """Copy a checkpoint; a run that is under way may write another in its place meanwhile."""
-    for left in reversed(range(_TRIES)):
+    for _ in range(_TRIES):
         there = (each for each in checkpoints(found.run) if each.step == found.step)
+        problem = "it was replaced by another meanwhile"
         try:
             checkpoint_file.keep_as(next(there, found).file, target)
             checkpoint_file.check(target)
             if read(target).step == found.step:
                 return
         except (CheckpointError, OSError) as error:
-            if not left:
-                raise CheckpointError(f"{found.file}: cannot be taken ({error})") from error
+            problem = str(error)
         checkpoint_file.remove([target])
         checkpoint_file.remove_unnamed(target.parent)
-    raise CheckpointError(f"{found.file}: was replaced by another meanwhile; type it again")
+    raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
 
 
 def _bring_best(found: Checkpoint, paths: RunPaths) -> None:
