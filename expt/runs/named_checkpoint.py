@@ -113,7 +113,9 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if not path.exists():
         beside = path.parent.glob("*") if path.parent.is_dir() else ()
         near = did_you_mean(str(path), map(str, beside))
-        raise ConfigError(f"{word}={given}: there is no such file or folder; give that of a run.{near}")
+        raise ConfigError(
+            f"{word}={given}: there is no such file or folder; give that of a run.{near}"
+        )
     return path, which
 
 

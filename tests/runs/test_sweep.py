@@ -12,7 +12,7 @@ import pytest
 from expt.config.identity import VERSION
 from expt.runs import sweep
 from expt.runs.paths import SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, Record, create_result, results, update_result
+from expt.runs.result import COMPLETED, create_result, results, update_result
 from expt.runs.sweep import LEFT_OUT, results_of_sweep
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.tensorboard import events
 from expt.training.collectives import Worker
 from expt.training.observer import Observer
 from expt.worker.run import Run
