@@ -347,10 +347,8 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
                 f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is"
                 " not done here"
             )
-    names = user_code.targets_recorded(then)
-    beside_the_model = user_code.targets_recorded(
-        {**then, "model": {}}
-    )  # of that alone expt.load warns
+    names = user_code.targets(then)
+    beside_the_model = user_code.targets({**then, "model": {}})  # of that alone expt.load warns
     if (
         made
         and made["code"]
