@@ -24,9 +24,9 @@ from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
-from expt.runs.weights_file import run_and_which
 
 HOW = (
     *(
