@@ -18,9 +18,9 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.models import named
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint, checkpoint_file
+from expt.runs.named_checkpoint import chosen, weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.runs.weights_file import chosen, weights_file
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.sharding import is_sharded
