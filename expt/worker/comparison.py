@@ -11,7 +11,9 @@ add up, and a tolerance is that of one computation."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import gc
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -69,14 +71,13 @@ def compare(
     if not _is_due(config):
         return None
     before = random_state.state_dict(worker.device)
-    batch = _few(next(iter(data.train.epoch(1))), config, worker)
-    parts = min(config.gradient_accumulation, 2 if batch.size >= 4 else 1)
+    batch = next(iter(data.train.epoch(1)))
     plain = dataclasses.replace(
         config,
         amp=False,
         compile=False,
         callbacks=(),
-        gradient_accumulation=parts,
+        gradient_accumulation=min(config.gradient_accumulation, 2 if batch.size >= 4 else 1),
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
@@ -87,6 +88,9 @@ def compare(
                 what = "nothing"
     finally:
         random_state.load_state_dict(before, worker.device)
+        gc.collect()  # two models, which hold one another in circles
+        if worker.device.type == "cuda":
+            torch.cuda.empty_cache()
     if what == "nothing" and worker.rank == 0:
         warn(f"{_where(config)}: was not compared with a whole model before the first epoch")
     return what
@@ -194,7 +198,8 @@ class _Comparison:
     """A whole model and that of the run, and the steps that both take."""
 
     def __init__(self, config: RunConfig, data: Data, worker: Worker, batch: Batch) -> None:
-        self._config, self._data, self._worker, self._batch = config, data, worker, batch
+        self._config, self._data, self._worker, self._all = config, data, worker, batch
+        self._batch = _few(batch, config, worker)
         by_norm, by_value = config.gradient_clip, config.gradient_clip_value
         self._precision = _Scaled(
             False, worker.device, gradient_clip=by_norm, gradient_clip_value=by_value
@@ -216,6 +221,7 @@ class _Comparison:
         if self._whole.phases:
             return False
         self._begin()
+        self._batch = self._taken()
         for number, scale in enumerate(SCALES):
             if number == len(SCALES) // 2:
                 self._when = ", after it was saved and loaded"
@@ -243,6 +249,19 @@ class _Comparison:
                 parameter.add_(0.02 * torch.randn_like(parameter))
         collectives.broadcast_parameters(self._whole.module)
         self._give_whole()
+
+    def _taken(self) -> Batch:
+        """Return few samples, or all of the batch for a model that does not take few."""
+        failed = False
+        try:
+            task = self._whole.task
+            outputs = task.forward(copy.deepcopy(self._whole.module), self._batch)
+            task.training_loss(outputs, self._batch)
+        except ExptError:
+            raise
+        except Exception:  # of many kinds: it asks for a number of samples
+            failed = True
+        return self._all if any(collectives.gather_across_workers(failed)) else self._batch
 
     @torch.no_grad()
     def _give_whole(self) -> None:
