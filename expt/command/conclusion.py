@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.command.arguments import without_quotes
+from expt.command.command_line import without_quotes
 from expt.command.search_conclusion import NAMED, bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded

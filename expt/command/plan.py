@@ -113,22 +113,19 @@ def _asked(options: argparse.Namespace) -> Asked:
     """The settings, on a machine that has the GPUs they name. Raises ConfigError."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import experiment, overrides
-    from expt.command.arguments import readable, with_own_keys
-    from expt.command.composing import composed_alone
-    from expt.command.hydra_errors import COMPOSING, as_config_error
-    from expt.config.parse import parse, plain
+    from expt.command import compose
+    from expt.command.command_line import readable, where_of
+    from expt.config.parse import parse
 
-    overrides.register_resolvers()
     notes, tokens = list[str](), options.vocabulary
-    try:
-        composed = composed_alone(with_own_keys(readable(options.words)), options.config_dir)
-        with open_dict(composed):
-            if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
-                composed.dataset.root = "."  # where it lies is no matter
-        settings = plain(composed)
-    except COMPOSING as error:
-        raise as_config_error(error, options.words, of_one_run=ONE_RUN) from error
+    words = list(map(readable, options.words))
+    if several := [each for each in compose.parse(words) if each.is_sweep_override()]:
+        raise ConfigError(f"{several[0].input_line}: {ONE_RUN}")
+    composed = compose.Composer(where_of(options.config_dir, words)).compose(words)
+    with open_dict(composed):
+        if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
+            composed.dataset.root = "."  # where it lies is no matter
+    settings = compose.settings_of(composed)
     settings |= {"resume": None, "weights": None}
     tokenizer = str((settings.get("dataset") or {}).get("tokens", ""))
     if tokens is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
@@ -137,8 +134,7 @@ def _asked(options: argparse.Namespace) -> Asked:
     here = _with_gpus(settings.get("gpus"))
     if settings.get("strategy") == "hsdp" and len(here.gpus) > options.per_node:
         settings["sharding"] = {"shards": options.per_node, **_given(settings.get("sharding"))}
-    with experiment.told(options.words, [options.config_dir or Path("conf")]):
-        config = parse(settings, here)
+    config = parse(settings, here)
     if config.is_sharded:
         notes.append(f"every strategy, {config.strategy} among them, with its settings of sharding")
     return Asked(dataclasses.replace(config, strategy="ddp"), tokens, notes)
