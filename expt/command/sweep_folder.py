@@ -23,12 +23,10 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs.copies import has_own_name
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Record
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, OfSearch, Record
+from expt.runs.sweep import has_own_name, results_of_sweep
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
