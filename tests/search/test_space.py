@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expt.command.overrides import as_dict
+from expt.command.compose import as_dict
 from expt.search.space import Parameter, Space, as_key
 
 PARAMETERS = (
