@@ -149,7 +149,6 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         compiled=bool(compiled),
-        overwrites=bool(compiled) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
         **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),

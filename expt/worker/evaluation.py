@@ -60,7 +60,6 @@ def carry_out(
         precision=Precision(config.amp, worker.device),
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
-        overwrites=bool(compiled) or config.model.name == "_target_",
     )
     pictures = None
     if config.tensorboard.images is not False:
