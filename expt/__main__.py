@@ -14,35 +14,24 @@ TYPED_AT = time.monotonic()
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit; see expt.command.command_line.
-
-    After `expt warm` a fork may run it.
-    """
+    """Run the command in sys.argv, and exit; see expt.command.command_line."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(
             signal.SIGINT, signal.SIG_DFL
         )  # while it imports: Ctrl-C ends it, and prints no traceback
     try:
-        from expt.command import hand_over
+        from expt.command import command_line  # late: Ctrl-C may come meanwhile
 
-        hand_over.become_its_stand_in(TYPED_AT)
-        drive(TYPED_AT)
+        if not getattr(sys.flags, "safe_path", False):
+            with contextlib.suppress(OSError):  # a folder that is gone
+                if (
+                    here := os.getcwd()
+                ) not in sys.path:  # as `python -m expt` has it, for a person's own classes
+                    sys.path.insert(0, here)
+        command_line.main(sys.argv[1:], typed_at=TYPED_AT)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def drive(typed_at: float) -> None:
-    """Run it in this process."""
-    from expt.command import command_line  # late: who hands it over has no need of it
-
-    if not getattr(sys.flags, "safe_path", False):
-        with contextlib.suppress(OSError):  # a folder that is gone
-            if (
-                here := os.getcwd()
-            ) not in sys.path:  # as `python -m expt` has it, for a person's own classes
-                sys.path.insert(0, here)
-    command_line.main(sys.argv[1:], typed_at=typed_at)
 
 
 if __name__ == "__main__":

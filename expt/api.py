@@ -178,7 +178,7 @@ def predict(
     which: Which | None = None,
     batch_size: int | None = None,
     device: str = "auto",
-    amp: bool | Literal["recorded", "bf16", "fp16", "bf16_params"] = "recorded",
+    amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
     top: int | None = None,
 ) -> Predictions:
     """Do what `python -m expt predict RUN PATHS` does, and return it: `predict("RUN",

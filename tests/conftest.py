@@ -6,14 +6,12 @@ import atexit
 import gc
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,14 +21,10 @@ from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
-from expt.launch import warm as launch_warm
 from expt.machine import Machine
 from tests import warm
 from tests.composing import composed
 from tests.faults.cases import TESTS
-
-if TYPE_CHECKING:
-    from tests.launch.warmed import Warm
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
@@ -58,9 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
     )  # threads that wait leave the cores to the other tests
-    launch_warm.fork = warm.fork  # that of expt.run is forked from the template too
-    os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
-    config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
     if not config.getoption("numprocesses"):
@@ -119,7 +110,7 @@ def environment(**extra: str) -> dict[str, str]:
     """The environment of a command under test: no launcher's variables, no terminal width of this
     machine.
 
-    It is the same in all tests, and no warm server of who runs them is used.
+    It is the same in all tests.
     """
     kept = {
         key: value
@@ -285,21 +276,6 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 1, done.stderr
     assert done.stderr == "error: 1 of 12 runs failed\n"
     return folder / "sweep"
-
-
-@pytest.fixture(
-    scope="module"
-)  # it serves no command whose variables are others, as a test's process may set some
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """A warm server, as `expt warm` starts it, which takes three seconds."""
-    from tests.faults.running import wait_until, working_in  # late: they import this module
-    from tests.launch.warmed import Warm
-
-    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
-    found.command()
-    yield found
-    found.command("--stop")
-    wait_until(lambda: not working_in(found.folder))
 
 
 def children_of(pid: int) -> set[int]:

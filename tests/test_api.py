@@ -208,8 +208,7 @@ def parts(hint: Any) -> set[object]:
 Sequence = get_origin(typing.Sequence[int])
 NESTED = {"ddp": settings.DDP, "sharding": settings.Sharding, "tensorboard": settings.TensorBoard,
           "patches": settings.Patches,
-          "checkpoint": settings.Checkpoint, "early_stop": settings.EarlyStop, "whitening": settings.Whitening,
-          "lookahead": settings.Lookahead, "mlflow": settings.MLflow,
+          "checkpoint": settings.Checkpoint, "early_stop": settings.EarlyStop, "mlflow": settings.MLflow,
           "wandb": settings.Wandb}  # fmt: skip
 GROUPS = {"model", "init", "task", "dataset", "optimizer", "scheduler"}
 

@@ -1,15 +1,14 @@
-"""`python -m expt` without its seconds of imports: forked from a process that has made them all, as
-by `expt warm`.
+"""`python -m expt` without its seconds of imports: forked from a process that has made them all.
 
 What comes of it is what a person gets: a process in a session of its own, with its arguments,
 folder, environment and streams, whose forkserver and workers are its descendants. Only the two
-interpreters' starts are left out. So is that of the forkserver of each process that tests: see
-`fork`."""
+interpreters' starts are left out."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import io
@@ -26,15 +25,14 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expt import signals
-from expt.command import warm_drivers
 from expt.launch import forkserver, huge_pages
-from expt.launch.warm_server import close_all_but, place
+from expt.runs import result
+from tests.composing import composed
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
@@ -94,18 +92,6 @@ class Command:
             self.returncode = _number(self._told)
             self._told.close()
         return self.returncode
-
-
-def fork(program: str, descriptors: Sequence[int]) -> int:
-    """As expt.launch.warm.fork: for the forkserver of the process that tests, and that only."""
-    ours, told = socket.socketpair()
-    numbers = (1, 2, *descriptors)
-    with ours:
-        with told:
-            _ask(False, told.fileno(), *numbers)
-        return _begun(
-            ours, descriptors=numbers, serves=program, cwd=os.getcwd(), env=dict(os.environ)
-        )
 
 
 def _begun(told: socket.socket, **request: Any) -> int:
@@ -174,7 +160,7 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
             number, usual
         )  # who starts this may be deaf to them, as it starts a forkserver
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
-    _import((*PRELOADED, *itertools.chain(*packages)), warm_drivers._used_once)
+    _import((*PRELOADED, *itertools.chain(*packages)), _use_once)
     listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()
     while ends not in (ready := select.select([*listeners, ends, *under_way], [], [])[0]):
         for ended in {*ready} & {*under_way}:
@@ -186,6 +172,12 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
             if os.fork() == 0:
                 _import(LIBRARIES)
                 listeners, plain, under_way = [with_libraries], with_libraries, {}
+
+
+def _use_once() -> None:
+    """Do what every command does first: much is made at its first use."""
+    composed("model=mlp", "epochs=2")
+    result.as_written()
 
 
 def _fork_command(listener: int, under_way: dict[int, tuple[int, int]]) -> None:
@@ -229,11 +221,24 @@ def _become(told: int, passed: Sequence[int]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    if program := request.get("serves"):
-        for number in signals.OF_THE_TERMINAL:
-            signal.signal(number, signal.SIG_IGN)  # as who asks has done
-        _serve_workers(program)
     _run(request["arguments"], request["cwd"], request["program"])
+
+
+def place(received: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have the descriptors received by these numbers, and no others but the standard ones."""
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in received]
+    close_all_but(moved)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Close every descriptor of this process but these, and the three standard ones."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(descriptor)
 
 
 def _serve_workers(program: str) -> NoReturn:

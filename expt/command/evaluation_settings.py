@@ -38,7 +38,7 @@ HOW = (
         "compile",
         "matmul_precision",
     ),
-    *("deterministic", "timeout_s", "tensorboard.images", "test_time_augmentation"),
+    *("deterministic", "timeout_s", "tensorboard.images"),
 )
 """Settings of how it is measured, which may be others than the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
@@ -48,7 +48,6 @@ OF_TRAINING = {
     "strategy": "ddp",
     "batch_norm": "per_worker",
     "compile": False,
-    "cuda_graph": False,
     "debug": False,
     "profile": False,
     "resume": None,
@@ -65,8 +64,6 @@ OF_TRAINING = {
     "offload": None,
     "label_smoothing": 0.0,
     "early_stop": None,
-    "whitening": None,
-    "lookahead": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
 PREPARED = {

@@ -121,7 +121,7 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
         metavar="NAME",
         help="cpu, cuda, cuda:1 ... (a GPU if there is one)",
     )
-    amp = ("recorded", "false", "true", "bf16", "fp16", "bf16_params")
+    amp = ("recorded", "false", "true", "bf16", "fp16")
     parser.add_argument(
         "--amp",
         choices=amp,

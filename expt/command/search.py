@@ -42,8 +42,8 @@ from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
-from expt.launch.live_pool import LivePool
-from expt.launch.live_queue import LiveQueue
+from expt.launch.pool import Pool
+from expt.launch.submitit_jobs import Queue
 from expt.runs.parent import key_of
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
@@ -186,7 +186,6 @@ class SearchCommand:
             limits_of(settings.constraints, config),
         )
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
-        multirun.typed = [*self._fixed, *self._axes]
         self._maker = maker = PointMaker(
             multirun.open(), multirun.composer, self._config, self._fixed, space
         )
@@ -304,18 +303,6 @@ class SearchCommand:
             words = read_result(RunPaths(point.folder))["arguments"]
             return take(self._composed(words, point.number, point))
 
-        def added() -> Iterator[Job]:
-            known = {point.folder: point for point in searching.own}
-            for run in multirun.composed_of(multirun.added(), searching.count):
-                point = known.get(run.job.paths.folder)
-                if (
-                    run.job.status != COMPLETED
-                    and not (point and point.is_bad)
-                    and (job := take(run))
-                ):
-                    display.total += 1
-                    yield job
-
         multirun, unfinished = self._multirun, searching.unfinished
         for point in searching.own:
             if point.folder is not None and point.number is not None and point not in unfinished:
@@ -333,21 +320,17 @@ class SearchCommand:
                 f"{gone}; as a fork it is not made again: the run whose place it had goes on, if"
                 " it can"
             )
-        self._source = source = self._source_for(runner, searching, make, again, added())
+        self._source = source = self._source_for(runner, searching, make, again)
         while not source.is_over:
             yield source
 
-    def _source_for(
-        self, runner: Runner, searching: Searching, make: Any, again: Any, added: Any
-    ) -> Source:
-        more: Any = {"batch": self._settings.batch, "budget": self._budget}
-        if isinstance(runner, LivePool | LiveQueue):
-            more |= {"finish": runner.finish, "all_jobs": lambda: runner.jobs}
-        if isinstance(runner, LivePool):
-            return Source(searching, make, again, runner.has_room, added, **more)
+    def _source_for(self, runner: Runner, searching: Searching, make: Any, again: Any) -> Source:
+        more: Any = {"batch": self._settings.batch, "budget": self._budget, "finish": runner.finish}
+        if isinstance(runner, Pool):
+            return Source(searching, make, again, runner.has_room, **more)
         more |= {"batch": more["batch"] or BATCH, "running_s": running_elsewhere_s}
-        source = Source(searching, make, again, None, added, **more)
-        if isinstance(runner, LiveQueue):
+        source = Source(searching, make, again, None, **more)
+        if isinstance(runner, Queue):
             runner.look_on = source.has_spent_all
         return source
 

@@ -124,14 +124,12 @@ def _record(folder: Path) -> dict[str, Any]:
 def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     """Runs of a search whose failure says that their points are bad; none where no run has come to
     anything.
-
-    Those that were added to it are like its own.
     """
     if not any("search" in run for run in runs) or not any(
         run["status"] in (COMPLETED, PAUSED) for run in runs
     ):
         return []
-    of_search = [run for run in runs if "search" in run or "added" in run]
+    of_search = [run for run in runs if "search" in run]
     return [run for run in of_search if run["status"] == FAILED and run.get("error_kind") in BAD]
 
 

@@ -10,36 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock, Timeout
-from hydra.core.utils import JobReturn, filter_overrides, setup_globals
+from hydra.core.utils import JobReturn, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
 from expt.command import experiment, hydra_folder, overrides
-from expt.command.aim import StandingOrders
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
-from expt.command.hydra_errors import COMPOSING, as_config_error
-from expt.command.live_sweep import LiveSweep
-from expt.command.own_class import folded
 from expt.command.own_conf import refuse_no_names
 from expt.command.point_composer import PointComposer
-from expt.command.points_to_come import PointsToCome
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
 from expt.command.sweep_runs import Runs, is_new, see_completed
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer, Options, check_options
-from expt.launch.live_pool import LivePool
-from expt.launch.live_queue import LiveQueue
+from expt.launch.pool import Pool
 from expt.machine import Machine, detect
-from expt.runs import added, orders, paths
-from expt.runs.added import Added
-from expt.runs.record_parts import OfAdded
+from expt.runs import paths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
 
 if TYPE_CHECKING:
@@ -56,6 +48,9 @@ class Runner(Protocol):
 
         Raises KeyboardInterrupt, with everything stopped and recorded.
         """
+
+    def finish(self, why: str) -> None:
+        """Start no further job, and let those that run save and end."""
 
 
 class Multirun:
@@ -74,8 +69,6 @@ class Multirun:
         check_options(options)
         self._context, self._config = context, config
         refuse_no_names(overrides.of_named_grid(config), experiment.folders_of(config.hydra))
-        self.typed = folded(overrides.typed_in(config.hydra))
-        """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)
         self.is_group = functools.partial(self.composer.is_group, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
@@ -98,8 +91,6 @@ class Multirun:
         self._runner = runner or self._pool
         self._grid: Grid | None = None
         self._num_known = 0
-        self._standing = StandingOrders()
-        self._to_come = PointsToCome(self.composer, config, lambda: self.open())
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         """Run every point of the grid that is not complete already.
@@ -108,26 +99,21 @@ class Multirun:
         """
         self.begin()
         if not points:
-            refuse_empty(self._to_come.typed, self.composer.loader)
-        more = (
-            self.added(points) if self._is_grid and self._grid is None else []
-        )  # others count what they asked for
-        try:
-            composed = itertools.chain(
-                self._composed(points, first_number),
-                self.composed_of(more, first_number + len(points)),
+            refuse_empty(
+                [*overrides.of_named_grid(self._config), *overrides.typed_in(self._config.hydra)],
+                self.composer.loader,
             )
+        try:
+            composed = self._composed(points, first_number)
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
-        total = len(points) + len(more)
+        total = len(points)
         if self.is_preflight:
             return self.try_out(list(composed))
         if self.is_dry_run:
             returned = show_dry_run(composed, total)
             self._grid = None
             return returned
-
-        self._to_come.begin(points, more, first_number)
 
         def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._source(composed, runs, display)
@@ -169,8 +155,6 @@ class Multirun:
         runs: Runs = {}
         observer = SweepObserver(self._context, self._task, runs, display)
         runner = self._runner(observer)
-        if isinstance(runner, LivePool | LiveQueue):
-            observer.live = self._live(runner, runs, display)
         try:
             with display:
                 for source in rounds(runs, display, runner):
@@ -204,37 +188,6 @@ class Multirun:
         refuse_wrong_values(points, first.hydra_config, self.machine, self.is_group)
         return itertools.chain([first], composed)
 
-    def added(self, points: Sequence[Sequence[str]] = ()) -> list[Added]:
-        """What `expt sweep add` has given to earlier commands in the folder, but for what is among
-        the `points`.
-        """
-        asked = {frozenset(filter_overrides(point)) for point in points}
-        return [each for each in added.read(self.folder) if frozenset(each.words) not in asked]
-
-    def composed_of(self, points: Iterable[Added], first_number: int) -> Iterator[ComposedRun]:
-        """The runs of points that were added, each composed when it is asked for."""
-        for number, point in enumerate(points, first_number):
-            try:
-                yield from self.open().compose(
-                    self.composer, self._config, [point.words], number, point.about
-                )
-            except COMPOSING as error:  # what it was made of may be gone, and nothing else of the sweep hangs on it
-                told = as_config_error(error, point.words)
-                warn(f"{' '.join(point.words)}: was added to the sweep, and is left out: {told}")
-
-    def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
-        def compose(
-            points: Sequence[Sequence[str]], first: OfAdded | None, number: int
-        ) -> Sequence[ComposedRun]:
-            return [*self.open().compose(self.composer, self._config, points, number, first)]
-
-        check = functools.partial(self.composer.compose, self._config)
-        of_later = self._to_come, self._standing
-        folder, typed = paths.RunPaths(self.folder), self.typed
-        return LiveSweep(
-            folder, self.machine, pool, runs, display, typed, compose, check, *of_later
-        )
-
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
@@ -245,7 +198,7 @@ class Multirun:
 
     def _pool(self, observer: Observer) -> Runner:
         forkserver.warm(forkserver.SWEEP_MODULES)
-        return LivePool(self.machine, self._options(), observer)
+        return Pool(self.machine, self._options(), observer, waits_for_folders=True)
 
     def _options(self) -> Options:
         return Options(
@@ -288,17 +241,12 @@ class Multirun:
         if self._grid is not None:
             return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
-        unheard = orders.left(
-            self.folder
-        )  # to a command that was killed; from the lock on they are this one's
         try:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(
                 f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
             ) from None
-        for file in unheard:
-            file.unlink(missing_ok=True)
         self._task.began = True
         self._grid = Grid(self.folder, self.machine, fetch=not self.is_dry_run)
         return self._grid
@@ -307,8 +255,6 @@ class Multirun:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the
         lock put there.
         """
-        if self._lock.is_locked:
-            orders.clear(self.folder)
         with contextlib.suppress(OSError):
             self._put_back()
         own = {self._record, paths.RunPaths(self.folder).lock}
@@ -344,7 +290,5 @@ class Multirun:
         self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay
     ) -> Iterator[Job]:
         for run in composed:
-            self._to_come.next_has_come()
             if is_new(run, runs, display):
                 yield run.job
-        self._to_come.all_have_come()

@@ -15,8 +15,7 @@ from expt import machine
 from expt.command.sweep import Multirun
 from expt.errors import ConfigError
 from expt.launch.job import Observer
-from expt.launch.live_queue import LiveQueue
-from expt.launch.submitit_jobs import executor_of
+from expt.launch.submitit_jobs import Queue, executor_of
 from expt.machine import Machine
 
 
@@ -31,8 +30,8 @@ def cluster_sweep(
     def machine() -> Machine:
         return _node(options, _tasks_per_node(options))
 
-    def runner(observer: Observer) -> LiveQueue:
-        return LiveQueue(executor_of(options, _tasks_per_node(options)), observer)
+    def runner(observer: Observer) -> Queue:
+        return Queue(executor_of(options, _tasks_per_node(options)), observer)
 
     return Multirun(context, task_function, config, options, machine=machine, runner=runner)
 

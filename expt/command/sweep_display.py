@@ -133,23 +133,8 @@ class SweepDisplay:
                 style="green",
             )
 
-    def held(self, job: Job) -> None:
-        """A run was asked to pause, and has saved."""
-        self._forget(job)
-        self._line(PAUSED, job, f"after {epochs_done(read_result(job.paths))}", style="blue")
-
-    def dropped(self, job: Job) -> None:
-        """A run that waited, or had paused, is not to go on."""
-        self._paused.discard(job.paths.folder)
-        self._counts[INTERRUPTED] += 1
-        self._line(job.status, job, str(job.error), style="red")
-
-    def taken_back(self) -> None:
-        """A run that was dropped waits for its turn again."""
-        self._counts[INTERRUPTED] -= 1
-
     def told(self, text: str) -> None:
-        """Another command has given an order."""
+        """Print a line about the sweep as a whole."""
         self._lines.append(((printable(text), "blue"),))
         self._print_lines()
 

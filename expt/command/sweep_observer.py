@@ -11,7 +11,6 @@ from hydra.types import HydraContext, TaskFunction
 from expt.command import hydra_folder
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import is_heard, use_config
-from expt.command.live_sweep import LiveSweep
 from expt.command.sweep_display import SweepDisplay
 from expt.config.identity import hyperparameters, shown
 from expt.errors import ExptError, FolderInUse, warn
@@ -34,8 +33,6 @@ class SweepObserver(Observer):
         self._callbacks, self._task_function = context.callbacks, task_function
         self._runs, self._display = runs, display
         self._is_heard = is_heard(self._callbacks)
-        self.live: LiveSweep | None = None
-        """Who is told to look for orders."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Say so in the terminal."""
@@ -64,14 +61,6 @@ class SweepObserver(Observer):
         """Say so in the terminal."""
         self._display.retrying(job, error)
 
-    def job_held(self, job: Job) -> None:
-        """Say so in the terminal."""
-        self._display.held(job)
-
-    def job_dropped(self, job: Job) -> None:
-        """Say so in the terminal."""
-        self._display.dropped(job)
-
     def job_ended(self, job: Job) -> None:
         """Record it, and tell Hydra's callbacks and the terminal."""
         run = self._runs[job][0]
@@ -90,8 +79,6 @@ class SweepObserver(Observer):
 
     def tick(self, active: Sequence[Job]) -> None:
         """Show how far the running ones are."""
-        if self.live:
-            self.live.look()
         self._display.update(active)
 
 

@@ -35,7 +35,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.copies import has_own_name
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective, OfAdded, OfSearch
+from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
@@ -92,13 +92,12 @@ class Grid:
         master: DictConfig,
         points: Sequence[Sequence[str]],
         first_number: int,
-        added: OfAdded | None = None,
     ) -> Iterator[ComposedRun]:
-        """Compose one run after another, as asked for; `added` is of the first.
+        """Compose one run after another, as asked for.
 
         Warns of another grid's folder.
         """
-        keys = [*_swept_keys(master), *(added["keys"] if added else ())]
+        keys = _swept_keys(master)
         names = folder_names([folded(filter_overrides(point)) for point in points], keys)
         points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
@@ -106,17 +105,11 @@ class Grid:
         for number, (point, overrides, name) in enumerate(
             zip(points, asked, names, strict=True), first_number
         ):
-            more: Record = (
-                {"added": {**added, "place": added["place"] + number - first_number}}
-                if added
-                else {}
-            )
-            ahead.append(self._run(composer, master, point, overrides, number, name, more))
+            ahead.append(self._run(composer, master, point, overrides, number, name, {}))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
                 ahead.clear()
-        if not added:  # what is added is meant to be another
-            self._warn_of_others(len(points))
+        self._warn_of_others(len(points))
         yield from ahead
 
     def found(
@@ -165,8 +158,6 @@ class Grid:
                     composed, RunPaths(self.folder / name)
                 )  # which `${hydra:...}` may ask for
         except COMPOSING as problem:
-            if "added" in more:  # what it was made of may be gone
-                raise
             refused, compose = (
                 as_config_error(problem, overrides),
                 functools.partial(copy.deepcopy, master),

@@ -21,10 +21,6 @@ class Word(NamedTuple):
 
 WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
-    "sweep": Word(
-        "expt.command.sweep_orders",
-        "tell a sweep that is under way to run more, less, later or elsewhere",
-    ),
     "rerun": Word(
         "expt.command.rerun", "train what a run has trained once more, to the same numbers"
     ),
@@ -45,10 +41,6 @@ WORDS = {
     ),
     "cache": Word(
         "expt.command.cache", "what decoded datasets take on the disk, and how to remove them"
-    ),
-    "warm": Word(
-        "expt.command.warm",
-        "keep torch imported, so that what is typed next starts without that wait",
     ),
     "doctor": Word(
         "expt.command.doctor",

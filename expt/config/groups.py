@@ -55,16 +55,6 @@ class ResNet18:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Airbench:
-    CHANNELS_LAST_PAYS: ClassVar[bool] = True
-    name: Literal["airbench"]
-    widths: Annotated[tuple[Count, ...], Field(min_length=1)]
-    whitening_kernel: Count
-    batch_norm_momentum: Annotated[float, Field(gt=0, le=1)]
-    logit_scale: Positive
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class NamedModel:
     """A classifier by the name that a library has for it; no colon, by which timm would read code
     from elsewhere.
@@ -113,7 +103,7 @@ class UNet:
     batch_norm: bool
 
 
-Model = MLP | ConvNet | ResNet18 | Airbench | NamedModel | Transformer | UNet | Target
+Model = MLP | ConvNet | ResNet18 | NamedModel | Transformer | UNet | Target
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -264,21 +254,11 @@ class OneCycle:
     epochs: Positive | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Triangular:
-    name: Literal["triangular"]
-    rise_fraction: Fraction
-    start_factor: Annotated[float, Field(ge=0, le=1)]
-    end_factor: Annotated[float, Field(ge=0, le=1)]
-    epochs: Positive | None
-
-
 GROUPS: dict[str, dict[str, Any]] = {
     "model": {
         "mlp": MLP,
         **dict.fromkeys(("convnet", "paddle_convnet"), ConvNet),
         "resnet18": ResNet18,
-        "airbench": Airbench,
         **dict.fromkeys(("torchvision", "timm"), NamedModel),
         "transformer": Transformer,
         "unet": UNet,
@@ -305,7 +285,6 @@ GROUPS: dict[str, dict[str, Any]] = {
         "cosine": Cosine,
         "step": Step,
         "one_cycle": OneCycle,
-        "triangular": Triangular,
         "plateau": Plateau,
         "_target_": TargetScheduler,
     },

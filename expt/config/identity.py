@@ -43,7 +43,7 @@ NOT_IN_RESULT |= {
 }  # where numbers wait, and which are computed again
 # How the same sums are computed. They may be added up in another order, as on another processor: a
 # loss can then differ in its last digits (the tests allow 1e-5), which is not another experiment.
-NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory", "cuda_graph"}
+NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
 NOT_IN_RESULT |= {
     f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")
 }
@@ -65,12 +65,6 @@ AT_FIRST |= {
     "optimizer.groups": (),
     "optimizer.decay_biases_and_norms": True,
     "optimizer.layer_decay": None,
-}
-AT_FIRST |= {
-    "prepare_once": False,
-    "whitening": None,
-    "lookahead": None,
-    "test_time_augmentation": None,
 }
 AT_FIRST |= {
     "weights": None,

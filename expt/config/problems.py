@@ -16,11 +16,9 @@ from expt.config.schema import (
     DDP,
     Checkpoint,
     EarlyStop,
-    Lookahead,
     Patches,
     RunConfig,
     TensorBoard,
-    Whitening,
 )
 from expt.config.torchvision_sets import INSTEAD, OTHER_SETS
 from expt.config.trackers import MLflow, Wandb
@@ -35,13 +33,11 @@ PLAIN_GROUPS: dict[str, Any] = {
     "tensorboard": TensorBoard,
     "patches": Patches,
 }
-PLAIN_GROUPS |= {"early_stop": EarlyStop, "whitening": Whitening, "lookahead": Lookahead}
+PLAIN_GROUPS |= {"early_stop": EarlyStop}
 PLAIN_GROUPS |= {"mlflow": MLflow, "wandb": Wandb}
 """Keys that have others below them, and no choices."""
 NOT_SET = {
     "early_stop": "early_stop={metric: loss/val, patience: 5}",
-    "whitening": "whitening={layer: whiten, samples: 5000}",
-    "lookahead": "lookahead={every_steps: 5, keep: 0.5}",
 }
 """Such keys that are null at first, so that those below them must be typed together."""
 FEW = 8

@@ -7,11 +7,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from expt.config.constraints import Target
 from expt.config.datasets import has_rows
 from expt.config.groups import (
     SGD,
-    Airbench,
     ConvNet,
     DefaultInit,
     NamedModel,
@@ -21,7 +19,6 @@ from expt.config.groups import (
     TargetScheduler,
     Transformer,
 )
-from expt.config.recipe_rules import of_recipes
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
@@ -41,12 +38,10 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_strategy(config),
         *of_sharding(config, machine),
         *_compile(config),
-        *_cuda_graph(config),
         *_model(config),
         *_freeze(config),
         *_memory(config),
         *_optimizer(config),
-        *of_recipes(config),
         *_batch(config),
         *of_task(config),
         *_schedule(config),
@@ -165,39 +160,6 @@ def _compile(config: RunConfig) -> list[str]:
     return problems
 
 
-def _cuda_graph(config: RunConfig) -> list[str]:
-    """What a replay would leave out, or do otherwise than an eager step."""
-    if not config.cuda_graph:
-        return []
-    if not config.num_gpus:
-        return [
-            "cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave"
-            " it out"
-        ]
-    problems, mend = [], "use cuda_graph=false"
-    if config.num_gpus > 1 or config.world_size > 1:
-        having = f"{_count(config.world_size, 'worker')} on {_count(config.num_gpus, 'GPU')}"
-        problems.append(
-            f"cuda_graph=true: is for one worker on one GPU, and this run has {having}; {mend}"
-        )
-    if config.compile in ("reduce-overhead", "max-autotune"):
-        problems.append(
-            f"cuda_graph=true: compile={config.compile} records graphs of its own; use compile=true"
-        )
-    if config.activation_checkpointing:
-        problems.append(
-            "cuda_graph=true: activation_checkpointing puts random numbers back within a step, a"
-            f" graph can't; {mend}"
-        )
-    for key, own in {"model": config.model, "task": config.task}.items():
-        if isinstance(own, Target):
-            problems.append(
-                f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need;"
-                f" {mend}"
-            )
-    return problems
-
-
 def _model(config: RunConfig) -> list[str]:
     if (
         isinstance(config.model, NamedModel)
@@ -210,7 +172,7 @@ def _model(config: RunConfig) -> list[str]:
         ]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
-    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18 | Airbench):
+    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18):
         name = config.model.name
         return [
             f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers;"
@@ -301,7 +263,7 @@ def _optimizer(config: RunConfig) -> list[str]:
             problems.append(
                 f"optimizer.groups.{index}.epochs={group.epochs:g}:"
                 f" scheduler={config.scheduler.name} sets rates by itself; use constant, cosine,"
-                " step, triangular or one_cycle"
+                " step or one_cycle"
             )
     return problems
 

@@ -12,7 +12,6 @@ Scheduler = (
     | groups.Cosine
     | groups.Step
     | groups.OneCycle
-    | groups.Triangular
     | groups.Plateau
     | groups.TargetScheduler
 )
@@ -24,6 +23,6 @@ def planned_steps(config: Scheduler, *, steps_per_epoch: int, total_steps: int) 
 
     Of a person's own scheduler nothing is known here.
     """
-    if not isinstance(config, groups.Cosine | groups.OneCycle | groups.Triangular):
+    if not isinstance(config, groups.Cosine | groups.OneCycle):
         return None
     return total_steps if config.epochs is None else max(1, round(config.epochs * steps_per_epoch))

@@ -76,21 +76,6 @@ class EarlyStop:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Whitening:
-    layer: str
-    samples: Count = 5000
-    eps: Positive = 5e-4
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Lookahead:
-    every_steps: Count = 5
-    keep: Fraction = 0.5
-    power: NonNegative = 0.0
-    start_epochs: Annotated[int, Field(ge=0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
     """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
 
@@ -115,7 +100,6 @@ class RunConfig:
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     weights: Folder | None = None  # of this and the next two a record of before has none
     fork: Folder | None = None
-    whitening: Whitening | None = None
     freeze: tuple[str, ...] = ()
     deterministic: bool
     drop_last: bool
@@ -127,13 +111,11 @@ class RunConfig:
     gradient_clip: Positive | None
     gradient_clip_value: Positive | None = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    lookahead: Lookahead | None = None
     gradient_accumulation: Count
     activation_checkpointing: Literal["auto"] | tuple[str, ...] = ()
     offload: Literal["cpu"] | None = None
     callbacks: tuple[Target, ...] = ()
     eval_split: Literal["val", "test"]
-    test_time_augmentation: Literal["flip", "flip_shift"] | None = None
     objective: str
     log_every: Count
     tensorboard: TensorBoard
@@ -141,13 +123,11 @@ class RunConfig:
     mlflow: MLflow = dataclasses.field(default_factory=MLflow)
     wandb: Wandb = dataclasses.field(default_factory=Wandb)
     print_every: Count | None
-    amp: bool | Literal["bf16", "fp16", "bf16_params"]
+    amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
-    cuda_graph: bool = False  # a run recorded before there was a choice has none
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool
-    prepare_once: bool = False
     patches: Patches = dataclasses.field(
         default_factory=Patches
     )  # a run recorded before there was a choice has none

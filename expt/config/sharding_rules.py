@@ -145,11 +145,6 @@ def beside_sharding(config: RunConfig) -> list[str]:
             f"sharding.param_dtype={config.sharding.param_dtype}: is of mixed precision; use it"
             f" with amp={config.sharding.param_dtype}"
         )
-    if config.amp == "bf16_params":
-        problems.append(
-            f"amp=bf16_params: strategy={name} keeps weights in float32, in which they are updated;"
-            " use amp=bf16, by which they travel and compute in bf16"
-        )
     for tracker in config.send:
         if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:
             problems.append(

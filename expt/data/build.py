@@ -143,13 +143,12 @@ def build(
     batch_parts: int = 1,
     mixup: float | None = None,
     cutmix: float | None = None,
-    prepared: torch.dtype | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this
     worker.
 
     A batch is a multiple of `batch_parts`, which is told where it is too large. The `task` says
-    what targets of a table or of a person's own samples are. `mixup`, `cutmix` and `prepared` are
+    what targets of a table or of a person's own samples are. `mixup` and `cutmix` are
     of training alone: see Mixing, LoaderOptions.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit
@@ -179,7 +178,6 @@ def build(
         balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=_transforms(dataset),
         mixing=checks.mixing_of(source, mixup, cutmix),
-        prepared=prepared,
     )
     val, test = (
         source.val and source.val.whole(in_order),

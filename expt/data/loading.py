@@ -143,10 +143,6 @@ class LoaderOptions:
     """
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
-    prepared: torch.dtype | None = None
-    """in which images in memory are normalised and padded once; None does so in each step, in
-    float32
-    """
 
 
 class Load(Protocol):

@@ -24,7 +24,6 @@ from expt.data.loading import (
     to_device,
 )
 from expt.data.prefetch import prefetched
-from expt.data.prepared_images import PreparedImages
 from expt.data.tree import leaves, mapped
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
@@ -68,11 +67,8 @@ class InMemoryLoader(ShardedLoader):
         )
         self._finish = Finish(options, channels=images.shape[1])
         device = options.device
-        self._prepared = (
-            PreparedImages(images, options, options.prepared) if options.prepared else None
-        )
-        self._images = images if self._prepared else place(images, device)
-        self._labels = labels.to(device if self._prepared else self._images.device)
+        self._images = place(images, device)
+        self._labels = labels.to(self._images.device)
         self._device = device
         self._block_size = _BLOCK_BYTES.get(device.type, 0) // (4 * images[0].numel())
 
@@ -100,8 +96,6 @@ class InMemoryLoader(ShardedLoader):
             yield _Block(self._made(chosen, numbers), labels, block)
 
     def _made(self, chosen: Tensor, drawn: Tensor | None) -> Tensor:
-        if self._prepared:
-            return self._prepared.batch(chosen, drawn)
         return self._finish(to_device(self._images.index_select(0, chosen), self._device), drawn)
 
 

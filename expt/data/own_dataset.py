@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sized
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from expt.data.checked_samples import Check, in_words, read
 from expt.data.checks import are_images
 from expt.data.labelled import Labelled
 from expt.data.source import Part, Source, of_images, streamed
-from expt.data.stream import seeded, to_tensor
+from expt.data.stream import seconds_for, seeded, to_tensor
 from expt.data.target_checks import check_for, checked_class
 from expt.errors import ConfigError, DataError
 
@@ -44,9 +45,8 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
-    found = _own_samples(
-        train, test, num_workers, check_for(train, dataset, task), samples.first(train)
-    )
+    check = check_for(train, dataset, task)
+    found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
     if isinstance(task, tasks.Segmentation):
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     if isinstance(task, tasks.TargetTask) and _is_integer(
@@ -76,7 +76,7 @@ def _of_classes(
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
         kind = Labelled(len(names), task is None or isinstance(task, tasks.Classification))
-        found = _own_samples(train, test, num_workers, check, first, kind)
+        found = _own_samples(dataset, train, test, num_workers, check, first, kind)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
         shapes = {**found.shapes, "num_classes": len(names)}
@@ -84,7 +84,10 @@ def _of_classes(
             found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None
         )
     _refuse_channels_last(dataset.target, shape)
-    to_train, to_test = (streamed(part, shape, len(names), num_workers) for part in (train, test))
+    to_train, to_test = (
+        streamed(part, shape, len(names), num_workers, _seconds(dataset, train))
+        for part in (train, test)
+    )
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
 
 
@@ -119,7 +122,14 @@ def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
         )
 
 
+def _seconds(dataset: datasets.TargetDataset, train: Dataset[Any]) -> float:
+    """For a sample, where that decides who reads it."""
+    is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
+    return seconds_for(train) if is_open else math.inf
+
+
 def _own_samples(
+    dataset: datasets.TargetDataset,
     train: Dataset[Any],
     test: Dataset[Any],
     num_workers: int,
@@ -134,7 +144,8 @@ def _own_samples(
     labelled = labelled and labelled.of(example)
     if labelled and labelled.channels is not None:
         example = example[0].float(), example[1]  # as they are once they are normalised
-    loads = (samples.loading(part, num_workers, check, labelled) for part in (train, test))
+    how = num_workers, check, labelled, _seconds(dataset, train)
+    loads = (samples.loading(part, *how) for part in (train, test))
     to_train, to_test = (
         Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True)
     )

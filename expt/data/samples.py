@@ -23,7 +23,11 @@ from expt.errors import DataError
 
 
 def loading(
-    dataset: Dataset[Any], num_workers: int, check: Check, labelled: Labelled | None = None
+    dataset: Dataset[Any],
+    num_workers: int,
+    check: Check,
+    labelled: Labelled | None = None,
+    sample_s: float = math.inf,
 ) -> Load:
     """What makes a loader of the samples at given indices.
 
@@ -43,6 +47,7 @@ def loading(
         )
         if isinstance(dataset, IterableDataset):
             return IterableLoader(dataset, indices, options, check=check, **how)
+        how["sample_s"] = sample_s
         return SampleLoader(CheckedSamples(dataset, check), indices, options, **how)
 
     return load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -96,7 +97,11 @@ def of_images(
 
 
 def streamed(
-    dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int
+    dataset: Dataset[Any],
+    shape: tuple[int, int, int],
+    num_classes: int,
+    num_workers: int,
+    sample_s: float = math.inf,
 ) -> Part:
     """Images of a Dataset, read one by one while a run trains."""
 
@@ -106,7 +111,13 @@ def streamed(
             how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
             return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
         return StreamLoader(
-            dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers
+            dataset,
+            indices,
+            options,
+            shape=shape,
+            num_classes=num_classes,
+            num_workers=num_workers,
+            sample_s=sample_s,
         )
 
     return Part(len(cast(Sized, dataset)), load_part)

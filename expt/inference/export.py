@@ -80,7 +80,7 @@ def export(
     ConfigError for what cannot be done, RunFailed where the export or the check fails."""
     record, state = saved(run, which)
     model = rebuilt(record, state, torch.device("cpu"), plain=True)
-    expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).views
+    expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).model
     with importable_from_here():
         config = recorded(state["config"])
         found = samples(
@@ -91,7 +91,7 @@ def export(
         raise ConfigError(
             f"{run}: a model of several phases has no one output that could be exported"
         )
-    module, scales, units = model.views, scales_of(config.dataset, record["data"]), None
+    module, scales, units = model.model, scales_of(config.dataset, record["data"]), None
     if preprocess:
         module, expected_of = prepared(model, config.dataset, record["data"]), _Preprocessed(model)
         if undoes(config.task, scales):

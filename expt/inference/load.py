@@ -20,16 +20,14 @@ from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, plain_weights
-from expt.models.test_time import TestTime, with_views
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 from expt.runs.weights_file import Which, found, run_and_which
-from expt.training.half_weights import halve
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
-Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16", "bf16_params"]
+Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
 """As the key `amp`; `recorded` is what that was for the run."""
 
 
@@ -43,11 +41,9 @@ class TrainedModel(nn.Module):
         config: Mapping[str, Any],
         preprocess: Preprocess,
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-        test_time: TestTime | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self._test_time = test_time
         self.autocast = autocast
         """The context in which the forward pass is computed; see `amp` of `load`."""
         self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
@@ -56,17 +52,10 @@ class TrainedModel(nn.Module):
         self.config = config
         """All settings of the run, as result.json has them."""
 
-    @property
-    def views(self) -> nn.Module:
-        """`model`, with test_time_augmentation behind what averages its outputs over several views
-        of an image.
-        """
-        return with_views(self.model, self._test_time)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives, over these views."""
+        """Return what the model gives."""
         with self.autocast():
-            return self.views(*args, **kwargs)
+            return self.model(*args, **kwargs)
 
 
 def load(
@@ -128,16 +117,11 @@ def rebuilt(
     if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
     computed = config.amp if amp == "recorded" else amp
-    if computed == "bf16_params" and "ema" not in state:  # an average is float32
-        halve(model)
     precision = Precision(computed, device)
     preprocess = Preprocess(
         config.dataset, record["data"], device, segments=config.task.name == "segmentation"
     )
-    test_time = config.test_time_augmentation
-    return TrainedModel(
-        model, record, state["config"], preprocess, precision.autocast, test_time
-    ).eval()
+    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

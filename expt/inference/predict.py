@@ -70,7 +70,7 @@ class Predictor:
         batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
         try:
             with self.model.autocast():
-                outputs = self._task.forward(self.model.views, batch)
+                outputs = self._task.forward(self.model.model, batch)
         except torch.OutOfMemoryError as error:
             told = str(error).partition(".")[0]
             raise OutOfMemory(

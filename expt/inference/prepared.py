@@ -25,12 +25,12 @@ def prepared(model: TrainedModel, dataset: object, trained_on: Mapping[str, Any]
         number = trained_on["image_size"][1]
         scales = [*model.preprocess.standardised.values()][:number] or [(0.0, 1.0)] * number
         mean, std = torch.tensor(scales, dtype=torch.float64).T
-        return _OfRows(model.views, mean, std)
+        return _OfRows(model.model, mean, std)
     channels = trained_on["channels"]
     mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
     shape = (1, channels, 1, 1)
     return _OfImages(
-        model.views,
+        model.model,
         torch.tensor(mean or [0.0] * channels).view(shape),
         torch.tensor(std or [1.0] * channels).view(shape),
     )

@@ -19,7 +19,6 @@ from multiprocessing import forkserver, util
 from typing import Any, TypeAlias
 
 from expt import signals
-from expt.launch import warm as warm_server
 from expt.machine import usable_cpus
 
 Spawn: TypeAlias = Callable[[Any, Sequence[Any], Sequence[int]], int]
@@ -86,8 +85,7 @@ def leave_it_both_cores() -> None:
     """Wait, on a machine of two, until the forkserver has loaded torch's libraries while it
     imports, on a core each.
 
-    Nothing that this process has to do is due before all is imported. Where the warm server has
-    forked it, it has them."""
+    Nothing that this process has to do is due before all is imported."""
     if _loading is not None and usable_cpus() <= 2:
         select.select([_loading], [], [], _LONGEST_LOAD_S)
 
@@ -132,8 +130,6 @@ def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
     """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die
     with it.
     """
-    if _borrowed and _borrowed.pid == pid:
-        return _borrowed.has_ended(within_s)
     deadline = time.monotonic() + within_s
     with contextlib.suppress(ChildProcessError):  # there is another already
         while pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -148,9 +144,6 @@ def kill() -> None:
 
     By names that are Python's own: where a version has none of them, the forkserver ends by itself
     with this process."""
-    if _borrowed:
-        _borrowed.kill()
-        return
     pid, stop = _pid(), getattr(getattr(forkserver, "_forkserver", None), "_stop", None)
     if pid is None:
         return
@@ -159,71 +152,13 @@ def kill() -> None:
         stop()
 
 
-class _Borrowed:
-    """A forkserver that is a child of the warm server, and so not one that this process can wait
-    for.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server, self.pid = server, int(server._forkserver_pid)
-        self._handle = os.pidfd_open(self.pid)
-        server.ensure_running = (
-            self._ensure_running
-        )  # which is what Python asks before it has a process forked
-
-    def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether it has, or does so in this time."""
-        return bool(select.select([self._handle], [], [], within_s)[0])
-
-    def kill(self) -> None:
-        """End it at once."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        self.has_ended(within_s=1)
-        self._forget()
-
-    def _ensure_running(self) -> None:
-        if self.has_ended():
-            self._forget()
-            _start()
-
-    def _forget(self) -> None:
-        """Let Python know of none, as at first."""
-        global _borrowed
-        server, _borrowed = self._server, None
-        os.close(self._handle)
-        os.close(server._forkserver_alive_fd)
-        with contextlib.suppress(OSError):  # a name that is in no folder
-            os.unlink(server._forkserver_address)
-        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-        del server.ensure_running
-
-
-_borrowed: _Borrowed | None = None
-
-
 def _start() -> None:
-    """Have the warm server of `expt warm` fork it, where there is one for this process; else start
-    a Python.
-    """
-    global _borrowed
-    server: Any = getattr(forkserver, "_forkserver", None)
-    parts = ("ensure_running", "_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
-    if not all(hasattr(server, part) for part in parts) or not hasattr(util, "spawnv_passfds"):
-        forkserver.ensure_running()  # a Python that names its parts otherwise
-        return
-    if server._forkserver_pid is None:
-        with contextlib.suppress(warm_server.Cold), _spawned(_forked_where_warm):
-            server.ensure_running()
-            _borrowed = _Borrowed(server)
-            return
-    with _spawned(_deaf_from_birth):
-        server.ensure_running()
-
-
-def _forked_where_warm(_: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Raises Cold, with nothing left, where Python must start an interpreter."""
-    return warm_server.fork(str(command[-1]), descriptors)
+    """Start a Python, where none runs."""
+    if hasattr(util, "spawnv_passfds"):
+        with _spawned(_deaf_from_birth):
+            forkserver.ensure_running()
+    else:  # a Python that names its parts otherwise
+        forkserver.ensure_running()
 
 
 def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:

@@ -25,7 +25,6 @@ from expt.runs.result import (
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
-DROPPED = "dropped by a person"
 
 
 @dataclass(eq=False)
@@ -151,12 +150,6 @@ class Observer:
             f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries}"
             f" of {of}"
         )
-
-    def job_held(self, job: Job) -> None:
-        """The job was asked to pause while it ran, has saved, and goes on later."""
-
-    def job_dropped(self, job: Job) -> None:
-        """The job, which was not under way, is not to start or to go on any more."""
 
     def job_ended(self, job: Job) -> None:
         """The job has completed, paused, failed, or was interrupted."""

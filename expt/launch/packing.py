@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from expt.config.schema import RunConfig
@@ -44,7 +44,7 @@ class Packing:
     def __init__(
         self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None
     ) -> None:
-        self._all = self._devices = list(devices)
+        self._devices = list(devices)
         self._share = share
         self._max_concurrent = max_concurrent
         self._waiting: list[Demand] = []
@@ -56,9 +56,9 @@ class Packing:
     def add(self, demands: Iterable[Demand]) -> None:
         """Let runs wait. Raises ValueError for one that this machine could never start."""
         for demand in demands:
-            if not _is_possible(demand, self._all):
+            if not _is_possible(demand, self._devices):
                 raise ValueError(
-                    f"run {demand.run} asks for {demand.devices or demand.count} of {self._all}"
+                    f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}"
                 )
             bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
@@ -114,8 +114,6 @@ class Packing:
         for demand in self._waiting:
             if not unclaimed:
                 break
-            if not _is_possible(demand, self._devices):
-                continue
             if devices := _fit(demand, unclaimed):
                 return self._take(demand, devices)
             if self._claim is None:
@@ -143,20 +141,6 @@ class Packing:
             device: until for device, until in self._unavailable.items() if until > now
         }
 
-    def withdraw(self, run: int) -> bool:
-        """Let a run wait no longer; returns whether it has waited."""
-        before = len(self._waiting)
-        self._waiting = [demand for demand in self._waiting if demand.run != run]
-        self._claim = None  # it may have been this run's
-        return len(self._waiting) < before
-
-    def use(self, devices: Collection[str]) -> None:
-        """Start runs on these devices alone from now on; one that needs others, or more of them,
-        waits.
-        """
-        self._devices = [device for device in self._all if device in devices]
-        self._claim = None
-
     def drop_waiting(self) -> list[int]:
         """Start none of the runs that wait; returns them."""
         dropped, self._waiting, self._claim = self.waiting, [], None
@@ -182,7 +166,6 @@ class Packing:
             for device in itertools.chain(*self._running.values())
             if load[device] >= self._share
         ]
-        busy = [device for device in busy if device in self._devices]
         idle = [
             device
             for device in self._devices
@@ -191,7 +174,7 @@ class Packing:
         return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
 
     def _load(self) -> dict[str, int]:
-        load = dict.fromkeys(self._all, 0)
+        load = dict.fromkeys(self._devices, 0)
         for device in itertools.chain(*self._running.values()):
             load[device] += 1
         return load | dict.fromkeys(self._unavailable, self._share)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
+from expt.config.schema import RunConfig
 from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
-from expt.errors import ExptError, Interrupted, RunFailed, warn
+from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
@@ -19,7 +21,7 @@ from expt.launch.spares import Spares
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
-from expt.runs.folder_lock import FolderLock
+from expt.runs.folder_lock import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 
@@ -33,9 +35,12 @@ LOCKED_ELSEWHERE_S = 1.0
 
 
 class Pool:
-    """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none."""
+    """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none.
 
-    _patience_s: float | None = None  # with who is at work in the folder of a job
+    A job in whose folder another command is at work is refused; with `waits_for_folders` it waits
+    until that has ended, or its last worker: a search would choose without it otherwise, and go on
+    to other points than one that was never killed.
+    """
 
     def __init__(
         self,
@@ -43,13 +48,14 @@ class Pool:
         options: Options,
         observer: Observer,
         *,
+        waits_for_folders: bool = False,
         start: Callable[[Attempt], Live] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
         self._spares = Spares() if start is None else None
         self._start_workers = start or functools.partial(workers.start, spares=self._spares)
-        self._clock = clock
+        self._waits_for_folders, self._clock = waits_for_folders, clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
         self._gpus = Packing(
             machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent
@@ -60,6 +66,8 @@ class Pool:
         self._numbers: dict[Job, int] = {}  # theirs
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
+        self._in_use: dict[int, float] = {}  # since when these wait for another command's end
+        self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
@@ -85,6 +93,18 @@ class Pool:
         command.
         """
         self._finishing = self._finishing or why
+
+    def has_room(self) -> bool:
+        """Return whether a job as large as the last could start now: none waits, devices are free."""
+        most = self._options.max_concurrent
+        if self._waiting() or self._closed or self._finishing:
+            return False
+        if most is not None and len(self._active) >= most:
+            return False
+        if self._last is None:
+            return bool((self._gpus if self._machine.gpus else self._cores).num_free)
+        packing = self._gpus if self._last.num_gpus else self._cores
+        return packing.num_free >= demand_of(0, self._last, self._machine).count
 
     def _run(self, source: Iterator[Job | None]) -> None:
         more, left, idle = True, False, False
@@ -126,8 +146,7 @@ class Pool:
         """
         if self._asked_at is None:
             self._asked_at = self._clock()
-            self._gpus.drop_waiting()
-            self._cores.drop_waiting()
+            self._drop_waiting()
             for job in self._active.values():
                 workers_of(job).ask_to_stop()
         if self._clock() - self._asked_at > signals.grace_s():
@@ -135,11 +154,16 @@ class Pool:
                 raise KeyboardInterrupt
             self._stop_all(self._finishing)
 
+    def _drop_waiting(self) -> None:
+        self._in_use.clear()
+        self._gpus.drop_waiting()
+        self._cores.drop_waiting()
+
     def _is_busy(self) -> bool:
         return bool(self._active) or self._waiting()
 
     def _waiting(self) -> bool:
-        return not (self._gpus.is_empty and self._cores.is_empty)
+        return bool(self._in_use) or not (self._gpus.is_empty and self._cores.is_empty)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Ask for the next job; returns whether there may be more, and whether there is none now."""
@@ -176,12 +200,24 @@ class Pool:
 
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
-        config = request_of(job).config
+        self._last = config = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add(
             [demand_of(number, config, self._machine)]
         )
 
+    def _look_at_folders(self) -> None:
+        """Queue jobs whose folders are no longer in use."""
+        for number, since in list(self._in_use.items()):
+            job = self._jobs[number]
+            if not is_held(job.paths):
+                del self._in_use[number]
+                self._queue(number, job)
+            elif self._clock() >= since + PATIENCE_S:  # nobody who was killed, and is about to end
+                self._observer.job_locked_out(job)
+                self._in_use[number] = math.inf  # once
+
     def _start_ready(self) -> None:
+        self._look_at_folders()
         for packing in (self._gpus, self._cores):
             while self._clock() >= self._next_start and not self._is_full():
                 ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
@@ -236,7 +272,9 @@ class Pool:
                     request.content,
                     to_train=not isinstance(request.instead, Evaluation),
                 )
-            lock = self._folders[number] = FolderLock(job.paths, self._patience_s)
+            lock = self._folders[number] = FolderLock(
+                job.paths, 0.0 if self._waits_for_folders else None
+            )
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             if request.may_have_run and has_come_so_far(
@@ -274,8 +312,6 @@ class Pool:
                     continue
                 error: ExptError | None = None
             except ExptError as failure:
-                if self._set_aside(number, failure):
-                    continue
                 # A worker that has only just begun dies of the question.
                 error = (
                     failure
@@ -288,10 +324,6 @@ class Pool:
             else:
                 self._end(number, error)
         return len(self._active) < before
-
-    def _set_aside(self, number: int, error: ExptError) -> bool:
-        """Whether `error` is no end of the job, which goes on later; see LivePool."""
-        return False
 
     def _retry(self, number: int, error: ExptError) -> None:
         job = self._jobs[number]
@@ -323,6 +355,9 @@ class Pool:
         """Let the job have ended; its folder stays its own until that is told."""
         job = self._jobs[number]
         self._release(number)
+        if self._waits_for_folders and isinstance(error, FolderInUse):
+            self._in_use[number] = self._clock()
+            return
         job.end(error, self._clock())
         try:
             self._observer.job_ended(job)
@@ -330,8 +365,7 @@ class Pool:
             self._leave_folder(number)
         if job.status == FAILED and self._options.fail_fast:
             self._closed = True
-            self._gpus.drop_waiting()
-            self._cores.drop_waiting()
+            self._drop_waiting()
             self._stop_all("another run failed, and fail_fast is on")
 
     def _stop_all(self, why: str) -> None:

@@ -103,7 +103,8 @@ class Queue:
         """
         with signals.Heeded():
             jobs = itertools.takewhile(lambda job: job is not None, source)
-            self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
+            wanted = [job for job in jobs if job is not None and job.status != COMPLETED]
+            self._submit([] if self._finishing else wanted)
             while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):

@@ -19,7 +19,6 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
 from expt.errors import ConfigError
 from expt.models import named
-from expt.models.airbench import Airbench
 from expt.models.convnet import ConvNet
 from expt.models.init import initialise
 from expt.models.mlp import MLP
@@ -31,7 +30,6 @@ _CLASSES: dict[type, type[nn.Module]] = {
     groups.MLP: MLP,
     groups.ConvNet: ConvNet,
     groups.ResNet18: ResNet18,
-    groups.Airbench: Airbench,
     groups.Transformer: Transformer,
     groups.UNet: UNet,
 }

@@ -30,7 +30,6 @@ from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 from expt.training import offload, optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
-from expt.training.half_weights import halve
 from expt.training.patches import fused_attention
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode, without_log
 from expt.training.patches.live_bytes import Held, LiveBytes, bytes_of
@@ -51,7 +50,7 @@ class Model:
     """Of the optimiser."""
     buffer_bytes: int
     average_bytes: int
-    """Of the moving average of weights, and of the slow ones of lookahead, where there are such."""
+    """Of the moving average of weights, where there is one."""
     update_bytes: int
     """What the optimiser takes for a moment in its step."""
     block_bytes: tuple[int, ...]
@@ -121,7 +120,7 @@ class Measuring:
             states = _states(optimizer, trained)
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
             units = sharding.choose_units(module, self._config.sharding.wrap)
-            averages = bool(self._config.ema) + bool(self._config.lookahead)
+            averages = bool(self._config.ema)
             return Model(
                 parameters=sum(parameter.numel() for parameter in every),
                 parameter_bytes=parameter_bytes,
@@ -218,8 +217,6 @@ class Measuring:
         ):
             example = self._sample.batch(1).inputs
             module = model_build.build(self._config.model, default, shapes, example, fetch=False)
-            if self._config.amp == "bf16_params":
-                halve(module)
             freeze(module, self._config.freeze)
             yield module.train()
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from expt.config import recipe_rules, sharding_rules
+from expt.config import sharding_rules
 from expt.config.groups import TargetOptimizer
 from expt.config.schema import RunConfig
 from expt.planning.cards import FRAGMENTS, Card
@@ -114,12 +114,7 @@ def _against_sharding(config: RunConfig, model: Model) -> str:
     if model.against_sharding:
         return "; ".join(filter(None, model.against_sharding))
     cut = dataclasses.replace(config, strategy="fsdp")
-    of_recipes = [
-        problem
-        for problem in recipe_rules.of_recipes(cut)
-        if problem not in recipe_rules.of_recipes(config)
-    ]
-    return next(iter([*sharding_rules.beside_sharding(cut), *of_recipes]), "")
+    return next(iter(sharding_rules.beside_sharding(cut)), "")
 
 
 def _strategies(config: RunConfig, against: str, per_node: int) -> list[Strategy]:

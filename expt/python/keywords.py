@@ -17,8 +17,6 @@ OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choice
 """Groups whose choice may be a person's own class."""
 _OPEN = {*PLAIN_GROUPS, "hydra", *BELOW_A_CHOICE} - {
     "early_stop",
-    "whitening",
-    "lookahead",
     "groups",
 }
 """Keys with others below them, each of which is set by itself."""

@@ -84,23 +84,6 @@ class EarlyStop(TypedDict, total=False):
     min_delta: float
 
 
-class Whitening(TypedDict, total=False):
-    """First weights of a convolution from the training images."""
-
-    layer: str
-    samples: int
-    eps: float
-
-
-class Lookahead(TypedDict, total=False):
-    """Slow weights that the others go back to."""
-
-    every_steps: int
-    keep: float
-    power: float
-    start_epochs: int
-
-
 class MLflow(TypedDict, total=False):
     """Where MLflow's copy goes."""
 
@@ -145,7 +128,6 @@ class Settings(TypedDict, total=False):
     seed: int
     weights: Path | None
     fork: Path | None
-    whitening: Whitening | None
     freeze: Sequence[str]
     deterministic: bool
     drop_last: bool
@@ -157,13 +139,11 @@ class Settings(TypedDict, total=False):
     gradient_clip: float | None
     gradient_clip_value: float | None
     ema: float | None
-    lookahead: Lookahead | None
     gradient_accumulation: int
     activation_checkpointing: Sequence[str] | Auto
     offload: Literal["cpu"] | None
     callbacks: Sequence[Own | Mapping[str, Any]]
     eval_split: Literal["val", "test"]
-    test_time_augmentation: Literal["flip", "flip_shift"] | None
     objective: str
     send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     mlflow: MLflow
@@ -171,13 +151,11 @@ class Settings(TypedDict, total=False):
     log_every: int
     tensorboard: TensorBoard
     print_every: int | None
-    amp: bool | Literal["bf16", "fp16", "bf16_params"]
+    amp: bool | Literal["bf16", "fp16"]
     compile: bool | CompileMode
-    cuda_graph: bool
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool | Auto
     onednn: bool | Auto
-    prepare_once: bool
     patches: Patches
     ddp: DDP
     sharding: Sharding
@@ -216,7 +194,6 @@ class SweepSettings(TypedDict, total=False):
     seed: int | Sequence[int]
     weights: Path | Sequence[Path | None] | None
     fork: Path | Sequence[Path | None] | None
-    whitening: Whitening | Sequence[Whitening | None] | None
     freeze: Sequence[str] | Sequence[Sequence[str]]
     deterministic: bool | Sequence[bool]
     drop_last: bool | Sequence[bool]
@@ -230,15 +207,11 @@ class SweepSettings(TypedDict, total=False):
     gradient_clip: float | Sequence[float | None] | Interval | None
     gradient_clip_value: float | Sequence[float | None] | Interval | None
     ema: float | Sequence[float | None] | Interval | None
-    lookahead: Lookahead | Sequence[Lookahead | None] | None
     gradient_accumulation: int | Sequence[int] | Interval
     activation_checkpointing: Sequence[str] | Auto | Sequence[Sequence[str] | Auto]
     offload: Literal["cpu"] | Sequence[Literal["cpu"] | None] | None
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
-    test_time_augmentation: (
-        Literal["flip", "flip_shift"] | Sequence[Literal["flip", "flip_shift"] | None] | None
-    )
     objective: str | Sequence[str]
     send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     mlflow: Mapping[str, Any]
@@ -246,19 +219,13 @@ class SweepSettings(TypedDict, total=False):
     log_every: int | Sequence[int]
     tensorboard: Mapping[str, Any]
     print_every: int | Sequence[int | None] | None
-    amp: (
-        bool
-        | Literal["bf16", "fp16", "bf16_params"]
-        | Sequence[bool | Literal["bf16", "fp16", "bf16_params"]]
-    )
+    amp: bool | Literal["bf16", "fp16"] | Sequence[bool | Literal["bf16", "fp16"]]
     compile: bool | CompileMode | Sequence[bool | CompileMode]
-    cuda_graph: bool | Sequence[bool]
     matmul_precision: (
         Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
     )
     channels_last: bool | Auto | Sequence[bool | Auto]
     onednn: bool | Auto | Sequence[bool | Auto]
-    prepare_once: bool | Sequence[bool]
     patches: Mapping[str, Any]
     ddp: Mapping[str, Any]
     sharding: Mapping[str, Any]

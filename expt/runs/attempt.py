@@ -226,7 +226,7 @@ class Attempt:
             return Record()
         return cast(
             Record,
-            {key: value for key, value in before.items() if key in ("search", "added", "rerun_of")},
+            {key: value for key, value in before.items() if key in ("search", "rerun_of")},
         )
 
 

@@ -33,7 +33,6 @@ def refuse_other_plan(
     steps_per_epoch = state.get("steps_per_epoch") or steps_per_epoch or 1
     ends = {key: (before, _end(shown(config))[key]) for key, before in _end(saved).items()}
     changed = {key: values for key, values in ends.items() if values[0] != values[1]}
-    _refuse_other_lookahead(config, changed, source)
     then = state["plan"] if "plan" in state else _recorded(saved, steps_per_epoch)
     if then is None:
         for key in changed.keys() & {*OF_PLAN}:
@@ -53,22 +52,6 @@ def refuse_other_plan(
         f" keep its plan by {_mend(config, then, steps_per_epoch)}, or begin a further run, with a"
         f" schedule of its own, from its weights by weights={folder}@last"
     )
-
-
-def _refuse_other_lookahead(
-    config: RunConfig, changed: Mapping[str, tuple[Any, Any]], source: Path
-) -> None:
-    """Raise ConfigError where slow weights have followed how much of another length was done."""
-    if config.lookahead is None or not config.lookahead.power:
-        return
-    for key in changed.keys() & {"epochs", "max_steps"}:
-        folder = shlex.quote(str(source.parent.parent))
-        raise ConfigError(
-            f"{key}={_number(changed[key][1])}: lookahead.power={config.lookahead.power:g} follows"
-            f" the share of the run that is done, and {folder} has"
-            f" {key}={_number(changed[key][0])}; begin a further run from its weights by"
-            f" weights={folder}@last"
-        )
 
 
 def _recorded(saved: Mapping[str, Any], steps_per_epoch: int) -> int | None:

@@ -25,12 +25,8 @@ def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
 
 
 def place(record: Record) -> tuple[int, int]:
-    """When a run's point was chosen: those typed by hand come first, as they stand, those added to
-    a sweep last.
-    """
-    if "search" in record:
-        return 1, record["search"]["number"]
-    return (2, record["added"]["place"]) if "added" in record else (0, 0)
+    """When a run's point was chosen: those typed by hand come first, as they stand."""
+    return (1, record["search"]["number"]) if "search" in record else (0, 0)
 
 
 def _highest_is_best(record: Record) -> bool:

@@ -110,15 +110,6 @@ class Made(TypedDict):
     seedless_fork: NotRequired[str]
 
 
-class OfAdded(TypedDict):
-    """Which point that `expt sweep add` gave to the sweep a run is."""
-
-    place: int
-    """Among them, in the order in which they were added."""
-    keys: list[str]
-    """Those that were typed to add it."""
-
-
 class OfSearch(TypedDict):
     """The place of a run in the search that has found it, counted from 0."""
 

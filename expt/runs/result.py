@@ -31,7 +31,6 @@ from expt.runs.record_parts import (
     Host,
     Made,
     Objective,
-    OfAdded,
     OfSearch,
     Resumed,
     StoppedEarly,
@@ -66,7 +65,6 @@ class Record(Provenance, total=False):
     error_kind: str
     """The name of its class in expt.errors, or Python's."""
     search: OfSearch
-    added: OfAdded
     """Missing in a run that no search has found."""
     name: str
     overrides: dict[str, Any]

@@ -28,7 +28,7 @@ MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
     "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "callbacks", "fork",
-    "compile", "matmul_precision", "channels_last", "prepare_once", *OF_PLAN,
+    "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip
 
 

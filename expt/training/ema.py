@@ -9,27 +9,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from expt.config import secrets
 from expt.errors import ConfigError
-from expt.training.half_weights import AverageInFloat32
 
 
 def ema_of(
     module: nn.Module,
     decay: float,
     before: Callable[[nn.Module], nn.Module] = lambda module: module,
-    *,
-    in_float32: bool = False,
 ) -> AveragedModel:
     """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with
     those of the first.
 
     Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of
-    it, or `in_float32` where the model's weights are not. Raises ConfigError where the model can't
-    be copied."""
+    it. Raises ConfigError where the model can't be copied."""
     try:
-        if in_float32:
-            average: AveragedModel = AverageInFloat32(module, decay)
-        else:
-            average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
+        average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
     except (
         Exception
     ) as error:  # of a person's own model: what copying its attributes raises is of many kinds

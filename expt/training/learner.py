@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,10 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from expt.data.loading import Batch
-from expt.models.test_time import TestTime, with_views
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
-from expt.training.lookahead import Lookahead
 from expt.training.phases import Phases
 from expt.training.precision import Precision
 
@@ -42,8 +40,6 @@ class Evaluator:
     who knows what own
     models do."""
 
-    test_time: TestTime | None = None
-    """Over which views of an image the outputs are averaged."""
     in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
     """From this worker's batches of an evaluation to those that it computes: where a forward pass
     is a collective, as
@@ -53,11 +49,6 @@ class Evaluator:
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module
-
-    @property
-    def evaluated_views(self) -> nn.Module:
-        """What gives the outputs that count."""
-        return with_views(self.evaluated, self.test_time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +74,6 @@ class Learner(Evaluator):
     that is not known."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
-    lookahead: Lookahead | None = None
-    """The slow weights of `module`, which it goes back to."""
     shards: int = 1
     """Workers that share one replica of the weights; with 1 each has all of them.
 
@@ -105,28 +94,11 @@ class Learner(Evaluator):
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates that a step is made of, and the parameters of each; empty where it is one of all.
     """
-    graphed: GraphedStep | None = None
-    """What computes a step in place of `loop.accumulate_gradients` and `loop.update`."""
 
     @property
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
-
-    def end_epoch(self) -> None:
-        """An epoch's steps are done, and its weights are about to be evaluated."""
-        if self.lookahead is not None:
-            self.lookahead.end_epoch()
-
-
-class GraphedStep(Protocol):
-    """A step by CUDA graphs; see training/graphed_step."""
-
-    def gradients(self, learner: Learner, batch: Batch, add: Add) -> None:
-        """See `loop.accumulate_gradients`."""
-
-    def update(self, learner: Learner) -> bool:
-        """See `loop.update`."""
 
 
 @dataclass

@@ -56,10 +56,6 @@ def train_epoch(
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.advance()
-        if learner.lookahead is not None:
-            learner.lookahead.after_step(
-                epoch=position.epoch, step=position.step, total_steps=position.total_steps
-            )
         trained += batch.global_size
         on_step()
         if learner.scheduler_interval == "step":
@@ -83,12 +79,11 @@ def _learn(
         if learner.phases:
             moved = _through_phases(learner, batch, sums, on_gradients)
         else:
-            graphed = learner.graphed
-            (graphed.gradients if graphed else accumulate_gradients)(learner, batch, sums.add)
+            accumulate_gradients(learner, batch, sums.add)
             check_gradients(learner)
             learner.drop_unused()
             on_gradients()
-            moved = (graphed.update if graphed else update)(learner)
+            moved = update(learner)
         sums.end_step(learner.precision.left_out)
         learner.average_statistics()
         if learner.ema is not None and moved:
@@ -270,7 +265,7 @@ def evaluate(
 
     Metrics that are no sums take two collectives more. `observe` gets each batch and the model's
     outputs."""
-    module = learner.evaluated_views
+    module = learner.evaluated
     sums = Sums(learner.task, device, at_once=learner.overwrites, learns=False)
     module.eval()
     for batch in learner.in_step(batches):

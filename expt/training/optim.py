@@ -308,16 +308,13 @@ def advance_after_epoch(
 
 
 def lr_factor(
-    config: groups.Constant | groups.Cosine | groups.Step | groups.Triangular,
+    config: groups.Constant | groups.Cosine | groups.Step,
     peak_lr: float,
     *,
     steps_per_epoch: int,
     total_steps: int,
 ) -> Callable[[int], float]:
     """From the number of steps done to the fraction of `peak_lr` that the next step uses."""
-    if isinstance(config, groups.Triangular):
-        peak = int(config.rise_fraction * total_steps)
-        return lambda step: _triangular(config, peak, total_steps, step)
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
     def after_warmup(step: int) -> float:
@@ -334,9 +331,3 @@ def lr_factor(
         return (step + 1) / (warmup_steps + 1) if step < warmup_steps else after_warmup(step)
 
     return factor
-
-
-def _triangular(config: groups.Triangular, peak: int, end: int, step: int) -> float:
-    if step < peak:
-        return config.start_factor + (1 - config.start_factor) * step / peak
-    return 1 - (1 - config.end_factor) * min(1.0, (step - peak) / max(1, end - peak))

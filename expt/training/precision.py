@@ -15,7 +15,7 @@ from expt.training.patches.backward import backward
 from expt.training.patches.fused_step import step_unless
 from expt.training.sharding import is_sharded, local
 
-Amp: TypeAlias = bool | Literal["bf16", "fp16", "bf16_params"]
+Amp: TypeAlias = bool | Literal["bf16", "fp16"]
 """As the key `amp`."""
 
 
@@ -50,11 +50,6 @@ class Precision:
         self._short_backward = (
             short_backward and not skip_non_finite and not self.scaler.is_enabled()
         )
-
-    @property
-    def always_updates(self) -> bool:
-        """Whether an update is made whatever the gradients are."""
-        return not (self._skip or self.scaler.is_enabled())
 
     @property
     def scale(self) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -37,17 +36,14 @@ from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
-from expt.training.graphed_step import graphed_step
-from expt.training.half_weights import halve
 from expt.training.learner import Learner, Position
-from expt.training.lookahead import Lookahead
 from expt.training.observer import Observer
 from expt.training.patches import onednn_linear
 from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
-from expt.worker import prepared, random_state, sharding
+from expt.worker import sharding
 from expt.worker.first_output import check_first_output, check_metrics
 from expt.worker.optimizer import build_optimizer
 from expt.worker.pictures import build_pictures
@@ -55,14 +51,12 @@ from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
 from expt.worker.turns import one_first
-from expt.worker.whitening import whiten
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
     with in_turn(config, worker):
         data = _loaders(config, worker, num_readers(config))
-    prepared.refuse_others(config, data.train)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":
         refuse_shuffled(config.dataset, data.val, config.seed)
@@ -95,7 +89,6 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         batch_parts=config.world_size * config.gradient_accumulation,
         mixup=config.mixup,
         cutmix=config.cutmix,
-        prepared=prepared.dtype(config, worker.device),
     )
 
 
@@ -125,7 +118,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         module, config, worker, memory, precision=precision, parts=bool(phases)
     )
     if config.ema and not config.is_sharded:
-        ema = ema_of(module, config.ema, in_float32=config.amp == "bf16_params")
+        ema = ema_of(module, config.ema)
     classifies = isinstance(config.task, Classification)
     if (
         isinstance(config.model, constraints.Target) and classifies and not compiled
@@ -159,11 +152,6 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         overwrites=bool(compiled) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
-        graphed=graphed_step(config.cuda_graph, worker.device, random_state),
-        lookahead=(
-            Lookahead(module, **dataclasses.asdict(config.lookahead)) if config.lookahead else None
-        ),
-        test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
@@ -186,10 +174,6 @@ def _build_module(
     else:
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         module, values = make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
-    if config.whitening and fetch:  # else they are those of a checkpoint
-        whiten(config.whitening, module, data, worker)
-    if config.amp == "bf16_params":
-        halve(module)
     freeze(module, config.freeze)
     return module, values
 

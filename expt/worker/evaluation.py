@@ -62,7 +62,6 @@ def carry_out(
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         overwrites=bool(compiled) or config.model.name == "_target_",
-        test_time=config.test_time_augmentation,
     )
     pictures = None
     if config.tensorboard.images is not False:

@@ -64,7 +64,7 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         module = copy.deepcopy(
-            learner.evaluated_views
+            learner.evaluated
         )  # a first batch may leave marks in it: buffers, a count
         module.eval()
         with learner.precision.autocast():

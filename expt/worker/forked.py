@@ -60,8 +60,6 @@ def _load_weights(learner: Learner, saved: State, config: RunConfig) -> None:
                 learner.ema.load_state_dict(saved["ema"])
             else:  # it begins with these weights
                 learner.ema.module.load_state_dict(saved["model"])
-        if learner.lookahead is not None:
-            learner.lookahead.load_state_dict(saved.get("lookahead", {}))
     except RuntimeError as error:
         told = " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -217,7 +217,6 @@ class Run:
             return False
         if position.is_within_epoch:
             self._save_within_epoch()
-        self.learner.end_epoch()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:

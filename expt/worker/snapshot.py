@@ -44,7 +44,6 @@ class Snapshot:
         return {
             "model": learner.module.state_dict(),
             **({} if learner.ema is None else {"ema": learner.ema.state_dict()}),
-            **({} if learner.lookahead is None else {"lookahead": learner.lookahead.state_dict()}),
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
@@ -59,8 +58,6 @@ class Snapshot:
         """
         learner = self.learner
         self.load_weights(state)
-        if learner.lookahead is not None:
-            learner.lookahead.load_state_dict(state["lookahead"])
         learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
         _load_schedule(learner, state["scheduler"])
         if state[

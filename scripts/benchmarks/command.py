@@ -19,7 +19,6 @@ from scripts.benchmarks.systems import PEERS, System, num_gpus
 MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "epoch": trainings.epoch,
     "first_step": trainings.first_step,
-    "warm": trainings.warm,
     "sweep": trainings.sweep,
     "grid": grid.grid,
     "memory": trainings.memory,

@@ -61,9 +61,6 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
             yield Comparison("gpu", case, "", {OURS: reached}, at_least=0.4)
     for model in {"mlp", "convnet"} & {*bench.models}:
         yield _epochs(bench, model, 512, at_most=1 / 50)
-    for model, at_most in {"mlp": 1 / 3, "convnet": 1 / 2, "resnet18": 1.0}.items():
-        if model in bench.models:
-            yield _graphed(bench, model, at_most=at_most)
     yield from _packed(bench)
 
 
@@ -88,23 +85,6 @@ def _epochs(bench: Bench, model: str, batch_size: int, *, at_most: float) -> Com
         trainings,
         warm_epoch_s,
         {"plain": at_most},
-    )
-
-
-def _graphed(bench: Bench, model: str, *, at_most: float) -> Comparison:
-    """Seconds per epoch on one GPU, in bf16, by CUDA graphs and by eager steps."""
-    training = _on_one_gpu(bench, model, 512)
-    ours = bench.systems[OURS]
-    systems = {
-        OURS: System(
-            OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides, "cuda_graph=true"]
-        ),
-        "eager": System(OURS, sys.executable, overrides=[CHANNELS_LAST, *ours.overrides]),
-    }
-    both = Bench(**{**vars(bench), "systems": systems})
-    case = f"{model}, bf16, batch 512, cuda_graph=true"
-    return both.compare(
-        "gpu", case, "s", dict.fromkeys(systems, training), warm_epoch_s, {"eager": at_most}
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
@@ -53,16 +52,6 @@ def first_step(bench: Bench) -> Iterator[Comparison]:
     yield from _first_step(
         bench, "first_step", {"mlp": {"plain": 0.33}, "resnet18": {"plain": 0.5}}
     )
-
-
-def warm(bench: Bench) -> Iterator[Comparison]:
-    """The same after `expt warm`."""
-    words = [sys.executable, "-m", "expt", "warm"]
-    start(words)
-    try:
-        yield from _first_step(bench, "warm", {"mlp": {"plain": 0.12}})
-    finally:
-        start([*words, "--stop"])
 
 
 def _first_step(

@@ -33,7 +33,7 @@ def composed(line: str) -> list[str]:
     [
         ("ev", {"evaluate", "eval_split="}),
         ("epochs=2 ev", {"eval_split="}),
-        ("amp=b", {"amp=bf16", "amp=bf16_params"}),
+        ("amp=b", {"amp=bf16"}),
         ("evaluate ", set()),
         ("evaluate RU", set()),
         ("evaluate RUN s", {"split=train", "split=val", "split=test", "split=all"}),
@@ -41,7 +41,7 @@ def composed(line: str) -> list[str]:
         ("evaluate RUN e", set()),
         (
             "evaluate RUN amp=",
-            {"amp=", "amp=false", "amp=true", "amp=bf16", "amp=bf16_params", "amp=fp16"},
+            {"amp=", "amp=false", "amp=true", "amp=bf16", "amp=fp16"},
         ),
         ("report ", set()),
         ("report a", set()),

@@ -134,7 +134,7 @@ def test_a_word_that_help_knows_nothing_of_is_told() -> None:
             "It shows every key where nothing else is typed."
         ),
         "model=convnt": (
-            "model=convnt: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm,"
+            "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18, timm,"
             " torchvision, transformer, unet. Did you mean 'convnet'?"
         ),
     }.items():

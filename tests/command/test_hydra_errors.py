@@ -52,7 +52,7 @@ MISTAKES = {
         "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?"
     ),
     "model=resnet19": (
-        "model=resnet19: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm,"
+        "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18, timm,"
         " torchvision, transformer, unet. Did you mean 'resnet18'?"
     ),
     "x": f"x: neither a command ({', '.join(WORDS)}) nor of the form key=value.",
@@ -112,7 +112,7 @@ MISTAKES = {
     ),
     "~model": (
         "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18,"
-        " airbench, torchvision, timm, transformer, unet and your own"
+        " torchvision, timm, transformer, unet and your own"
     ),
     "optimizer=adam ~optimizer.nesterov": (
         "~optimizer.nesterov: the chosen optimizer has no key 'optimizer.nesterov'; another"
@@ -134,12 +134,12 @@ MISTAKES = {
     "optimizer.nesterov=true optimizer.momentum=0": (
         "optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9"
     ),
-    "optimizer=null": "optimizer=null: not one of adam, adamw, muon, nesterov_sgd, plain_sgd, sgd.",
+    "optimizer=null": "optimizer=null: not one of adam, adamw, muon, plain_sgd, sgd.",
 }
 COMPOSING = {
     "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
     "experiment=ddp_mpl": (
-        "experiment=ddp_mpl: not one of airbench, amp_sweep, char_lm, d2l_resnet18, ddp_mlp,"
+        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp,"
         " diabetes, gan, gpt2_124m, keras_convnet, paddle_mnist. Did you mean 'ddp_mlp'?"
     ),
     "model.hidden=[": (

@@ -83,7 +83,7 @@ def test_a_sweep_has_models_by_name_and_by_class_side_by_side(
     assert [run.folder for run in again] == [runs[2].folder], (
         "the same run, by the words of its record"
     )
-    with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of airbench, convnet"):
+    with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of convnet"):
         expt.run("model={width: 16}")
 
 

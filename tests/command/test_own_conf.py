@@ -132,7 +132,7 @@ def test_a_mistake_in_a_group_of_ones_own(here: Path, words: list[str], told: st
 )
 def test_a_group_is_chosen_by_name(value: str) -> None:
     with pytest.raises(
-        ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"
+        ConfigError, match="not one of convnet, mlp, paddle_convnet, resnet18, timm"
     ):
         refuse_no_names([f"model={value}"])
     refuse_no_names([f"epochs={value}", "model={_target_: a.B, x: 1},mlp", "~model=null"])

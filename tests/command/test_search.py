@@ -26,9 +26,8 @@ from expt.command.search_settings import FixedSettings
 from expt.command.search_space import space_of
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.launch.job import Job, request_of
-from expt.launch.live_pool import LivePool
+from expt.launch.pool import Pool
 from expt.machine import Machine
-from expt.runs import added
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
@@ -153,39 +152,6 @@ def test_a_point_named_twice_is_so_in_a_second_command_too(
     assert told[1] == [line for line in told[0] if line.startswith("named twice")]
 
 
-def test_a_point_that_was_added_to_a_search_is_taken_up_again_before_any_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "epochs=1",
-        "world_size=1",
-        "dataset.train_limit=320",
-        "tensorboard.images=false",
-        "optimizer.lr=1.5",
-    ]
-    added.keep(tmp_path, [added.Added(words, ["optimizer.lr", "dataset.train_limit"])])
-    for runs in (1, 2):
-        expt.sweep(
-            SMALL,
-            optimizer=LR,
-            search={"name": "random", "runs": runs},
-            folder=tmp_path,
-            hydra=ONE_BY_ONE,
-        )
-        told = capsys.readouterr()
-        assert ("[1/2] done        lr=1.5,train_limit=320" in told.out) is (runs == 1), "once"
-        assert "lr=1.5,train_limit=320  accuracy/val" in told.out.partition("best         ")[2], (
-            "outside of the space"
-        )
-        assert told.err == ""
-    numbers = [
-        json.loads(path.read_text()).get("search")
-        for path in sorted(tmp_path.glob("*/result.json"))
-    ]
-    assert [each for each in numbers if each is None] == [None]
-    assert len(numbers) == 3
-
-
 def test_a_warm_start_informs_and_counts_for_nothing(
     searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +252,7 @@ def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_fo
 ) -> None:
     """As a cluster's job that is cancelled in the queue."""
 
-    def stop_two(pool: LivePool, source: Iterator[Job | None]) -> None:
+    def stop_two(pool: Pool, source: Iterator[Job | None]) -> None:
         for number in range(2):
             job = next(source)
             assert job is not None
@@ -299,7 +265,7 @@ def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_fo
         monkeypatch.setattr(Budget, "left_s", lambda *_: 0.0)
         assert next(source, None) is None
 
-    monkeypatch.setattr(LivePool, "run", stop_two)
+    monkeypatch.setattr(Pool, "run", stop_two)
     search: Any = {"name": "random", "runs": 3, "budget": "60s"}
     with contextlib.suppress(ExptError):
         expt.sweep(SMALL, **{**SPACE, "quiet": False}, search=search, folder=tmp_path)
@@ -459,7 +425,7 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
             "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
         ),
         (["seed=range(3,3)"], "seed: its range is empty"),
-        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of airbench, "),
+        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of "),
         (
             ["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"],
             "batch_size=0: input should be greater than",

@@ -89,7 +89,6 @@ EVERY_KEY = (
     ("init=normal", "scheduler=plateau"),
     ("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
-    ("experiment=airbench",),
 )
 NOT_IN_EXPERIMENT = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "threads", "onednn",
@@ -98,7 +97,6 @@ NOT_IN_EXPERIMENT = {
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",
     "patches.backward", "dataset.path", "checkpoint.sharded", "activation_checkpointing", "offload", "model.size",
-    "cuda_graph",
     "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward", "sharding.reduce_each_part",
 }  # fmt: skip
 

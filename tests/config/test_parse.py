@@ -35,7 +35,6 @@ OPTIONS = [
 
 CALLED = {
     "plain_sgd": "sgd",
-    "nesterov_sgd": "sgd",
     "warm_cosine": "cosine",
 }  # further settings of one kind
 
@@ -197,7 +196,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
     ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, airbench, torchvision, timm, transformer, "
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, transformer, "
         "unet. Did you mean 'mlp'?",
     ]),
     "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
@@ -283,7 +282,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "not a number": (0, ["gradient_clip=nan"], ["gradient_clip=nan: input should be a finite number"]),
     "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
     "one of several types": (
-        0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16', 'fp16' or 'bf16_params'"],
+        0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16' or 'fp16'"],
     ),
     "neither a number nor a list": (
         2, ["gpus=all"], ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],

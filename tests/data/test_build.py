@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +354,19 @@ def test_a_person_s_own_dataset() -> None:
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
     assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
     assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
+
+
+class Slow(Own):
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("name", "processes"), [("Own", 0), ("Slow", 1)])
+def test_cheap_samples_need_no_processes(name: str, processes: int) -> None:
+    batches = build_data(own(name), batch_size=9, num_workers=1).train.epoch(0)
+    next(batches)
+    assert len(multiprocessing.active_children()) == processes
 
 
 def test_a_limit_takes_from_all_of_an_own_dataset() -> None:

@@ -47,7 +47,6 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
         "onednn=true",
         "ema=0.9",
         "channels_last=true",
-        "test_time_augmentation=flip_shift",
     )
     folder = train(*FEW, *settings).folder
     file = tmp_path / "digits.onnx"

@@ -39,9 +39,7 @@ SHIPPED = {
     "a moving average": ("dataset=digits", "ema=0.5"),
     "a table": ("experiment=diabetes", "dataset.standardise_targets=true"),
     "mixed precision": ("dataset=digits", "amp=bf16"),
-    "weights in half precision": ("dataset=digits", "model=convnet", "amp=bf16_params"),
     "paddle_convnet": SMALL,
-    "airbench": IMAGES,
     "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
     "timm": (*IMAGES, "model=timm", "model.arch=test_resnet"),
     "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16"),
@@ -78,11 +76,7 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
 
 def words(name: str) -> tuple[str, ...]:
-    model = (
-        (f"model={name}",)
-        if name in ("mlp", "convnet", "paddle_convnet", "resnet18", "airbench")
-        else ()
-    )
+    model = (f"model={name}",) if name in ("mlp", "convnet", "paddle_convnet", "resnet18") else ()
     return (*FEW, *model, *SHIPPED[name])
 
 

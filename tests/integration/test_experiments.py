@@ -64,13 +64,6 @@ SOURCES: dict[str, dict[str, Any]] = {
         "model.target": "expt.models.gan.GAN", "task.target": "expt.tasks.gan.Adversarial", "optimizer.name": "adam",
         "optimizer.betas": (0.5, 0.999), "epochs": 60, "world_size": 2,
     },
-    "airbench": {  # 10 epochs for 9.9; rates as of a loss that is the mean over the batch
-        "model.name": "airbench", "model.widths": (64, 256, 256), "dataset.name": "cifar10", "batch_size": 1024,
-        "epochs": 10, "label_smoothing": 0.2, "optimizer.name": "sgd", "optimizer.momentum": 0.85,
-        "optimizer.nesterov": True, "lookahead.every_steps": 5, "lookahead.start_epochs": 3, "whitening.samples": 5000,
-        "dataset.augment.flip": "alternate", "dataset.augment.crop_padding": 2, "scheduler.rise_fraction": 0.23,
-        "scheduler.start_factor": 0.2, "scheduler.end_factor": 0.07, "test_time_augmentation": "flip_shift",
-    },
     "diabetes": {"dataset.name": "diabetes", "task.name": "regression", "model.hidden": (32,), "epochs": 30},
     "amp_sweep": {"amp": True, "log_every": 10, "dataset.name": "mnist"},
 }  # fmt: skip
@@ -170,10 +163,7 @@ def _dataset(name: Any, root: str) -> datasets.Downloaded:
     return datasets.Downloaded(name=name, root=root, download=False, **options)
 
 
-OF_A_BOX = {
-    "gpt2_124m",
-    "airbench",
-}  # `expt plan` says what it takes; tests/worker/test_airbench trains
+OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
 FEW = {
     "d2l_resnet18": ("batch_size=16", "max_steps=1"),
     "amp_sweep": ("model=convnet", "batch_size=16"),

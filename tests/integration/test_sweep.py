@@ -219,7 +219,7 @@ def test_a_launcher_that_would_wait_for_ever_is_refused(
     [
         (
             "model=glob(zz*)",
-            r"^model=glob\(zz\*\): matches nothing; model is one of airbench, convnet, ",
+            r"^model=glob\(zz\*\): matches nothing; model is one of convnet, ",
         ),
         (
             "optimizer.lr=glob(*)",

@@ -700,3 +700,92 @@ def test_all_that_completed_before_they_heard_is_no_interruption(world: World) -
     world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
     world.run(job)
     assert job.status == COMPLETED
+
+
+@dataclasses.dataclass
+class Looks(Told):
+    """Does at each look what is next."""
+
+    orders: list[Callable[[], object]]
+
+    def __post_init__(self) -> None:
+        self.events = []
+
+    def job_locked_out(self, job: Job) -> None:
+        self.events.append(("locked out", job.name))
+
+    def tick(self, active: Sequence[Job]) -> None:
+        if self.orders:
+            self.orders.pop(0)()
+
+
+def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_what_a_search_would_choose(
+    world: World,
+) -> None:
+    """As workers of a command that was killed are, as long as they take to be gone."""
+    a, b = world.job("a"), world.job("b")
+    other, room = folder_lock.FolderLock(a.paths), list[bool]()
+
+    def look() -> None:
+        room.append(pool.has_room())
+        world.clock.now += 0.75
+
+    looks = Looks([lambda: None, look, look, look, look, other.release])
+    pool = Pool(
+        Machine(cpus=4),
+        Options(),
+        looks,
+        waits_for_folders=True,
+        start=world.start,
+        clock=world.clock,
+    )
+    pool.run(iter([a, b]))
+    assert (a.status, b.status, world.names, room) == (
+        COMPLETED,
+        COMPLETED,
+        ["b", "a"],
+        [False] * 4,
+    )
+    assert [event for event in looks.events if event[1] == "a"] == [
+        ("locked out", "a"),
+        ("starting", "a"),
+        ("ended", "a", COMPLETED),
+    ]
+
+
+def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
+    """It decides by what came of those before: at most as many wait or run as there are cores."""
+    left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
+    asked = Pool(Machine(cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+
+    def source() -> Iterator[Job | None]:
+        while left:
+            if asked.has_room():
+                rooms.append(sum(job.status == "running" for job in started))
+                started.append(left.pop(0))
+                yield started[-1]
+            else:
+                yield None
+
+    started = list[Job]()
+    world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
+    asked.run(source())
+    assert world.names == ["a", "b", "c"]
+    assert rooms == [0, 1, 1], "the third is asked for when the first has ended"
+    no_room = Options(max_concurrent=0)
+    assert not Pool(Machine(gpus=("0",), cpus=4), no_room, world.told).has_room()
+
+
+def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
+    world.plans = {"a": [{"looks": 99}]}
+    pool = Pool(Machine(cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+    job = world.job("a")
+
+    def source() -> Iterator[Job | None]:
+        yield job
+        pool.finish("the budget is used up")
+
+    pool.run(source())
+    assert world.told.events[-1] == ("ended", "a", INTERRUPTED)
+    assert str(job.error) == "the budget is used up"
+    assert not pool.has_room()

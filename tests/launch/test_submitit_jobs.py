@@ -20,8 +20,17 @@ from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
 from expt.machine import Machine
+from expt.runs import spending
 from expt.runs.request import received
-from expt.runs.result import create_result
+from expt.runs.result import (
+    COMPLETED,
+    INTERRUPTED,
+    RUNNING,
+    create_result,
+    read_result,
+    update_result,
+)
+from expt.search.source import running_elsewhere_s
 from expt.signals import Heeded
 from tests.requests import request
 
@@ -209,3 +218,139 @@ def test_without_slurm_there_is_no_queue_to_submit_to(
     options = {"executor": "slurm", "submitit_folder": "jobs", "max_num_timeout": 3}
     with pytest.raises(ConfigError, match="hydra/launcher=submitit_slurm: "):
         executor_of(options, 1)
+
+
+class Running:
+    """Runs for so many looks; if it is cancelled before, it saves, if it has begun."""
+
+    job_id, num_tasks = "4711", 1
+
+    def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
+        self._looks = looks
+        self.paths = SimpleNamespace(stderr="queue.err", result_pickle=Path("4711_0_result.pkl"))
+        self.run, self.cancelled = received(job.sent, Machine(cpus=8), typed_at=1.0).paths, 0
+        if begins:
+            create_result(self.run, may_exist=True, status=RUNNING)
+
+    def done(self) -> bool:
+        self._looks -= 1
+        if self._looks < 0 and not self.cancelled:
+            create_result(self.run, may_exist=True, status=COMPLETED)
+        return self._looks < 0
+
+    def cancel(self, check: bool = True) -> None:
+        self.cancelled, self._looks = self.cancelled + 1, 0
+        if self.run.result.exists():
+            update_result(self.run, status=INTERRUPTED)
+
+    def task(self, _: int) -> Running:
+        return self
+
+    def exception(self) -> Exception | None:
+        assert not self.cancelled, "submitit waits 15 s for what it says"
+        return None
+
+
+class Killed(Running):
+    """Has no time to save when it is cancelled, at work for 100 s then; the cluster says later that
+    it has ended.
+    """
+
+    def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
+        super().__init__(job, looks, begins=begins)
+        update_result(self.run, started=time.time() - 100, world_size=1)
+
+    def cancel(self, check: bool = True) -> None:
+        self.cancelled, self._looks = self.cancelled + 1, 3
+
+
+class Silent(Running):
+    """Ends without a word, or one that has not come yet from another node."""
+
+    def done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+class Cluster:
+    """Starts jobs that run for so many looks."""
+
+    def __init__(self, *plans: tuple[int, bool], kind: type[Running] = Running) -> None:
+        self.plans, self.submitted, self._kind = list(plans), list[Running](), kind
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        yield
+
+    def submit(self, job: ClusterJob) -> Running:
+        looks, begins = self.plans.pop(0)
+        self.submitted.append(self._kind(job, looks, begins=begins))
+        return self.submitted[-1]
+
+
+LONG, WAITS = (50, True), (50, False)
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitit_jobs, "POLL_S", 0.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_to_finish_cancels_what_runs_or_waits_and_is_no_interruption(tmp_path: Path) -> None:
+    some = jobs(tmp_path, 2)
+    queue = Queue(cluster := Cluster(LONG, WAITS), Observer())
+    queue.look_on = lambda: queue.finish("the budget is used up")
+    queue.run(iter(some))
+    assert [each.cancelled for each in cluster.submitted] == [1, 1]
+    assert [str(job.error) for job in some] == ["the budget is used up"] * 2
+    assert [job.status for job in some] == [INTERRUPTED, INTERRUPTED]
+    queue.run(iter(late := jobs(tmp_path / "later", 1)))
+    assert [job.status for job in late] == ["queued"], "nothing is submitted after that"
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("how", ["finish", "Ctrl-C"])
+def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_cancelled(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs(tmp_path, 1)
+    monkeypatch.setattr(spending, "time", SimpleNamespace(time=lambda: time.time() + 1000))
+    queue = Queue(Cluster(LONG, kind=Killed), Observer())
+
+    def end() -> None:
+        queue.finish("enough") if how == "finish" else signal.raise_signal(signal.SIGINT)
+
+    queue.look_on = end
+    with contextlib.suppress(KeyboardInterrupt):
+        queue.run(iter([job]))
+    record = read_result(job.paths)
+    assert record["status"] == INTERRUPTED
+    assert record["device_s"] == pytest.approx(100, abs=20)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitit_jobs, "RESULT_S", 60.0)
+    late, other = jobs(tmp_path, 2)
+    queue, looks = Queue(Cluster((0, True), (3, True), kind=Silent), Observer()), list[str]()
+
+    def look() -> None:
+        looks.append(other.status)
+        for job in (other, late) if len(looks) == 6 else ():
+            create_result(job.paths, may_exist=True, status=COMPLETED)
+
+    queue.look_on = look
+    queue.run(iter([late, other]))
+    assert (late.status, other.status) == (COMPLETED, COMPLETED)
+
+
+def test_a_job_in_the_queue_has_cost_nothing_yet(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    assert running_elsewhere_s(job, 9e9) == 0
+    create_result(job.paths, status=RUNNING, started=time.time() - 100, devices=["0", "1"])
+    assert running_elsewhere_s(job, 9e9) == pytest.approx(200, abs=20)
+    update_result(job.paths, status=INTERRUPTED)
+    assert running_elsewhere_s(job, 9e9) == 0, "its record says what it has cost"

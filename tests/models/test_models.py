@@ -13,7 +13,6 @@ from torch import nn
 from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError
 from expt.models import build as model_build
-from expt.models.airbench import Airbench
 from expt.models.convnet import ConvNet
 from expt.models.mlp import MLP
 from expt.models.resnet import ResNet18
@@ -47,9 +46,6 @@ CONFIGS: dict[str, Any] = {
     ),
     "small": groups.ResNet18(name="resnet18", stem="small"),
     "imagenet": groups.ResNet18(name="resnet18", stem="imagenet"),
-    "airbench": groups.Airbench(
-        name="airbench", widths=(4, 6), whitening_kernel=3, batch_norm_momentum=0.4, logit_scale=0.1
-    ),
 }
 DEFAULT = groups.DefaultInit(name="default")
 PADDLE: dict[str, Any] = {
@@ -103,9 +99,6 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
         (ResNet18, {"channels": 3}, 11_173_962),  # 64 * 3 * 9
         (ResNet18, {"stem": "imagenet"}, 11_175_370),  # 64 * 1 * 49
         (ResNet18, {"stem": "imagenet", "channels": 3, "num_classes": 1000}, 11_689_512),
-        # 24 * 12 + 24; 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256), and 4 numbers for each
-        # of two batch norms of 64, 256 and 256 channels, of which 2 are parameters; 256 * 10
-        (Airbench, {"channels": 3, "image_size": (32, 32)}, 1_972_792),
     ],
     ids=[
         "mlp",
@@ -115,7 +108,6 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
         "small, colour",
         "imagenet",
         "imagenet, as torchvision's",
-        "airbench",
     ],
 )
 def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], count: int) -> None:
@@ -380,20 +372,6 @@ def test_an_own_model_gets_what_it_names(tmp_path: Path, monkeypatch: pytest.Mon
         constraints.Target(target="own_less.Any", kwargs={"width": 3}), DEFAULT, **GREY_28
     )
     assert takes_any.given == {**GREY_28, "width": 3}
-
-
-@pytest.mark.parametrize("side", [*range(2, 20)])
-def test_an_airbench_that_is_built_takes_its_images(side: int) -> None:
-    try:
-        model = Airbench(channels=3, image_size=(20, side), num_classes=2, widths=(2, 2, 2)).eval()
-    except ConfigError as error:
-        assert f"model.widths=[2,2,2]: 3 halvings are too many for images of 20x{side}" in str(
-            error
-        )  # noqa: PT017
-        assert side < 9
-    else:
-        assert model(torch.zeros(1, 3, 20, side)).shape == (1, 2)
-        assert side >= 9
 
 
 class Aliased(nn.Module):

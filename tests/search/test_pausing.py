@@ -210,7 +210,7 @@ def test_a_run_that_a_person_has_paused_between_two_rungs_goes_on_to_the_next_in
         paths = RunPaths(tmp_path / "same" / machine.starts[-1][0])
         done = len(list(paths.checkpoints.glob("epoch*")))
         if read_result(paths).get("status") == RUNNING and done and done != until:
-            update_result(paths, status=PAUSED, epoch_s=[1.0] * done)  # by `expt sweep pause`
+            update_result(paths, status=PAUSED, epoch_s=[1.0] * done)
             later = Machine(tmp_path / "same", configured, **more)
             later.searching.clear()
             later.run()

@@ -17,7 +17,6 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -27,7 +26,6 @@ from expt.runs.result import (
     create_result,
     update_result,
 )
-from expt.runs.view.leaderboard import read_runs
 from expt.search.budget import budget_of, stopped_in_words
 from expt.search.goals import Goal, Limit
 from expt.search.history import Point, Reader
@@ -119,20 +117,6 @@ class FirstGoesOn:
         pass
 
 
-def test_a_run_that_waits_at_a_rung_and_is_dropped_does_not_go_on(folder: Folder) -> None:
-    folder.searching.pausing = cast("Pausing", FirstGoesOn())
-    source = folder.source()
-    assert taken(source, 4) == ["0", "1", "2", "3"]
-    for job, value in zip(folder.jobs[:3], (0.5, 0.75, 0.7), strict=True):
-        update_result(job.paths, status=PAUSED, objective={"name": "accuracy/val", "value": value})
-        job.status = PAUSED
-    folder.jobs[0].status = INTERRUPTED  # by LivePool.drop, as it waited
-    assert taken(source, 1) == ["1"]
-    assert folder.searching.best is not None
-    assert folder.searching.best.objectives == (0.75,), "the best so far, though it goes on"
-    assert taken(source, 2) == ["2", "wait"]
-
-
 def test_who_leads_is_told_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
     source, told = folder.source(), list[bool]()
     assert taken(source, 3) == ["0", "1", "2"]
@@ -192,45 +176,6 @@ def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> No
     assert folder.read().spent_s == 101.0, "another command knows what was spent"
 
 
-@pytest.mark.parametrize("status", [RUNNING, QUEUED])
-def test_a_budget_counts_runs_that_others_have_given_to_the_pool_and_waits_for_their_ends(
-    status: str, folder: Folder
-) -> None:
-    """Also one that waits for its next turn, and is no point of the search."""
-    jobs, budget = list[Job](), budget_of("100core-s")
-    source = folder.source(budget=budget, finish=folder.finished.append, all_jobs=lambda: jobs)
-    for number in range(4):
-        assert taken(source, 1) == [f"{number}"]
-        folder.complete(folder.jobs[number])
-    asked = request(folder.folder / "added")
-    create_result(asked.paths, overrides={"optimizer.lr": 7.0})
-    jobs += [*folder.jobs, Job(asked.paths, asked, RUNNING, started_at=time.monotonic())]
-    assert taken(source, 2) == ["wait", "wait"], "nothing more is to begin, but one is under way"
-    if status == QUEUED:
-        update_result(asked.paths, status=PAUSED, device_s=1000.0)
-        jobs[-1].status = QUEUED
-    else:
-        jobs[
-            -1
-        ].started_at -= (
-            1000  # may lie before the machine's own start: `monotonic` counts from there
-        )
-    with pytest.raises(StopIteration):
-        next(source)
-    assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
-
-
-def test_what_was_stopped_may_have_been_added(folder: Folder) -> None:
-    added: Any = {
-        "added": {"place": 0, "keys": ["optimizer.lr"]},
-        "overrides": {"optimizer.lr": 7.0},
-    }
-    for name, status in (("a", INTERRUPTED), ("b", COMPLETED)):
-        create_result(RunPaths(folder.folder / name), **{**added, "status": status})
-    folder.make(0, {"optimizer.lr": 0.5})
-    assert [paths.folder.name for paths in folder.read().stopped] == ["0", "a"]
-
-
 def test_what_was_stopped_had_begun_and_is_saved_where_it_has_a_checkpoint(folder: Folder) -> None:
     source, saved = folder.source(), RunPaths(folder.folder / "1")
     assert taken(source, 3) == ["0", "1", "2"]
@@ -256,7 +201,7 @@ def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: F
     update_result(at_rung.paths, status=PAUSED, device_s=100.0)
     at_rung.status = PAUSED
     update_result(by_person.paths, status=PAUSED, device_s=20.0)
-    by_person.status = QUEUED  # by LivePool.pause
+    by_person.status = QUEUED
     assert taken(source, 1) == ["0"], "the one at the rung goes on, and waits for its turn"
     assert source.spent_s == pytest.approx(120.0, abs=10)
     by_person.status, by_person.started_at = RUNNING, time.monotonic()
@@ -375,34 +320,6 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder
     assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
     assert warm.next() == found
     assert not folder.read().points[4:], "its own runs are no others"
-
-
-def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach_nothing_there(
-    folder: Folder,
-) -> None:
-    searching = folder.read()
-    for name, value, added in (("b", 7.0, 0), ("a", 7.5, 1), ("c", 0.5, 2), ("by hand", 8.0, None)):
-        about: Any = (
-            {} if added is None else {"added": {"place": added, "keys": ["optimizer.lr", "epochs"]}}
-        )
-        paths = RunPaths(folder.folder / name)
-        objective: Any = {"name": "accuracy/val", "value": 0.75}
-        create_result(
-            paths, overrides={"optimizer.lr": value}, status=COMPLETED, objective=objective, **about
-        )
-        assert searching.is_new_best(paths) is (name == "b")
-    for later in (searching, folder.read(), folder.read(differences=lambda *_: ["epochs"])):
-        assert later.best is not None
-        assert later.best.folder == folder.folder / "b", "the same as while it ran"
-        assert later.count == 0
-    assert [point.values for point in folder.read().points] == [{"optimizer.lr": 0.5}], (
-        "what a sampler learns from"
-    )
-    assert folder.read().found.outside == ["by hand"]
-    assert not folder.read(differences=lambda *_: ["seed"]).own
-    runs = read_runs(folder.folder)
-    assert [run["folder"].name for run in runs] == ["by hand", "b", "a", "c"]
-    assert by_objective((run["folder"].name, run) for run in runs[1:]) == ["b", "a", "c"]
 
 
 def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_it_is(

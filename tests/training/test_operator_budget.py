@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
@@ -14,30 +13,16 @@ from expt.training.learner import Position
 from expt.training.loop import train_epoch
 from expt.worker import build
 from tests.conftest import Configured
-from tests.graphs import StandIn, graphed
 from tests.operators import Operators
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
 
-class Launch(StandIn):
-    """What it replays is one launch for the host."""
-
-    def replay(self) -> None:
-        launches.append(self)
-        with _disable_current_modes():
-            super().replay()
-
-
-launches: list[Launch] = []
-
-
-def a_step(configured: Configured, *words: str, by_graphs: bool = False) -> Operators:
+def a_step(configured: Configured, *words: str) -> Operators:
     """The operators of a run's third step: forward, backward, update and schedule."""
     config = configured("batch_size=8", "onednn=false", *words)
     data = build.build_data(config, ALONE)
     learner = build.build_learner(config, data, ALONE)
-    learner = graphed(learner, Launch) if by_graphs else learner
     batches, sums = data.train.epoch(1), Sums(learner.task, ALONE.device)
     position = Position(1 << 60, 1 << 60)
 
@@ -47,7 +32,6 @@ def a_step(configured: Configured, *words: str, by_graphs: bool = False) -> Oper
 
     steps(2)
     found = Operators()
-    launches.clear()
     with found:
         steps(1)
     return found
@@ -63,19 +47,6 @@ def test_a_step_asks_for_no_more_kernels_than_it_did(model: str, configured: Con
     found = a_step(configured, f"model={model}")
     assert not found.waits
     assert found.launched.total() <= BUDGET[model], found.launched
-
-
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_a_step_by_graphs_asks_for_as_few_kernels_whatever_the_model(
-    model: str, configured: Configured
-) -> None:
-    """Two graphs; a copy of the images and one of the labels before, one of the loss and one of the
-    logits behind.
-    """
-    found = a_step(configured, f"model={model}", by_graphs=True)
-    assert not found.waits
-    assert len(launches) == 2
-    assert found.launched == {"copy_": 2, "clone": 2}
 
 
 def test_what_asks_for_a_value_is_found_out(configured: Configured) -> None:

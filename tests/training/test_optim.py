@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -291,18 +290,6 @@ def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
     optimizer = optim.SGD(net().parameters(), lr=PEAK)
     rates(cosine(min_lr=0.05), optimizer=optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-
-
-def test_a_triangle_rises_and_falls_straight_and_stays_at_its_end() -> None:
-    config = schema.Triangular(
-        name="triangular", rise_fraction=0.23, start_factor=0.2, end_factor=0.07, epochs=4.0
-    )  # of 5 epochs
-    expected = [PEAK * float(np.interp(step, (0, 9, 40), (0.2, 1, 0.07))) for step in range(TOTAL)]
-    assert rates(config) == pytest.approx(expected, rel=1e-12)
-    falls = schema.Triangular(
-        name="triangular", rise_fraction=0.0, start_factor=0.2, end_factor=0.0, epochs=None
-    )
-    assert rates(falls) == pytest.approx([PEAK * (1 - step / TOTAL) for step in range(TOTAL)])
 
 
 @pytest.mark.parametrize("cycle", [False, True])

@@ -52,11 +52,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("scheduler=one_cycle", "scheduler.end_factor=0.01"), ("epochs=3", "epochs=5 scheduler.epochs=3")
     ),
     "one cycle, towards its end": (("scheduler=one_cycle", "scheduler.epochs=5"), ("epochs=3", "epochs=5")),
-    "slow weights, and a triangle towards its end": (
-        ("lookahead={every_steps: 3, keep: 0.7, start_epochs: 1}", "model=convnet", "optimizer.momentum=0.8",
-         "scheduler=triangular", "scheduler.epochs=4", "optimizer.groups=[{match: bias, epochs: 2}]"),
-        ("max_steps=5", "max_steps=23", "epochs=4"),
-    ),
     "steps that end within an epoch": (
         ("model.dropout=0.2", "objective=loss/val", "scheduler=plateau", "scheduler.patience=0", "ema=0.8"),
         ("max_steps=5", "max_steps=23", "max_steps=31", "max_steps=57"),

@@ -110,9 +110,7 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("model=convnet", "ema=0.5"), ("lookahead={every_steps: 3, keep: 0.5}",)]
-)
+@pytest.mark.parametrize("more", [(), ("model=convnet", "ema=0.5")])
 def test_where_the_last_epoch_is_the_best_its_weights_are_tested(
     train_alone: TrainAlone, more: tuple[str, ...]
 ) -> None:
