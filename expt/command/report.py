@@ -14,7 +14,7 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.conclusion import conclude, print_lost
-from expt.command.search_conclusion import search_in
+from expt.search.conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.atomic import write_atomically
@@ -116,12 +116,8 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     broken = set[Path]()
     for folder, own in by_sweep.items():
         if (search := search_in(folder, own)) and search.limits:
-            points = [
-                run
-                for run in own
-                if run["status"] == COMPLETED and run["folder"].name not in search.others
-            ]
-            broken.update(run["folder"] for run in points if search.breaks_limits(run))
+            completed = [run for run in own if run["status"] == COMPLETED]
+            broken.update(run["folder"] for run in completed if search.breaks_limits(run))
     return [run for run in runs if run["folder"] not in broken]
 
 

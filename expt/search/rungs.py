@@ -68,7 +68,7 @@ class Halving(Rungs):
         return None
 
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
-        """Return those not among the best even if all that can still come to their rung are worse."""
+        """Return those not among the best even if all that can still come there are worse."""
         found, to_come = list[Trial](), planned
         for rung in self.epochs:
             ranked = self._ranked(trials, rung)

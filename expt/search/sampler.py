@@ -58,7 +58,9 @@ def check(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> N
     if len(goals) > 1:
         problems.append("objective: search=cmaes takes only one; use search=nsga2 or tpe")
     if limited:
-        problems.append("search.constraints: search=cmaes ignores them; use search=tpe, gp or nsga2")
+        problems.append(
+            "search.constraints: search=cmaes ignores them; use search=tpe, gp or nsga2"
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -113,7 +115,9 @@ def _seed(*parts: int) -> int:
 
 def _random(known: _Known, attempt: int) -> Values:
     """Draw from the whole space."""
-    return _optuna(known._replace(trials=(), settings=replace(known.settings, name="random")), attempt)
+    return _optuna(
+        known._replace(trials=(), settings=replace(known.settings, name="random")), attempt
+    )
 
 
 def _optuna(known: _Known, attempt: int) -> Values:

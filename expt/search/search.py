@@ -6,19 +6,19 @@ Its only state is the run folders: a search that is typed again finds the same t
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError, FolderInUse
-from expt.launch.job import QUEUED, Job, request_of
+from expt.launch.job import QUEUED, Job
 from expt.runs import checkpoint_file, spending
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
-<<<<<<< HEAD
 from expt.runs.result import (
     COMPLETED,
     INTERRUPTED,
@@ -30,17 +30,9 @@ from expt.runs.result import (
     update_result,
 )
 from expt.search.rungs import Rungs
-=======
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, Record, read_result
-from expt.runs.spending import device_s
-from expt.search.folder import forget_training, of_another, read
-from expt.search.history import Point, Reader, best, in_order
-from expt.search.pausing import Pausing
-from expt.search.population import NewRun, PopulationTraining
->>>>>>> main
 from expt.search.sampler import suggest
-from expt.search.trial import Reader, Trial, best, in_order
 from expt.search.space import Values
+from expt.search.trial import Reader, Trial, best, in_order
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:gpu|core)-)?(s|min|h|d)\s*")
@@ -49,7 +41,7 @@ LOOK_S = 1.0
 
 
 class Budget:
-    """What a search may spend: time of this command, or of the devices of all runs in the folder."""
+    """What a search may spend: time of the command, or of the devices of the folder's runs."""
 
     def __init__(self, text: str, clock: Callable[[], float] = time.monotonic) -> None:
         match = _BUDGET.fullmatch(text)
@@ -76,20 +68,14 @@ class Search(Iterator[Job | None]):
         rungs: Rungs | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.space, self.goals, self.settings, self.budget = (
-            reader.space,
-            reader.goals,
-            settings,
-            budget,
-        )
+        self.space, self.goals = reader.space, reader.goals
+        self.settings, self.budget = settings, budget
         self._reader, self._rungs = reader, rungs
         trials, self.others = reader.own(folder)
         self._trials = {trial.folder: trial for trial in trials}
         sources = [reader.of_another(Path(source)) for source in settings.warm_start]
         self._warm_start = list(itertools.chain(*sources))
-        self._spent = {
-            paths.folder: spending.device_s(record) for paths, record in results(folder)
-        }
+        self._spent = {paths.folder: spending.device_s(record) for paths, record in results(folder)}
         self._repeated = set[int]()
         self._jobs: dict[Path, Job] = {}
         self._running: list[Job] = []
@@ -150,7 +136,6 @@ class Search(Iterator[Job | None]):
         return len(self._numbers)
 
     @property
-<<<<<<< HEAD
     def unfinished(self) -> list[Trial]:
         """The trials that were chosen and did not come to their end, or to a rung."""
         ended = (COMPLETED, PAUSED) if self._rungs else (COMPLETED,)
@@ -158,53 +143,6 @@ class Search(Iterator[Job | None]):
             trial
             for trial in self.trials
             if trial.number is not None and trial.status not in ended and not trial.is_bad
-=======
-    def total(self) -> int:
-        """How many points there are to be, as far as is known; a population has others for each
-        place given up.
-        """
-        forks = sum(point.replaces is not None for point in self._points.values())
-        return forks + max(self.settings.runs, self.count - forks)
-
-    @property
-    def own(self) -> list[Point]:
-        """The points in this search's folder, in their order."""
-        return in_order(self._points.values())
-
-    @property
-    def points(self) -> list[Point]:
-        """All that a sampler can learn from, in its order."""
-        return [*self._others, *self.own]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there are as many points as were asked for; of a population, whether none is to
-        begin now.
-        """
-        if self._population:
-            return not self._population.wants_more(self.own)
-        return self.count >= self.settings.runs
-
-    @property
-    def unfinished(self) -> list[Point]:
-        """Points that were begun and have come to no end: the command was killed, maybe, or had
-        rungs.
-        """
-        ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
-        replaced = {point.replaces for point in self.own}
-        own = [
-            point for point in self.own if point.number is not None and point.number not in replaced
-        ]
-        return [point for point in own if point.status not in ended and not point.is_bad]
-
-    @property
-    def stopped(self) -> list[RunPaths]:
-        """The runs that were begun and would go on in another command."""
-        return [
-            RunPaths(point.folder)
-            for point in self.unfinished
-            if point.folder and _has_begun(point)
->>>>>>> main
         ]
 
     @property
@@ -336,71 +274,17 @@ class Search(Iterator[Job | None]):
         for job in ended:
             self._running.remove(job)
             self._spent[job.paths.folder] = _device_s(read_result(job.paths))
-            trial, until = self._read(job.paths), request_of(job).until_epoch
-            is_stuck = trial is not None and trial.status == PAUSED and trial.epochs < (until or 0)
-            if trial is not None and (is_stuck or job.status == INTERRUPTED or (trial.status == PAUSED and until is None)):
+            trial, until = self._read(job.paths), job.request and job.request.until_epoch
+            if trial is not None and trial.status == PAUSED and trial.epochs < (until or math.inf):
                 # It could not continue, and would be promoted again at once.
                 self._trials[job.paths.folder] = replace(trial, status=INTERRUPTED)
         if ended:
             self._remove_checkpoints()
 
-<<<<<<< HEAD
     def _read(self, paths: RunPaths) -> Trial | None:
         """Read again what became of a run."""
         before, trial = self._trials.get(paths.folder), self._reader.trial(paths)
         if trial is None:
-=======
-    def begin_again(self, point: Point) -> None:
-        """Let a run that has lost what it had measured be trained from its beginning."""
-        if point.folder is not None and point.folder in self.found.damaged:
-            forget_training(RunPaths(point.folder))
-
-    def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
-        """Count a point as under way; without `paths` it is another under another name."""
-        self._taken.add(number)
-        new, known = self.new(number), self._points.get(paths.folder) if paths else None
-        if self._population and paths is not None:
-            self._population.keep(self.own, new)
-        if paths is None or (known and known.number is not None):
-            self._num_repeated += 1
-            if self._population:
-                self._population.repeat(number, values, new)
-        else:
-            status = RUNNING if known is None else known.status
-            objectives = () if known is None else known.objectives
-            self._points[paths.folder] = Point(
-                values=values,
-                status=status,
-                number=number,
-                objectives=objectives,
-                replaces=new.replaces,
-                parent=new.parent,
-                began_at=new.began_at,
-                folder=paths.folder,
-            )
-
-    def drop(self, folder: Path) -> None:
-        """Let a run that has paused not go on in this command."""
-        point = self._points.get(folder)
-        if point is not None and point.status == PAUSED:
-            self._points[folder] = replace(point, status=INTERRUPTED)
-
-    def count_spent(self, paths: RunPaths) -> None:
-        """Let what a run has cost so far count, which is still under way: it waits for another
-        turn.
-        """
-        known, spent_s = self._points.get(paths.folder), device_s(read_result(paths))
-        if known is not None:
-            self._points[paths.folder] = replace(known, device_s=spent_s)
-        else:
-            self.found.spent_elsewhere_s[paths.folder] = spent_s
-
-    def look(self, paths: RunPaths) -> Point | None:
-        """Read again what has become of a run."""
-        before, point = self._points.get(paths.folder), self._reader.point(paths)
-        if point is None:
-            self.count_spent(paths)
->>>>>>> main
             return before
         if before is not None and before.number is not None:
             trial = replace(trial, number=before.number)
@@ -437,9 +321,3 @@ def remove_checkpoints(paths: RunPaths) -> None:
                 checkpoint_file.remove_unnamed(paths.checkpoints)
     except FolderInUse:
         pass
-
-
-def stopped(search: Search) -> Sequence[RunPaths]:
-    """Return the runs that have begun and would continue in another command."""
-    folders = [trial.folder for trial in search.unfinished if trial.folder is not None]
-    return [paths for paths in map(RunPaths, folders) if paths.result.exists()]
