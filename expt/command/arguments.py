@@ -21,7 +21,7 @@ from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.parent import NAMES_A_RUN, for_strategy, key_of, values_of
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
-from expt.runs.sweep_index import latest_sweep
+from expt.runs.sweep import latest_sweep
 from expt.runs.typed import joined, quoted, unquoted
 
 WITH_VALUE = {

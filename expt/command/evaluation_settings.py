@@ -18,7 +18,8 @@ from expt.command.conf_files import keys
 from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
 from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
-from expt.config.identity import NOT_IN_RESULT, Content
+from expt.config.identity import Content
+from expt.config.keys import differing, flat, meaning
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -66,15 +67,6 @@ OF_TRAINING = {
     "early_stop": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
-PREPARED = {
-    "mean",
-    "std",
-    "augment",
-    "transforms",
-    "sampling",
-    "standardise",
-    "standardise_targets",
-}
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
@@ -160,7 +152,8 @@ def _refuse(word: Override) -> None:
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
-        if key.split(".")[1] in PREPARED:
+        meant = meaning(key)
+        if meant.evaluate and not meant.varies and key != "dataset.features":
             raise ConfigError(
                 f"{text}: samples are prepared as those that the run was trained on; leave it out"
             )
@@ -302,10 +295,8 @@ def _is_own(
     made = record.get("content")
     if made is not None and made["data"] != content.data:
         return False
-    ignored = {key.removeprefix("dataset.") for key in NOT_IN_RESULT if key.startswith("dataset.")}
-    ignored |= {*HELD_OUT, *PREPARED, "features"}
-    then, now = _by_target(then), _by_target(now)
-    return all(now.get(key) == then.get(key) for key in (now.keys() | then.keys()) - ignored)
+    before, after = (flat({"dataset": _by_target(dataset)}) for dataset in (then, now))
+    return not differing(before, after, "evaluate")
 
 
 def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from rich.table import Table
 from expt import machine
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted
-from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.units import brief, in_bytes
+from expt.runs.view.text import brief, in_bytes, say
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig

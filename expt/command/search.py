@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,8 @@ from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_runs import Runs, is_new
-from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, flat, identity, shown
+from expt.config import keys
+from expt.config.identity import identity, shown
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
@@ -31,10 +31,9 @@ from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.record_parts import OfSearch
-from expt.runs.result import COMPLETED, PAUSED, Record
+from expt.runs.result import COMPLETED, PAUSED, OfSearch, Record
 from expt.runs.view import leaderboard
-from expt.runs.view.cells import say
+from expt.runs.view.text import say
 from expt.search import sampler
 from expt.search.goals import goals_of, limits_of
 from expt.search.rungs import rungs_of
@@ -193,21 +192,18 @@ class SearchCommand:
             content = self._multirun.open().content_of(config)
         except (ConfigError, *COMPOSING):
             return []
-        if record["identity"] in (
-            identity(config, content),
-            identity(config, content, by_paths=True),
-        ):
+        if record["identity"] == identity(config, content):
             return []
-        now = _flat(json.loads(json.dumps(shown(config), default=str)))
-        then = _flat(record.get("config", {}))
-        keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
-        return [key.removesuffix(".name") for key in keys] or ["its data or code"]
+        then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
+        differing = keys.differing(then, now, "result")
+        return [key.removesuffix(".name") for key in differing] or ["its data or code"]
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
         if not others:
             return
-        keys = list(dict.fromkeys(key for differing in others.values() for key in differing))
-        named = ", ".join([*keys[:NAMED], *["..."] * (len(keys) > NAMED)]) or "outside the space"
+        names = list(dict.fromkeys(key for differing in others.values() for key in differing))
+        named = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
+        named = named or "outside the space"
         warn(
             f"hydra.sweep.dir={self._multirun.folder}: has {len(others)} runs of other settings"
             f" ({named}), which are no trials of this search"
@@ -277,11 +273,6 @@ class SearchCommand:
 
 def _plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = flat({key: value for key, value in config.items() if key not in OF_TRACKERS})
-    return {key: value for key, value in found.items() if key not in NOT_IN_RESULT}
 
 
 def _objective_of_runs(tags: Sequence[str], settings: Mapping[str, Any]) -> list[str]:

@@ -11,16 +11,35 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, DottedName, Folder, Fraction, Positive, Size
+from expt.config.constraints import (
+    IS_SET,
+    STRICT,
+    Count,
+    DottedName,
+    Folder,
+    Fraction,
+    Key,
+    Positive,
+    Size,
+)
 from expt.config.torchvision_sets import MASK_SETS, SetName
+
+HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
+TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
+Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
+Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
+Standardise = Annotated[bool, Key(evaluate=True)]
+Place = Annotated[Folder, Key(result="none")]
+"""Where files lie, whose content counts."""
+Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
-    padding_mode: Literal["constant", "reflect"] = (
-        "constant"  # a run recorded before there was a choice has none
-    )
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
@@ -32,23 +51,29 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Dataset:
-    val_fraction: Fraction
-    train_limit: Count | None
-    mean: tuple[float, ...] | None
-    std: tuple[Positive, ...] | None
-    augment: Augment = dataclasses.field(default_factory=Augment)
-    folds: Annotated[int, Field(ge=2)] | None = (
-        None  # a run recorded before there was a choice has none
+    val_fraction: HeldOut
+    train_limit: TrainLimit
+    mean: Mean
+    std: Std
+    augment: Annotated[Augment, Key(fork=True, evaluate=True)] = dataclasses.field(
+        default_factory=Augment
     )
-    fold: Annotated[int, Field(ge=0)] | None = None
-    sampling: Literal["balanced"] | None = None
+    folds: Annotated[Annotated[int, Field(ge=2)] | None, Key(evaluate=True, varies="split")] = None
+    fold: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        Key(evaluate=True, varies="repetition", cost=False, only_if={"dataset.folds": IS_SET}),
+    ] = None
+    sampling: Annotated[Literal["balanced"] | None, Key(fork="epoch", evaluate=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Images(_Dataset):
     """Images, each of one class."""
 
-    transforms: tuple[dict[str, Any], ...] | None = None
+    transforms: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Key(fork=True, evaluate=True, example="'dataset.transforms=[{_target_: mine.Noise}]'"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -61,8 +86,8 @@ class Downloaded(Images):
     """A dataset that torchvision knows where to fetch."""
 
     name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-    root: Folder | None
-    download: bool
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -74,12 +99,12 @@ class Torchvision(Images):
     name: Literal["torchvision"]
     set: SetName
     options: dict[str, Any] | None = None
-    root: Folder | None
-    download: bool
-    standardise_targets: bool = False
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
+    standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+    num_workers: Readers
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -89,14 +114,14 @@ class HuggingFace(Images):
     """
 
     name: Literal["huggingface"]
-    path: Folder
+    path: Place
     input: str | Annotated[tuple[str, ...], Field(min_length=1)]
     target: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    standardise: bool = True
-    standardise_targets: bool = False
+    standardise: Standardise = True
+    standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+    num_workers: Readers
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -113,31 +138,31 @@ class Synthetic(Images):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageFolder(Images):
     name: Literal["image_folder"]
-    root: Folder
-    cache: Literal["auto"] | bool = "auto"
+    root: Place
+    cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
     image_size: Size
     channels: Literal[1, 3] = 3
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+    num_workers: Readers
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Text(_Dataset):
     name: Literal["text"]
-    root: Folder
+    root: Place
     tokens: Folder  # bytes, or a file of tokenizers
     context: Count
-    test_fraction: Fraction
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
+    test_fraction: HeldOut
+    mean: Mean = None
+    std: Std = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Table(_Dataset):
     """Rows of numbers, of which some columns are to be predicted."""
 
-    standardise: bool
-    standardise_targets: bool
-    test_fraction: Fraction
+    standardise: Standardise
+    standardise_targets: Standardise
+    test_fraction: HeldOut
     mean: None = None  # of images
     std: None = None
 
@@ -145,9 +170,9 @@ class _Table(_Dataset):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Table(_Table):
     name: Literal["table"]
-    path: Folder
+    path: Place
     targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    features: Annotated[tuple[str, ...], Field(min_length=1)] | None
+    features: Annotated[Annotated[tuple[str, ...], Field(min_length=1)] | None, Key(evaluate=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -158,11 +183,11 @@ class Diabetes(_Table):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SegmentationFolder(_Dataset):
     name: Literal["segmentation_folder"]
-    root: Folder
+    root: Place
     num_classes: Annotated[int, Field(ge=2)]
     image_size: Size
     channels: Literal[1, 3] = 3
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+    num_workers: Readers
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -175,11 +200,11 @@ class TargetDataset(_Dataset):
     name: Literal["_target_"] = "_target_"
     target: DottedName
     num_classes: Annotated[int, Field(ge=2)] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    val_fraction: Fraction = 0.1
-    train_limit: Count | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
+    num_workers: Readers = "auto"
+    val_fraction: HeldOut = 0.1
+    train_limit: TrainLimit = None
+    mean: Mean = None
+    std: Std = None
     train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
     test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
     kwargs: dict[str, Any]

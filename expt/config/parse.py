@@ -19,7 +19,6 @@ from expt.config import rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
 from expt.config.constraints import Target
 from expt.config.groups import GROUPS
-from expt.config.older import brought_up_to_date
 from expt.config.problems import explain
 from expt.config.schema import RunConfig
 from expt.config.tasks import TargetMetric
@@ -144,7 +143,7 @@ def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig
 
 def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `identity.shown` gave for a run, by the keys and the environment of today."""
-    node, read = _with_secrets(brought_up_to_date(shown))
+    node, read = _with_secrets(shown)
     return {**node, "secrets": read}
 
 

@@ -29,8 +29,9 @@ from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import read_result
-from expt.runs.view.progress import RunDisplay, resume_command, shown_path, watched
+from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
+from expt.runs.view.text import resume_command, shown_path
 from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (

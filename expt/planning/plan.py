@@ -15,7 +15,7 @@ from expt.planning.memory import Setting, Strategy
 from expt.planning.samples import sample
 from expt.planning.scaling import Cluster, Link
 from expt.planning.strategies import HOST_BYTES_PER_S, UTILISATION, Plan, best, name, plan
-from expt.runs.view.units import in_bytes
+from expt.runs.view.text import in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.sweep import results_of_sweep
 from expt.runs.view.query import settings_of
 from expt.search.goals import Goal, Limit, costs_of
 from expt.search.space import Space, Values

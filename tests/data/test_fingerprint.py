@@ -21,10 +21,9 @@ from expt.config.parse import parse_again
 from expt.data import fingerprint
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
-from expt.runs.result import create_result, read_result, update_result
+from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until

@@ -19,7 +19,7 @@ from torch.nn import functional
 import expt
 from expt.command.conf_files import conf_dir
 from expt.config import datasets
-from expt.config.identity import flat
+from expt.config.keys import flat
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.data import files, indexing

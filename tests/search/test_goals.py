@@ -15,8 +15,8 @@ from rich.console import Console
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
+from expt.runs.sweep import by_objective
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
 from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.search import Budget

@@ -39,7 +39,7 @@ def promoted(rungs: Rungs, trials: Sequence[Trial]) -> int | None:
     return None if found is None else found.number
 
 
-def given_up(rungs: Rungs, trials: Sequence[Trial], planned: int) -> list[int | None]:
+def given_up(rungs: Rungs, trials: Sequence[Trial], planned: int) -> list[int]:
     return sorted(trial.number or 0 for trial in rungs.hopeless(trials, planned))
 
 

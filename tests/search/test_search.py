@@ -119,7 +119,8 @@ def test_a_new_best_is_reported_once_and_of_equal_runs_it_is_the_first(folder: F
         (2, COMPLETED, 0.5),
         (0, COMPLETED, 0.75),
     ):
-        paths, objective = folder.jobs[number].paths, {"name": "accuracy/val", "value": value}
+        objective: Any = {"name": "accuracy/val", "value": value}
+        paths = folder.jobs[number].paths
         update_result(paths, status=status, objective=objective)
         told.append(search.is_new_best(paths))
     assert told == [True, False, False, True]
