@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expt.command.evaluate import evaluate as evaluate_as
+from expt.command.rerun import rerun as rerun_of
 from expt.command.run import command
 from expt.command.words import Options, options_of
-from expt.command.rerun import rerun as rerun_of
 from expt.errors import ConfigError, SweepFailed, warn
 from expt.launch import forkserver
 from expt.python.keywords import folder_word, words_of
@@ -208,7 +208,5 @@ def predict(
 def _folders(options: Options, quiet: bool, *, may_sweep: bool = True) -> list[Path]:
     """Return the folders of the runs that have completed or paused."""
     options = options._replace(quiet=quiet or options.quiet)
-    ended = command(
-        options, typed_at=time.monotonic(), may_sweep=may_sweep, from_python=True
-    )
+    ended = command(options, typed_at=time.monotonic(), may_sweep=may_sweep, from_python=True)
     return [paths.folder for paths in ended]

@@ -54,7 +54,9 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     settings, own = _with_earlier(line)
     settings, of_parent = with_parent(settings, sweep=options.sweep)
     own = own or of_parent
-    config_dir = options.config_dir if options.config_dir is not None else own or conf_here(settings)
+    config_dir = (
+        options.config_dir if options.config_dir is not None else own or conf_here(settings)
+    )
     where = Where(
         own=_folders(config_dir),
         config_dir=Path(options.config_path) if options.config_path else None,
@@ -97,7 +99,11 @@ def readable(word: str) -> str:
         return changed
     if key in FOLDERS:
         return f"{key}={quoted(value)}"
-    if key in NAMES_A_RUN and "," in value and len(names := values_of(value)) < value.count(",") + 1:
+    if (
+        key in NAMES_A_RUN
+        and "," in value
+        and len(names := values_of(value)) < value.count(",") + 1
+    ):
         several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
         return f"{key}={','.join(several)}"
     if key in TEXTS and value[:1] in ("[", "{") and not is_readable(changed):

@@ -25,7 +25,9 @@ def completed(line: str) -> list[str]:
     if before and before[0] in WORDS:
         if before[0] != "evaluate" or len(before) == 1:
             return []
-        return sorted(word for word in _settings(last) + _of_evaluations(last) if _is_measured(word))
+        return sorted(
+            word for word in _settings(last) + _of_evaluations(last) if _is_measured(word)
+        )
     words = [] if before else [word for word in WORDS if word.startswith(last)]
     return sorted({*words, *_settings(last)})
 
@@ -35,7 +37,11 @@ def _settings(word: str) -> list[str]:
     key, equals, _ = word.partition("=")
     if equals:
         values: Iterable[str] = [*choices_of(key), *_options(key)]
-        return [each for each in dict.fromkeys(f"{key}={value}" for value in values) if each.startswith(word)]
+        return [
+            each
+            for each in dict.fromkeys(f"{key}={value}" for value in values)
+            if each.startswith(word)
+        ]
     depth = word.count(".") + 1
     found = dict.fromkeys(".".join(each.split(".")[:depth]) for each in keys())
     known = {*keys()}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import itertools
 import multiprocessing
 import os

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expt import __version__, machine, signals
@@ -28,7 +25,7 @@ from expt.launch import forkserver, slurm_variables
 from expt.launch.launcher import launcher
 
 if TYPE_CHECKING:
-    from expt.command.run import Command
+    pass
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:

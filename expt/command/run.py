@@ -227,7 +227,9 @@ def _printed_by_hydra(options: Options) -> None:
         return print_completions()
     words = [command_line.readable(word) for word in options.settings]
     where = command_line.where_of(Path(options.config_dir) if options.config_dir else None, words)
-    compose.enter_hydra(lambda _: None, [*options.printing, *_hydra_options(options, where), *words])
+    compose.enter_hydra(
+        lambda _: None, [*options.printing, *_hydra_options(options, where), *words]
+    )
 
 
 def _hydra_options(options: Options, where: compose.Where) -> list[str]:

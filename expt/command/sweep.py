@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from filelock import FileLock, Timeout
@@ -72,6 +71,7 @@ class Sweep:
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         self._opened: SweepFolder | None = None
         self._num_known, self._is_sent = 0, False
+        self.console = command.console
         command.at_end.callback(self._leave)
 
     def open(self) -> SweepFolder:
@@ -229,9 +229,7 @@ class Sweep:
     def _command_again(self) -> str:
         """Return what to type to continue: the same command, in this folder."""
         words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-        return joined(
-            ["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"]
-        )
+        return joined(["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"])
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""

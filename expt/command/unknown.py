@@ -75,9 +75,7 @@ def nearest(key: str, known: Collection[str] = ()) -> str:
     return f" Did you mean '{by_last[near[0]][0]}'?" if near else ""
 
 
-def unknown_option(
-    missing: str, options: Sequence[str] | None, folders: Sequence[Path]
-) -> str:
+def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:
     """Return what is wrong with a choice of a group for which there is no file."""
     group, _, name = missing.rpartition("/")
     if not group:

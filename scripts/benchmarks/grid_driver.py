@@ -74,9 +74,7 @@ def main(points: int, folder: str, typed_at: float) -> None:
             return pool(observer)
 
     sweep.Sweep = Simulated  # type: ignore[misc]
-    command.main(
-        ["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"]
-    )
+    command.main(["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"])
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "cpu_s": time.process_time(),

@@ -6,11 +6,11 @@ import io
 
 import pytest
 import yaml
+from expt.command.libyaml import parsed_by_libyaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command import conf_files
-from expt.command.libyaml import parsed_by_libyaml
 
 
 def test_groups_and_their_options_are_those_of_the_folders() -> None:

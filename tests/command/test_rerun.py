@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expt.command.overrides import register_resolvers
 from hydra import compose, initialize_config_dir
 
 from expt import machine
 from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.command.rerun import compare, rerun, settings_of
 from expt.config.identity import shown
 from expt.config.parse import parse, plain

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from expt.search.source import running_elsewhere_s
 
 from expt.config import secrets
 from expt.errors import ConfigError, Diverged, Interrupted, OutOfMemory, RunFailed
@@ -30,7 +31,6 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.search.source import running_elsewhere_s
 from expt.signals import Heeded
 from tests.requests import request
 
