@@ -48,7 +48,9 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
     """
-    settings = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
+    settings = [
+        str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
+    ]
     line = Line(_with_latest(settings), options.sweep, begins)
     _check(line)
     settings, own = _with_earlier(line)

@@ -40,6 +40,7 @@ from expt.command.conf_files import conf_dir
 from expt.command.names import run_name
 from expt.command.unknown import unknown_key, unknown_option
 from expt.config.auto import fill_auto_of_a_sweep
+from expt.config.datasets import OWN_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError, first_line
 from expt.runs.paths import make_unused_folder
@@ -84,7 +85,7 @@ def parse_one(word: str) -> Override:
     """Read one override; it is shared, so leave it unchanged."""
     with _lock:
         try:
-            return _parser().parse_override(word)
+            return _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
             raise ConfigError(
                 f"{word}: not of the form key=value; quote values with spaces or brackets"
@@ -226,7 +227,9 @@ class Composer:
         try:
             OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException as error:
-            raise _cannot_set(error, value, composed) from error
+            if not _may_be_added(value, composed):
+                raise _cannot_set(error, value, composed) from error
+            OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[ConfigLoader]:
@@ -471,6 +474,13 @@ def _cannot_set(error: OmegaConfBaseException, value: Override, composed: DictCo
         named = inner if inner.startswith(f"{key}.") else key
         return ConfigError(unknown_key(word, named, _target_above(composed, key)))
     return ConfigError(f"{word}: {first_line(error)}")
+
+
+def _may_be_added(value: Override, composed: DictConfig) -> bool:
+    """Return whether it is a key that every custom dataset has, in its YAML or not."""
+    group, _, key = value.key_or_group.partition(".")
+    is_own = group == "dataset" and key.partition(".")[0] in OWN_DATASET_KEYS
+    return is_own and _target_above(composed, group)
 
 
 def _target_above(composed: DictConfig, key: str) -> bool:

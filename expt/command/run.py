@@ -48,6 +48,8 @@ class Command:
     """Whether it is a call of expt.run or expt.sweep: nothing of the process is its own."""
     words: list[str] = field(default_factory=list)
     """Its settings, as Hydra's grammar has them."""
+    swept: list[str] = field(default_factory=list)
+    """The keys that have several values."""
     composer: compose.Composer = field(init=False)
     outcome: Outcome = field(default_factory=Outcome)
     sending: Sending = field(default_factory=Sending)
@@ -96,6 +98,7 @@ def _carry_out(this: Command, options: Options) -> None:
     this.words = [word for word in words if word not in of_hydra]
     this.composer = compose.Composer(where, of_hydra)
     fixed, axes = _split(this)
+    this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
     if options.sweep or compose.is_sweep(composed):
         _refuse_no_sweep(this, words, options)
@@ -175,7 +178,7 @@ def train(
     on_start: Callable[[], None] | None = None,
 ) -> float | None:
     """Train one run in its folder; `on_start` is called once the folder is the run's."""
-    this.began = True
+    this.began, is_there = True, paths.hydra.exists()
     try:
         request = RunRequest(
             config=config,
@@ -195,7 +198,7 @@ def train(
         this.sending.follow(config, paths.folder)
         this.how.carry_out(request, on_start, this.console)
     except (ConfigError, Interrupted):
-        if config.resume != "auto":  # else what is there is of before
+        if not is_there:  # else what is there is of before
             remove_unused(paths)
         raise
     record = read_result(paths)

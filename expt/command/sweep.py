@@ -124,7 +124,7 @@ class Sweep:
     ) -> list[Job]:
         """Run what another sweeper than ours asks for; returns the job of each point."""
         folder, found = self.open(), list[SweepRun]()
-        keys = {word.partition("=")[0] for point in points for word in point}
+        keys = self._command.swept
         for number, words in enumerate(points, first):
             found.append(folder.run(words, number, keys))
 

@@ -16,7 +16,7 @@ def test_each_of_several_values_may_be_of_the_latest(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="fork=latest: there is no run in outputs yet"):
-        with_parent(["-m", "fork=latest,latest@40"])
+        with_parent(["fork=latest,latest@40"], sweep=True)
     known = {
         "config": {},
         "identity": "1",
@@ -27,10 +27,10 @@ def test_each_of_several_values_may_be_of_the_latest(
     for folder in ("outputs/a/b", "outputs/sweeps/c/lr=1,seed=1", "p:q"):
         Path(folder).mkdir(parents=True)
         Path(folder, "result.json").write_text(json.dumps(record))
-    words = ["-m", "fork=latest@epoch:1,p:q@best,'latest/lr=1,seed=1'"]
+    words = ["fork=latest@epoch:1,p:q@best,'latest/lr=1,seed=1'"]
     assert (
-        with_parent(words)[-1]
+        with_parent(words, sweep=True)[0][-1]
         == "fork='outputs/a/b@epoch:1','p:q@best','outputs/sweeps/c/lr=1,seed=1'"
     )
     with pytest.raises(ConfigError, match="fork=p:q@epoch:x: @epoch:x names no checkpoint"):
-        with_parent(["-m", "fork=p:q@40,p:q@epoch:x"])
+        with_parent(["fork=p:q@40,p:q@epoch:x"], sweep=True)

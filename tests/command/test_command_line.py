@@ -1,0 +1,199 @@
+"""The settings of a command line: read, checked, and completed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expt.command.command_line import read, readable, without_quotes
+from expt.command.conf_files import conf_dir, refuse_hidden
+from expt.command.words import Options, options_of
+from expt.errors import ConfigError
+from expt.runs.parent import inherited
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, create_result, update_result
+
+
+def leave(folder: Path, *words: str) -> Path:
+    """Leave what a run that was asked for by `words` does."""
+    create_result(RunPaths(folder))
+    update_result(RunPaths(folder), status=COMPLETED)
+    RunPaths(folder).hydra.mkdir()
+    RunPaths(folder).overrides.write_text("".join(f"- {word}\n" for word in words))
+    return folder
+
+
+def settings(*words: str) -> list[str]:
+    return read(options_of(words))[0]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_options_are_told_from_settings() -> None:
+    found = options_of(["seed=1", "-m", "--config-dir", "my", "x=2", "--cfg", "job", "-q", "~y"])
+    assert found == Options(["seed=1", "x=2", "~y"], True, True, "my", printing=("--cfg", "job"))
+    assert options_of(["-cd=my", "--config-name=other"])[3:6] == ("my", None, "other")
+    for word in ("--epochs", "--batch-size=3", "-v", "--experimental-rerun"):
+        with pytest.raises(ConfigError, match=f"^{word}: there is no such option"):
+            options_of([word, "5"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("dataset.root=my data (old)", "dataset.root='my data (old)'"),
+        ("dataset.root=ünï code", "dataset.root='ünï code'"),
+        ("dataset.root=a=1,b=2", "dataset.root='a=1','b=2'"),
+        ("hydra.run.dir=lr=0.1,model=mlp", "hydra.run.dir='lr=0.1,model=mlp'"),
+        ("hydra.sweep.dir=it's mine", "hydra.sweep.dir='it\\'s mine'"),
+        ("hydra.run.dir='a b'", "hydra.run.dir='a b'"),
+        ("dataset.root=~/data", "dataset.root=/home/me/data"),
+        ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
+        ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
+        ("search.when=[model=mlp: x=1]", "search.when=['model=mlp: x=1']"),
+        *(
+            (word, word)
+            for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "~x.y")
+        ),
+    ],
+)
+def test_a_setting_needs_one_pair_of_quotes(
+    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert readable(typed) == read
+    if "~" not in typed and "'" not in typed:
+        assert readable(without_quotes(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("fork=s/lr=1,model=mlp", "fork='s/lr=1,model=mlp'"),
+        ("fork=s/lr=1,s/lr=1,model=mlp@40", "fork='s/lr=1','s/lr=1,model=mlp@40'"),
+        ("weights=s/lr=1,model=mlp", "weights='s/lr=1,model=mlp'"),
+        ("fork=s/lr=2,model=mlp", "fork='s/lr=2','model=mlp'"),
+        ("weights=null,s/lr=1,model=mlp", "weights=null,'s/lr=1,model=mlp'"),
+    ],
+)
+def test_the_name_of_a_run_that_is_there_may_hold_commas(typed: str, read: str) -> None:
+    for folder in ("s/lr=1", "s/lr=1,model=mlp"):
+        Path(folder).mkdir(parents=True)
+    assert readable(typed) == read
+
+
+def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
+    run = leave(
+        Path("run"), "model=convnet", "epochs=3", "resume=elsewhere", "+model.width=2", "~model.x"
+    )
+    update_result(RunPaths(run), status=FAILED)
+    now = [f"hydra.run.dir={run}", "resume=auto", "epochs=5", "model.width=4"]
+    assert settings(*now) == ["model=convnet", "~model.x", *now]
+
+
+@pytest.mark.parametrize(
+    ("began", "typed", "kept"),
+    [
+        (("strategy=fsdp", "sharding.wrap=3", "seed=1"), ("strategy=ddp",), ("seed=1",)),
+        (
+            ("strategy=hsdp", "sharding.shards=4", "seed=1"),
+            ("epochs=5",),
+            ("strategy=hsdp", "sharding.shards=4", "seed=1"),
+        ),
+        (("ddp.static_graph=true", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
+    ],
+)
+def test_a_run_that_is_resumed_by_another_strategy_has_no_settings_of_the_former(
+    began: tuple[str, ...], typed: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
+    assert settings(*now) == [*kept, *now]
+    assert inherited(began, typed) == [*kept]
+
+
+def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    run = leave(tmp_path / "run", "model=mine")
+    RunPaths(run).hydra_settings.write_text(f"hydra: {{searchpath: ['file://{tmp_path}/my']}}")
+    now = [f"hydra.run.dir={run}", "resume=auto"]
+    assert read(options_of(now))[1].own == (f"file://{tmp_path}/my",)
+    (tmp_path / "x").mkdir()
+    assert read(options_of(["--config-dir", "x", *now]))[1].own == ("x",)
+
+
+def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
+    with pytest.raises(ConfigError, match="^hydra.sweep.dir=latest: "):
+        settings(*words)
+    started = {"b/seed=0": 200, "b/seed=1": 300, "a/seed=0": 100, "a/seed=1": 400}
+    for name, when in started.items():  # a was resumed at last
+        update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=when)
+    assert settings(*words) == ["seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["=3"],
+        ["epochs=1", "report"],
+        ["hydra.run.dir="],
+        ["-m", "hydra.sweep.dir=''"],
+        ["resume=auto"],
+        ["resume=auto", "hydra.run.dir=nowhere"],
+        ["resume=auto", "hydra.run.dir=."],
+        ["epochs=1", "hydra.run.dir=used"],
+        ["hydra.run.dir=written"],
+        ["-m", "search=tpe,random"],
+        ["-m", "search=choice(tpe,random)"],
+        ["--config-dir", "nowhere"],
+    ],
+)
+def test_what_would_lose_or_miss_something_is_refused(words: list[str]) -> None:
+    leave(Path("used"))
+    Path("written").mkdir()
+    Path("written/metrics.jsonl").touch()
+    with pytest.raises(ConfigError):
+        settings(*words)
+
+
+def test_a_new_folder_beside_resume_is_only_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    settings("resume=auto", "hydra.run.dir=new", "epochs=2")
+    assert "hydra.run.dir=new" in capsys.readouterr().err
+    settings("-m", "resume=auto", "seed=1,2")
+    assert capsys.readouterr().err == ""
+
+
+def test_of_two_values_of_a_key_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    settings("-m", "epochs=1", "model=mlp", "seed=0", "+epochs=2", "seed=0")
+    told = "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
+    assert capsys.readouterr().err == told
+
+
+def test_conf_in_the_current_folder_is_found() -> None:
+    Path("conf/nginx").mkdir(parents=True)
+    Path("conf/nginx/site.yaml").touch()
+    Path("conf/checkpoint").mkdir()
+    Path("conf/checkpoint/new.yaml").touch()
+    for words in (["epochs=1"], ["checkpoint={keep: 1}"], ["+recipe=a", "nginx.site=1"]):
+        assert read(Options(words))[1].own == ()  # it is of something else
+    for word in ("+nginx=site", "nginx=sight", "nginx@model.opts=site", "+nginx@x=site,other"):
+        assert read(Options([word]))[1].own == ("conf",)
+    Path("conf/model").mkdir()
+    Path("conf/model/mine.yaml").touch()
+    assert read(Options(["model=mine"]))[1].own == ("conf",)
+
+
+def test_a_choice_that_expt_has_too_is_refused() -> None:
+    ours = (conf_dir() / "model/mlp.yaml").read_text()
+    for text in (ours, f"{ours}\n# edited\n"):
+        Path("my/model").mkdir(parents=True, exist_ok=True)
+        Path("my/model/mlp.yaml").write_text(text)
+        if text == ours:
+            refuse_hidden(Path("my"))
+        else:
+            with pytest.raises(ConfigError, match="^my/model/mlp.yaml: "):
+                settings("--config-dir", "my", "epochs=1")
