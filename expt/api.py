@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from expt.command.evaluate import evaluate as evaluate_as
 from expt.command.rerun import rerun as rerun_of
@@ -20,11 +20,6 @@ from expt.python.sweep_result import SweepResult
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
 from expt.runs.weights_file import Which, run_and_which
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from expt.python.settings import Settings, SweepSettings
 
 __all__ = [
     "Predictions",
@@ -56,7 +51,7 @@ def run(
     *arguments: str | Mapping[str, Any],
     folder: str | Path | None = None,
     quiet: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Any,
 ) -> Result:
     """Train one run, and wait for it: what `python -m expt` does.
 
@@ -93,7 +88,7 @@ def sweep(
     *arguments: str | Mapping[str, Any],
     folder: str | Path | None = None,
     quiet: bool = False,
-    **settings: Unpack[SweepSettings],
+    **settings: Any,
 ) -> SweepResult:
     """Train every combination of values, and wait for all: what `python -m expt -m` does.
 

@@ -48,7 +48,7 @@ from expt.runs.typed import quoted
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
-COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 """What Hydra and OmegaConf raise while a configuration is composed or resolved."""
 VERSION_BASE = "1.3"
 MAX_BASES = 100
@@ -502,6 +502,8 @@ def as_config_error(
         key = text.split("'")[1]
         word = next((each for each in words if each.partition("=")[0] == key), key)
         return ConfigError(unknown_key(word, key, own=False))
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError):
+        text = f"{' '.join(words)}: {text}"  # a number for a choice, of which Hydra says no more
     if cause is not error and first_line(cause) not in text:
         text = f"{text}: {first_line(cause)}"
     key = getattr(error, "full_key", None)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from expt.command.conf_files import groups, keys
-from expt.config.problems import NOT_SET, own_group
+from expt.config import keys as schema
+from expt.config.problems import own_group
 from expt.errors import did_you_mean
 
 ELSEWHERE = {
@@ -57,8 +58,8 @@ def nearest(key: str, known: Collection[str] = ()) -> str:
     last, group = key.rpartition(".")[2], key.partition(".")[0]
     if last in ELSEWHERE:
         return f" Did you mean '{ELSEWHERE[last]}'?"
-    if group in NOT_SET and "." in key:
-        return f" Type its keys together, as in '{NOT_SET[group]}'"
+    if "." in key and (example := _set_together(group)):
+        return f" Type its keys together, as in '{example}'"
     if key in OF_THE_POOL:
         return f" Did you mean 'hydra.launcher.{key}'?"
     below = [name for name in known if name.startswith(f"{group}.")]
@@ -73,6 +74,13 @@ def nearest(key: str, known: Collection[str] = ()) -> str:
         return hint
     near = difflib.get_close_matches(last, by_last, n=1)
     return f" Did you mean '{by_last[near[0]][0]}'?" if near else ""
+
+
+def _set_together(group: str) -> str | None:
+    """Return an example of a key that is null at first, so that those below it come together."""
+    if group in schema.holders() or not schema.names_beside([group, ""], {}):
+        return None
+    return schema.meaning(group).example
 
 
 def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:

@@ -30,7 +30,10 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Task:
-    metrics: dict[MetricName, TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[MetricName, TargetMetric],
+        Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
+    ] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -83,7 +86,9 @@ class Segmentation(_Task):
 class TargetTask(Target):
     """A person's own Task, with the names of its metrics and which way each is better."""
 
-    metrics: dict[str, Better | TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
+    ] = dataclasses.field(default_factory=dict)
 
     @property
     def own_metrics(self) -> dict[str, Better]:

@@ -311,7 +311,7 @@ def _device_s(record: Record) -> float:
 
 def remove_checkpoints(paths: RunPaths) -> None:
     """Remove the checkpoints of a paused run, unless another command is at work in its folder."""
-    if not paths.kept_for_itself:
+    if not any(paths.checkpoints.glob("*")):
         return
     try:
         with at_work(paths):

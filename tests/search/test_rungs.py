@@ -226,7 +226,7 @@ def test_a_hopeless_trial_never_continues_whatever_becomes_of_the_others(
         search = Search(
             rungs, wild(seed), epochs=9, runs=runs, at_a_time=at_a_time, seed=seed, **fates
         )
-        before: set[int | None] = set()
+        before: set[int] = set()
         for now in search.run():
             assert not now.until.keys() & before
             found = {*given_up(rungs, list(now.trials.values()), runs - len(now.trials))}
