@@ -426,6 +426,9 @@ def _resolving(composed: DictConfig) -> Iterator[None]:
         known.set_config(composed)
         try:
             yield
+        except COMPOSING as error:
+            words = [str(word) for word in composed.hydra.overrides.task]
+            raise as_config_error(error, words) from error
         finally:
             known.cfg = others
 
@@ -502,8 +505,11 @@ def as_config_error(
         key = text.split("'")[1]
         word = next((each for each in words if each.partition("=")[0] == key), key)
         return ConfigError(unknown_key(word, key, own=False))
-    if isinstance(error, ValueError) and not isinstance(error, UnicodeDecodeError):
-        text = f"{' '.join(words)}: {text}"  # a number for a choice, of which Hydra says no more
+    if isinstance(error, UnicodeDecodeError):
+        own = ", ".join(where.own) if where else ""
+        text = f"{own}: a YAML file there is not UTF-8: {text}"
+    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
+        text = f"{' '.join(words)}: {text}"
     if cause is not error and first_line(cause) not in text:
         text = f"{text}: {first_line(cause)}"
     key = getattr(error, "full_key", None)

@@ -54,7 +54,7 @@ def test_options_are_told_from_settings() -> None:
         ("dataset.root=~/data", "dataset.root=/home/me/data"),
         ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
         ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
-        ("search.when=[model=mlp: x=1]", "search.when=['model=mlp: x=1']"),
+        ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
         *(
             (word, word)
             for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "~x.y")

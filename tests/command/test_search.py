@@ -303,7 +303,7 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
         (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr=tag(log,interval(0,1)): "),
         (["optimizer.lr=interval(1,1)"], "optimizer.lr=interval(1,1): is empty"),
         (["seed=range(3,3)"], "seed=range(3,3): "),
-        (["model=glob(zz*)"], "model=glob(zz*): matches nothing"),
+        (["model=glob(zz*)"], "model=glob(zz*): has no value"),
         (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: "),
         (["amp=interval(0,1)"], "amp="),
         (["seed=tag(log,choice(1,2))"], "seed=tag(log,choice(1,2)): "),
