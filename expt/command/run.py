@@ -29,7 +29,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
 from expt.runs.typed import quoted
-from expt.tracking.sending import Sending
+from expt.dashboards.sending import Sending
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")

@@ -29,7 +29,7 @@ from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
 from expt.runs.typed import joined, quoted
-from expt.tensorboard.hparams import add_failure
+from expt.dashboards.hparams import add_failure
 
 if TYPE_CHECKING:
     from expt.command.main import Command
@@ -198,7 +198,7 @@ class Sweep:
     def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
-        Raises ConfigError as expt.tracking.sending does.
+        Raises ConfigError as expt.dashboards.sending does.
         """
         if run.job.request is None or self._is_sent:
             return

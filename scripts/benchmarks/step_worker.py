@@ -24,10 +24,10 @@ from expt import machine
 from expt.command.compose import Composer, Where
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
+from expt.dashboards.events import Writer
 from expt.data.loading import Batch
 from expt.runs import checkpoint
 from expt.tasks.sums import Sums
-from expt.tensorboard.events import Writer
 from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
