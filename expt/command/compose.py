@@ -398,7 +398,7 @@ def asked_by_hydra(composed: DictConfig) -> AskedByHydra:
     sweep = getattr(own.mode, "name", None) == "MULTIRUN"
     return AskedByHydra(
         settings=plain(composed, sweep=sweep),
-        words=[str(word) for word in OmegaConf.to_container(own.overrides.task, resolve=False)],
+        words=_typed_in(own),
         folder=Path(str(own.runtime.output_dir)),
         sweep_folder=Path(str(own.sweep.dir)) if sweep else None,
         env={str(key): str(value) for key, value in own.job.env_set.items()},
@@ -427,14 +427,18 @@ def _resolving(composed: DictConfig) -> Iterator[None]:
         try:
             yield
         except COMPOSING as error:
-            words = [str(word) for word in composed.hydra.overrides.task]
-            raise as_config_error(error, words) from error
+            raise as_config_error(error, _typed_in(composed.hydra)) from error
         finally:
             known.cfg = others
 
 
 def _without(composed: DictConfig, key: str) -> DictConfig:
-    return OmegaConf.masked_copy(composed, [each for each in composed if each != key])
+    return OmegaConf.masked_copy(composed, [str(each) for each in composed if each != key])
+
+
+def _typed_in(hydra: Any) -> list[str]:
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return [str(word) for word in words]
 
 
 def _say_what_was_typed(composed: DictConfig, words: Sequence[str]) -> None:
@@ -512,5 +516,5 @@ def as_config_error(
         text = f"{' '.join(words)}: {text}"
     if cause is not error and first_line(cause) not in text:
         text = f"{text}: {first_line(cause)}"
-    key = getattr(error, "full_key", None)
-    return ConfigError(f"{key}: {first_line(error)}" if key else text)
+    full_key = getattr(error, "full_key", None)
+    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)

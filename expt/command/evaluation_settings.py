@@ -196,8 +196,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
-        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
-    )  # type: ignore[arg-type]
+        run=run.absolute(),
+        which=asked.which,  # type: ignore[arg-type]
+        split=split,  # type: ignore[arg-type]
+        own_data=own,
+        dataset=other,
+    )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *(["last"] if asked.which == "last" else [])]
     return Settings(config, content, evaluation, "-".join(names))

@@ -61,7 +61,7 @@ class Grid:
             elif len(values) > 1 and not override.is_delete():
                 above = override.key_or_group.partition(".")[0]
                 if not ("." in override.key_or_group and (above in several or sets_any)):
-                    found = [each.value() for each in parse(values[:MAX_VALUES])]
+                    found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
                     known = [each for each in found if "${" not in str(each)]
                     chosen[override.key_or_group] = known
         self._composer.compose(first)

@@ -19,6 +19,7 @@ from expt.command.words import Options
 from expt.config.groups import GROUPS
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
+from expt.dashboards.sending import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.job import Job
@@ -29,7 +30,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
 from expt.runs.typed import quoted
-from expt.dashboards.sending import Sending
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")

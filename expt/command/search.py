@@ -123,7 +123,8 @@ class SearchCommand:
         return found
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
-        return self._sweep.composer.settings([*self._fixed, *words], sweep=True)
+        found: dict[str, Any] = self._sweep.composer.settings([*self._fixed, *words], sweep=True)
+        return found
 
     def _config_of(self, values: Values) -> RunConfig:
         words = [*self._fixed, *self._space.words(values)]

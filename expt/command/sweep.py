@@ -19,6 +19,7 @@ from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import hyperparameters, shown
+from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer, Options, check_options
@@ -29,10 +30,9 @@ from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
 from expt.runs.typed import joined, quoted
-from expt.dashboards.hparams import add_failure
 
 if TYPE_CHECKING:
-    from expt.command.main import Command
+    from expt.command.run import Command
 
 Runs: TypeAlias = dict[Job, list[SweepRun]]
 """Of each job the runs that were asked for: a grid may name one twice."""
