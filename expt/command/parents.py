@@ -12,12 +12,12 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError
-from expt.runs import fork
-from expt.runs.parent import inherited, key_of, named, record_of, without_latest
+from expt.runs import continuing
+from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths
 from expt.runs.result import Forked
 from expt.runs.sweep import results_of_sweep
-from expt.runs.typed import quoted, unquoted
+from expt.runs.typed import inherited, key_of, unquoted
 
 
 def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
@@ -26,26 +26,17 @@ def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], lis
     Returns the folders of own YAML that it was started with, too. The runs of a sweep get their
     settings one by one, see `Parents`. Raises ConfigError where what is forked is no run.
     """
-    words = [_without_latest(word) for word in settings]
+    words = list(settings)
     given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
     if given is None or _continues(words):
         return words, []
     known = Parents(_folder(words, "hydra.sweep.dir") if sweep else None)
     values = [value for value in _values(parse_one(given)) if not known.has(value)]
-    runs = [RunPaths(named(value).run) for value in values]
+    runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         main_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
     return (words if sweep else known.with_words(words)), own
-
-
-def _without_latest(word: str) -> str:
-    """Put folders in the place of `latest` in each of the word's values."""
-    if key_of(word) != "fork" or "latest" not in word:
-        return word
-    values = _values(parse_one(word))
-    folders = list(map(without_latest, values))
-    return word if folders == values else f"fork={','.join(map(quoted, folders))}"
 
 
 def _continues(settings: Sequence[str]) -> bool:
@@ -96,7 +87,7 @@ class Parents:
         Raises ConfigError where that is no run.
         """
         known = self._known.get(given)
-        return known[0]["epoch"] if known else fork.epochs_before(given)
+        return known[0]["epoch"] if known else continuing.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
         """The words of a point with those of the parent before them; of one that is gone `content`
@@ -108,7 +99,9 @@ class Parents:
         known = self._known.get(values[0])
         try:
             arguments = (
-                known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+                known[0]["arguments"]
+                if known
+                else continuing.record_of(values[0]).get("arguments", [])
             )
         except ConfigError:
             return list(point)

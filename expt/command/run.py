@@ -25,11 +25,10 @@ from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted,
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher, launcher
-from expt.runs.parent import key_of
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
-from expt.runs.typed import quoted
+from expt.runs.typed import key_of, quoted
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
