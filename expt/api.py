@@ -17,11 +17,7 @@ from expt.python.keywords import folder_word, words_of
 from expt.python.predictions import Predictions
 from expt.python.result import Result, Runs
 from expt.python.sweep_result import SweepResult
-<<<<<<< HEAD
-=======
 from expt.runs.named_checkpoint import Which, run_and_which
-from expt.runs.paths import RunPaths
->>>>>>> main
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
 
