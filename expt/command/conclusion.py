@@ -18,16 +18,13 @@ from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, warn
 from expt.runs import spending
-from expt.runs.copies import told, without_copies
 from expt.runs.paths import RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
+from expt.runs.sweep import by_objective, told, without_copies
 from expt.runs.typed import joined
-from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
-from expt.runs.view.progress import resume_command, shown_path
-from expt.runs.view.stale import print_stale, stale
-from expt.runs.view.units import amount, kilowatt_hours
+from expt.runs.view.summary import print_stale, stale
+from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
 from expt.runs.worker_error import in_one_line
 
 

@@ -17,9 +17,9 @@ from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
-from expt.runs.ranking import by_objective
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result, results
+from expt.runs.sweep import by_objective
 from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def evaluate(
     except KeyboardInterrupt:
         raise Interrupted("interrupted before it began; type the command again") from None
     from expt.launch import evaluations
-    from expt.runs.view.evaluation import print_evaluations
+    from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []
     try:

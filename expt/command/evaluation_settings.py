@@ -17,8 +17,9 @@ from expt.command.composing import composed_alone
 from expt.command.conf_files import keys
 from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
-from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
-from expt.config.identity import NOT_IN_RESULT, Content
+from expt.config.datasets import CUSTOM_DATASET_KEYS
+from expt.config.identity import Content
+from expt.config.keys import differing, flat, meaning
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -66,15 +67,6 @@ OF_TRAINING = {
     "early_stop": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
-PREPARED = {
-    "mean",
-    "std",
-    "augment",
-    "transforms",
-    "sampling",
-    "standardise",
-    "standardise_targets",
-}
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
@@ -160,7 +152,8 @@ def _refuse(word: Override) -> None:
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
-        if key.split(".")[1] in PREPARED:
+        meant = meaning(key)
+        if meant.evaluate and not meant.varies and key != "dataset.features":
             raise ConfigError(
                 f"{text}: samples are prepared as those that the run was trained on; leave it out"
             )
@@ -177,8 +170,8 @@ def _value(word: Override) -> Any:
     value = word.value()
     if not isinstance(value, str | list | dict):
         return value
-    with secrets.environment_read():
-        return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+    secrets.remember(dict(secrets.interpolations({"value": value})))
+    return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
@@ -222,11 +215,11 @@ def _name(config: RunConfig, asked: Asked) -> str:
     two apart.
     """
     dataset = config.dataset
-    if not isinstance(dataset, TargetDataset):
+    if not dataset.custom_class:
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     return str(
-        secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words]))
+        secrets.hidden(" ".join([asked.chosen or dataset.custom_class.rpartition(".")[2], *words]))
     )
 
 
@@ -248,7 +241,7 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
+        if then["name"] == "_target_" and path[0] not in {*CUSTOM_DATASET_KEYS, "train", "test"}:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
     if "set" in asked.dataset and node.get("image_size") is None:
@@ -302,10 +295,8 @@ def _is_own(
     made = record.get("content")
     if made is not None and made["data"] != content.data:
         return False
-    ignored = {key.removeprefix("dataset.") for key in NOT_IN_RESULT if key.startswith("dataset.")}
-    ignored |= {*HELD_OUT, *PREPARED, "features"}
-    then, now = _by_target(then), _by_target(now)
-    return all(now.get(key) == then.get(key) for key in (now.keys() | then.keys()) - ignored)
+    before, after = (flat({"dataset": _by_target(dataset)}) for dataset in (then, now))
+    return not differing(before, after, "evaluate")
 
 
 def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +304,9 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
     if "_target_" not in dataset:
         return dict(dataset)
     own = {
-        key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}
+        key: value
+        for key, value in dataset.items()
+        if key in {*CUSTOM_DATASET_KEYS, "train", "test"}
     }
     kwargs = {
         key: value
@@ -377,4 +370,4 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     """
     if own:
         return "test" if record["data"].get("test_size") else "val"
-    return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
+    return config.dataset.default_split  # type: ignore[no-any-return]

@@ -15,9 +15,7 @@ from expt import machine
 from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
 from expt.runs.paths import RunPaths
-from expt.runs.view.cells import say
-from expt.runs.view.progress import shown_path
-from expt.runs.view.units import elapsed
+from expt.runs.view.text import elapsed, say, shown_path
 from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from expt.errors import ConfigError
 from expt.runs import fork
 from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Forked
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.result import Forked
+from expt.runs.sweep import results_of_sweep
 from expt.runs.typed import quoted, unquoted
 
 

@@ -122,7 +122,7 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
     before = Content(**made) if made else None
     found = []
     recorded = dataclasses.replace(config, resume=then["config"]["resume"])
-    known = {identity(recorded, before), identity(recorded, before, by_paths=True)}
+    known = {identity(recorded, before)}
     if before is not None:
         known.add(identity(recorded, before._replace(continues=True)))
     if then["identity"] not in known:

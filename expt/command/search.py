@@ -46,10 +46,9 @@ from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.runs.parent import key_of
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.record_parts import OfSearch
-from expt.runs.result import COMPLETED, PAUSED, read_result
+from expt.runs.result import COMPLETED, PAUSED, OfSearch, read_result
 from expt.runs.view import leaderboard
-from expt.runs.view.cells import say
+from expt.runs.view.text import say
 from expt.search.budget import budget_of, in_words, stopped_in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.ranking import place
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
-from expt.runs.view.cells import cells, say
+from expt.runs.sweep import place
+from expt.runs.view.text import cells, say
 from expt.search.goals import Goal, Limit, costs_of, goals_for, limits_for
 from expt.search.history import BAD
 

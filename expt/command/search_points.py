@@ -16,7 +16,8 @@ from expt.command.overrides import about_run
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
-from expt.config.identity import Content, flat, shown
+from expt.config.identity import Content, shown
+from expt.config.keys import flat
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs import fork

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from expt.command.hydra_errors import COMPOSING
 from expt.command.search_points import PointMaker
-from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, identity, shown
+from expt.config import keys
+from expt.config.identity import Content, identity, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.runs import copies
+from expt.runs import sweep
 from expt.runs.result import Record
 from expt.search.folder import Found
 from expt.search.sampler import LEAST_OTHERS
@@ -84,23 +84,13 @@ class FixedSettings:
             there = Content(**record["content"])._replace(fork=None, seedless_fork=None)
             known = identity(recorded(record["config"]), there, but=("fork",))
             return known == identity(config, content, but=("fork",))
-        return known == identity(config, content) or known == identity(
-            config, content, by_paths=True
-        )
+        return known == identity(config, content)
 
     def _keys(self, config: RunConfig, content: Content | None, record: Record) -> list[str]:
         """`content` is None where it can't be looked at."""
-        then, now = (
-            _settings(record["config"]),
-            _settings(json.loads(json.dumps(shown(config), default=str))),
-        )
-        keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
-        keys = [key.removesuffix(".name") for key in keys]
-        found = [
-            key
-            for key in keys
-            if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}
-        ]
+        then, now = keys.flat(record["config"]), keys.flat(shown(config))
+        differing = [key.removesuffix(".name") for key in keys.differing(then, now, "result")]
+        found = [key for key in differing if key not in self._searched]
         typed = [key for key in found if key in self._typed or key in record.get("overrides", {})]
         before: Mapping[str, Any] = record.get("content") or {}
         if content is None:
@@ -111,11 +101,6 @@ class FixedSettings:
             if before.get(part) != getattr(content, part)
         ]
         return typed or found or [f"its {part}" for part in parts]
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key not in OF_TRACKERS}
-    return {key: value for key, value in flat(kept).items() if key not in NOT_IN_RESULT}
 
 
 def told(found: Found, folder: str, *, can_learn: bool) -> str:
@@ -142,7 +127,7 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
 
 def told_copies(found: Found, folder: str) -> str:
     """What to say of folders there that a person has copied; or nothing."""
-    return f"hydra.sweep.dir={folder}: has {copies.told(found.copies)}" if found.copies else ""
+    return f"hydra.sweep.dir={folder}: has {sweep.told(found.copies)}" if found.copies else ""
 
 
 def told_by_hand(found: Found, folder: str, settings: Search) -> str:

@@ -19,7 +19,7 @@ from expt.command.conf_files import keys
 from expt.command.misplaced import has_a_name
 from expt.command.overrides import key_typed, parsed
 from expt.command.sweep_values import why_empty
-from expt.config.identity import flat
+from expt.config.keys import flat
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine

@@ -18,7 +18,7 @@ from expt.config.trackers import TRACKERS, TRACKING_URI, is_installed, uri_probl
 from expt.errors import ConfigError, ExptError, did_you_mean
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below
-from expt.runs.view.cells import say
+from expt.runs.view.text import say
 from expt.tracking.sender import Sender
 from expt.tracking.snapshot import snapshot
 from expt.tracking.tracker import in_a_line

@@ -23,11 +23,9 @@ from expt.launch.job import Job, request_of
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from expt.runs.view import leaderboard
-from expt.runs.view.cells import cells, say
-from expt.runs.view.printed import Printed, show_printed
-from expt.runs.view.progress import REFRESH_S, RunState, waiting_for
+from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
-from expt.runs.view.units import duration
+from expt.runs.view.text import cells, duration, say
 from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0

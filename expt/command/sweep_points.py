@@ -25,20 +25,18 @@ from expt.command.own_class import folded
 from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_shorter import ShorterRuns
-from expt.config import main_code, user_code
+from expt.config import keys, main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.identity import OF_TRACKERS, Content, identity, shown
+from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs.copies import has_own_name
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.result import COMPLETED, DAMAGED, Objective, OfSearch, Record, read_result
+from expt.runs.sweep import has_own_name, results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by
@@ -258,7 +256,7 @@ class Grid:
         """The run of that point, if there is one; a refusal is one of a point that can run now."""
         known = self._known.get(key) or self._known.get(_asked(overrides))
         if known is None and config is not None and content is not None:
-            known = self._known.get(identity(config, content, by_paths=True))
+            known = self._known.get(identity(config, content))
         if known is None and config is not None:
             known = self._of_older_version(config, content) or self._without_data(config, content)
         return known
@@ -329,7 +327,9 @@ def _asked(overrides: Sequence[str]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> Hashable:
-    return _hashable({key: value for key, value in config.items() if key not in OF_TRACKERS})
+    return _hashable(
+        {key: value for key, value in config.items() if keys.meaning(key).result != "none"}
+    )
 
 
 def _hashable(content: Any) -> Hashable:

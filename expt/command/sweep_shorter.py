@@ -12,7 +12,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import RUNNING, Record
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.sweep import results_of_sweep
 
 LENGTH = ("epochs", "max_steps", "scheduler.epochs", "scheduler.kwargs.total_steps")
 

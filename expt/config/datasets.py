@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT
+from expt.config.constraints import IS_SET, STRICT, Key
 
 CUSTOM_DATASET_KEYS = frozenset(
     "num_classes num_workers val_fraction train_limit mean std augment folds fold sampling".split()
@@ -23,7 +23,9 @@ CUSTOM_DATASET_KEYS = frozenset(
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
-    padding_mode: Literal["constant", "reflect"] = "constant"
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 

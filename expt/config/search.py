@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.config.problems import PLAIN_GROUPS, explain
+from expt.config.problems import explain
 from expt.errors import ConfigError
 
 SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2", "pbt"]
@@ -43,7 +43,6 @@ class Search:
     resample: Annotated[float, Field(ge=0, le=1)] = 0.25
 
 
-PLAIN_GROUPS["search"] = Search
 HEEDED_BY: Mapping[str, Sequence[SamplerName]] = {
     "random_fraction": ("tpe", "gp", "cmaes", "nsga2", "qmc"),
     "population": ("cmaes", "nsga2"),
@@ -71,7 +70,7 @@ def parse_search(node: Mapping[str, Any]) -> Search:
             TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
         )
     except ValidationError as error:
-        raise ConfigError(explain(error, {"search": found})) from None
+        raise ConfigError(explain(error, {"search": found}, _Composed)) from None
     if problems := [*_ignored(search)]:
         raise ConfigError(problems)
     return search

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, Fraction, Positive
+from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.datasets import Augment
 
 if TYPE_CHECKING:
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
-NumWorkers = Literal["auto"] | Annotated[int, Field(ge=0)]
+HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
+TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
+Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
+Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
+Standardise = Annotated[bool, Key(evaluate=True)]
+Place = Annotated[Folder, Key(result="none")]
+"""Where files are, whose content counts."""
+Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -31,14 +38,19 @@ class DatasetConfig:
 
     if TYPE_CHECKING:
         name: Any  # a Literal of each kind's names
-    val_fraction: Fraction
-    train_limit: Count | None
-    mean: tuple[float, ...] | None
-    std: tuple[Positive, ...] | None
-    augment: Augment = dataclasses.field(default_factory=Augment)
-    folds: Annotated[int, Field(ge=2)] | None = None
-    fold: Annotated[int, Field(ge=0)] | None = None
-    sampling: Literal["balanced"] | None = None
+    val_fraction: HeldOut
+    train_limit: TrainLimit
+    mean: Mean
+    std: Std
+    augment: Annotated[Augment, Key(fork=True, evaluate=True)] = dataclasses.field(
+        default_factory=Augment
+    )
+    folds: Annotated[Annotated[int, Field(ge=2)] | None, Key(evaluate=True, varies="split")] = None
+    fold: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        Key(evaluate=True, varies="repetition", cost=False, only_if={"dataset.folds": IS_SET}),
+    ] = None
+    sampling: Annotated[Literal["balanced"] | None, Key(fork="epoch", evaluate=True)] = None
 
     TASKS: ClassVar[Collection[str]] = ("classification",)
     """The tasks that it can be trained for; a custom task takes any."""
@@ -46,10 +58,15 @@ class DatasetConfig:
     """What an evaluation measures of it if nothing is said; all of a single file."""
     names_classes: ClassVar[bool] = False
     """Whether a class that is called 1 has that name, and not only that number."""
+    may_have_val: ClassVar[bool] = False
+    """Whether it may come with a part that validates."""
     known_once_fetched: ClassVar[bool] = False
     """Whether a download must be over before it has a fingerprint."""
-    custom_class: ClassVar[str | None] = None
-    """The dotted name of a custom class."""
+
+    @property
+    def custom_class(self) -> str | None:
+        """The dotted name of a custom class."""
+        return None
 
     @property
     def has_rows(self) -> bool:
@@ -116,6 +133,10 @@ class DatasetConfig:
         """Return a function that says where a sample of a split is from, by its number."""
         return lambda index: {"index": index}
 
+    def known_images(self) -> tuple[int, tuple[int, int], int] | None:
+        """Return the images' channels, size and number of classes, if no file need be read."""
+        return None
+
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, for a prediction."""
         return list(text.encode())
@@ -125,7 +146,10 @@ class DatasetConfig:
 class Images(DatasetConfig):
     """Images, each of one class."""
 
-    transforms: tuple[dict[str, Any], ...] | None = None
+    transforms: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Key(fork=True, evaluate=True, example="'dataset.transforms=[{_target_: mine.Noise}]'"),
+    ] = None
 
 
 def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:

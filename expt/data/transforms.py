@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.config import secrets, user_class
-from expt.data.stream import to_tensor
+from expt.data.checked_samples import to_tensor
 from expt.errors import ConfigError, DataError
 
 Transform = Callable[[Any], Any]

@@ -11,13 +11,13 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLo
 from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
     PAUSED,
+    Objective,
     Record,
     read_result,
     whole_epochs,

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.config import user_code
-from expt.data.files import prepare
 from expt.errors import (
     INTERRUPTED_BEFORE,
     ConfigError,
@@ -29,8 +28,9 @@ from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import read_result
-from expt.runs.view.progress import RunDisplay, resume_command, shown_path, watched
+from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
+from expt.runs.view.text import resume_command, shown_path
 from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
@@ -144,7 +144,7 @@ def _run_in_process(
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
-    prepare(config.dataset, config.task, learns=not isinstance(request.instead, Evaluation))
+    config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
     user_code.import_anew(
         user_code.targets(config)
     )  # it may have been edited since the run before this, in a notebook

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from expt.errors import RunFailed, SweepFailed
 from expt.python.result import Metrics, Result, Runs
-from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
+from expt.runs.sweep import by_objective
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.worker_error import in_one_line
 

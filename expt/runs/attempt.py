@@ -17,7 +17,6 @@ from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import checkpoint_file, fork, lineage, provenance, resume, spending, undo
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     FAILED,
@@ -25,6 +24,7 @@ from expt.runs.result import (
     PAUSED,
     RUNNING,
     STATUSES,
+    Made,
     Record,
     create_result,
     read_result,

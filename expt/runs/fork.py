@@ -4,29 +4,22 @@ its folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, shown
-from expt.config.older import brought_up_to_date
+from expt.config import keys
+from expt.config.identity import Content, shown
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
 from expt.runs.forkable import TRIES, Found, all_of, choice, damaged, is_meant, whole_of, whole_ones
-from expt.runs.parent import kept_by, named
+from expt.runs.parent import named
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Forked
-from expt.runs.result import RUNNING, Record, result_of_any
+from expt.runs.result import RUNNING, Forked, Record, result_of_any
 from expt.runs.resume import before_its_end, lines_of
 from expt.runs.weights_file import WHICH
 
-NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
-OF_ORDER = ("batch_size", "drop_last", "seed", "dataset.sampling", "dataset.train_limit", "task.")
-"""What an epoch has to be trained with from its beginning: the order of its samples, and what is
-summed over them.
-"""
 OF_LENGTH = {"batch_size", "drop_last", "dataset.train_limit"}
 """What changes the number of an epoch's steps."""
 
@@ -185,14 +178,10 @@ def _changed(config: RunConfig, saved: Mapping[str, Any]) -> dict[str, tuple[Any
     """The settings that are others than those with which the checkpoint was written: what it was,
     and what it is.
     """
-    then, now = (_plain(settings) for settings in (brought_up_to_date(saved), shown(config)))
-    keys = [key for key in {**then, **now} if key not in NO_SETTING]
-    return {key: (then.get(key), now.get(key)) for key in keys if then.get(key) != now.get(key)}
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
-    return flat(json.loads(json.dumps(counted, default=str)))  # a tuple is a list then
+    then, now = keys.flat(saved), keys.flat(shown(config))
+    begun = keys.varying("source")
+    changed = [key for key in keys.differing(then, now, "result") if key not in begun]
+    return {key: (then.get(key), now.get(key)) for key in changed}
 
 
 def _refuse(config: RunConfig, content: Content, record: Record, found: Found, run: Path) -> None:
@@ -207,23 +196,19 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
             f"weights={config.weights}: a fork has its weights from fork={config.fork}; leave one"
             " of them out"
         )
-    others = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
-    for key, (then, now) in changed.items():
-        if (
-            key.startswith(others)
-            and not key.endswith(".name")
-            and kept_by(f"{key.partition('.')[0]}.name")
-        ):
-            continue  # what another model, or another dataset, has of its own
-        if why := kept_by(key):
+    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
+    begun = keys.varying("source")
+    for key in keys.differing(then, now, "fork"):
+        if key not in begun:
             problems.append(
-                f"{key}={_shown(now)}: a fork keeps {why}, and {run} has {_shown(then)}; leave it"
-                f" out, {weights}"
+                f"{key}={keys.typed(now.get(key))}: a fork keeps its {key.partition('.')[0]}, and"
+                f" {run} has {keys.typed(then.get(key))}; leave it out, {weights}"
             )
-        elif key.startswith(OF_ORDER) and not found.ends_epoch:
+    for key in () if found.ends_epoch else keys.differing(then, now, "fork_within_epoch"):
+        if key not in begun and keys.meaning_in(now, key).fork == "epoch":
             problems.append(
-                f"{key}={_shown(now)}: can't change within an epoch, and step {found.step} of {run}"
-                f" is within epoch {found.epoch}; use a checkpoint at an epoch's end:"
+                f"{key}={keys.typed(now.get(key))}: can't change within an epoch, and step {found.step}"
+                f" of {run} is within epoch {found.epoch}; use a checkpoint at an epoch's end:"
                 f" {choice(list(all_of(run)))}"
             )
     if config.max_steps is not None and (length := sorted(OF_LENGTH & changed.keys())):
@@ -233,7 +218,7 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         )
     if (then_data := record["content"]["data"]) != content.data and not problems:
         problems.append(
-            f"dataset: its files are not those that {run} was trained on, {_shown(then_data)};"
+            f"dataset: its files are not those that {run} was trained on, {keys.typed(then_data)};"
             f" {weights}"
         )
     if problems := problems or _ended(config, found, run):
@@ -252,9 +237,3 @@ def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
         for key, wanted, come, what in asked
         if wanted is not None and come >= wanted
     ]
-
-
-def _shown(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

@@ -15,7 +15,7 @@ from expt.errors import ConfigError, did_you_mean
 from expt.runs import provenance
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import DAMAGED, Record, result_of_any, results_below
-from expt.runs.sweep_index import latest_sweep
+from expt.runs.sweep import latest_sweep
 from expt.runs.typed import unquoted
 from expt.runs.weights_file import best_of_sweep
 

@@ -5,31 +5,20 @@ Before workers start.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, shown
-from expt.config.older import brought_up_to_date
+from expt.config import keys
+from expt.config.identity import Content, shown
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
-from expt.runs.record_parts import Resumed
-from expt.runs.result import COMPLETED, Record, result_of_any
-
-# How long, where and in how many parts a run trains may change when it goes on; what it trains may
-# not.
-MAY_CHANGE = NOT_IN_RESULT | {
-    "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
-    "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
-    "callbacks", "fork",
-    "compile", "matmul_precision", "channels_last", *OF_PLAN,
-}  # fmt: skip
+from expt.runs.result import COMPLETED, Record, Resumed, result_of_any
 
 
 def find(
@@ -212,8 +201,8 @@ def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
 
 
 def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
-    now, then = (_comparable(settings) for settings in (shown(config), brought_up_to_date(saved)))
-    differs = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
+    now, then = keys.flat(shown(config)), keys.flat(saved)
+    differs = [key for key in keys.differing(then, now, "resume") if key not in OF_PLAN]
     problems = [
         f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs
     ]
@@ -330,13 +319,3 @@ def _place_of(dataset: object) -> str:
     """What to do for the files of a dataset to be found."""
     keys = [key for key in ("root", "path") if hasattr(dataset, key)]
     return f"give dataset.{keys[0]}=PATH with the same files" if keys else "put these back"
-
-
-def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
-    plain = json.loads(json.dumps(counted, default=str))  # a tuple is a list then
-    return {
-        k: v
-        for k, v in flat(plain).items()
-        if k not in MAY_CHANGE and not k.startswith(("ddp.", "sharding."))
-    }

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from expt.errors import ConfigError, warn
-from expt.runs.copies import copies_among
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, INTERRUPTED, PAUSED, Record, update_result
 from expt.runs.spending import device_s
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.sweep import copies_among, results_of_sweep
 from expt.search.history import Point, Reader, in_order
 
 

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.paths import RunPaths
 
 

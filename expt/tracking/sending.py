@@ -21,8 +21,7 @@ from expt.config.schema import RunConfig
 from expt.config.trackers import refuse_unusable
 from expt.errors import WARNING, warn
 from expt.runs.provenance import program
-from expt.runs.view.cells import say
-from expt.runs.view.progress import shown_path
+from expt.runs.view.text import say, shown_path
 from expt.tracking.follow import AT, LEFT
 
 PATIENCE_S, INTERRUPTED_S = 10.0, 2.0

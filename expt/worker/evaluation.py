@@ -18,9 +18,8 @@ from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import EvaluationOf
 from expt.runs.request import Evaluation
-from expt.runs.result import COMPLETED, update_result
+from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.averages import Averages
@@ -61,7 +60,6 @@ def carry_out(
         precision=Precision(config.amp, worker.device),
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
-        overwrites=bool(compiled) or config.model.name == "_target_",
     )
     pictures = None
     if config.tensorboard.images is not False:

@@ -83,8 +83,7 @@ class Run:
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
-        skips, at_once = config.on_nan == "skip", self.learner.overwrites
-        self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
+        self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
         self._is_at_best = False  # whether the epoch that this process has trained last is the best

@@ -19,8 +19,7 @@ from expt.launch.job import Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
-from expt.runs.record_parts import Objective
-from expt.runs.result import update_result
+from expt.runs.result import Objective, update_result
 
 MACHINE = Machine(gpus=tuple(map(str, range(8))), cpus=16, simulated=True)
 

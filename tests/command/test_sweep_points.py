@@ -23,9 +23,8 @@ from expt.errors import ConfigError, RunFailed
 from expt.launch.job import request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
-from expt.runs.result import COMPLETED, create_result, update_result
-from expt.runs.sweep_index import results_of_sweep
+from expt.runs.result import COMPLETED, Made, create_result, update_result
+from expt.runs.sweep import results_of_sweep
 from tests.composing import hydra_at_hand
 
 HERE = Machine(gpus=(), cpus=2)

@@ -17,8 +17,7 @@ from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_runs import Runs, see_completed
 from expt.launch.job import QUEUED, Job
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective
-from expt.runs.result import COMPLETED
+from expt.runs.result import COMPLETED, Objective
 
 
 def composed(statuses: str) -> Iterator[ComposedRun]:

@@ -173,9 +173,9 @@ def test_every_worker_gets_its_share_and_images_are_normalised(
 
 def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured) -> None:
     dataset = configured(*WORDS, f"dataset.root={root}").dataset
-    before = fingerprint.of_data(dataset)
+    before = dataset.fingerprint()
     save(root / "train" / "masks" / "a.png", np.ones((6, 4), np.uint8))
-    assert fingerprint.of_data(dataset) != before
+    assert dataset.fingerprint() != before
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from expt.config import datasets
 from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import table
 from expt.data.build import Data, build
 from expt.data.fingerprint import of_data
 from expt.data.indexing import split
+from expt.data.kinds.custom import Custom
+from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
@@ -34,7 +35,7 @@ CPU = torch.device("cpu")
 
 def of(
     path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any
-) -> datasets.Table:
+) -> Table:
     chosen: dict[str, Any] = {
         "val_fraction": 0.0,
         "train_limit": None,
@@ -42,7 +43,7 @@ def of(
         "standardise": False,
     }
     chosen = {**chosen, "standardise_targets": False, **options}
-    return datasets.Table(
+    return Table(
         name="table", path=str(path), targets=targets, features=features, **chosen
     )
 
@@ -130,7 +131,7 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
     np.savez(path := tmp_path / "t.npz", a=np.zeros(3), y=np.array([2**60 + 1, 2**60, 2**60 + 1]))
-    assert table.load(of(path, features=None), CLASS).class_names == (str(2**60), str(2**60 + 1))
+    assert of(path, features=None).load(CLASS).class_names == (str(2**60), str(2**60 + 1))
 
 
 def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_parquet_file(tmp_path: Path) -> None:
         ("u", "v"),
     )
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
-        table.load(of(path), CLASS)
+        of(path).load(CLASS)
 
 
 def test_without_pyarrow_it_is_said_how_to_install_it(
@@ -170,7 +171,7 @@ def test_without_pyarrow_it_is_said_how_to_install_it(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
-        table.load(of(tmp_path / "t.parquet"), NUMBER)
+        of(tmp_path / "t.parquet").load(NUMBER)
 
 
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
@@ -287,10 +288,10 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=says):
-            table.load(of(tmp_path / name), NUMBER)
+            of(tmp_path / name).load(NUMBER)
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
     with pytest.raises(DataError, match="a has 3 rows, and y 4; make them equal"):
-        table.load(of(tmp_path / "u.npz"), NUMBER)
+        of(tmp_path / "u.npz").load(NUMBER)
 
 
 def test_where_a_changed_table_is_looked_for_is_told_by_a_key_that_it_has(tmp_path: Path) -> None:
@@ -306,17 +307,17 @@ def test_another_content_is_another_dataset(
     assert of_data(of(written(tmp_path / "elsewhere", CSV))) == first
     assert of_data(of(written(tmp_path, CSV.replace("4.5", "4.6")))) != first
     with pytest.raises(DataError, match="there is no such file"):
-        of_data(of(tmp_path / "gone.csv"))
+        of(tmp_path / "gone.csv").fingerprint()
 
 
-def diabetes(**options: Any) -> datasets.Diabetes:
+def diabetes(**options: Any) -> Diabetes:
     chosen: dict[str, Any] = {
         "val_fraction": 0.2,
         "train_limit": None,
         "test_fraction": 0.25,
         "standardise": True,
     }
-    return datasets.Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
+    return Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
 
 
 def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
@@ -457,7 +458,7 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
         y=rows.targets.numpy(),
         near=rows.targets - 2_000_000,
     )
-    own = datasets.TargetDataset(target=f"{__name__}.Years", kwargs={})
+    own = Custom(target=f"{__name__}.Years", kwargs={})
     origins = [
         built(each).info.target_origin
         for each in (of(path, features=("x",)), own, of(path, "near", ("x",)))
@@ -485,5 +486,5 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
     torch.manual_seed(0)
     expected = [torch.rand(3) for _ in range(2)][1]  # the first sample tells the shapes
     torch.manual_seed(0)
-    built(datasets.TargetDataset(target=f"{__name__}.Years", kwargs={}))
+    built(Custom(target=f"{__name__}.Years", kwargs={}))
     assert torch.equal(torch.rand(3), expected)

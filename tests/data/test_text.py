@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from expt.config import datasets
 from expt.config.identity import identity
 from expt.data import fingerprint, text_files
 from expt.data.build import build
-from expt.data.files import prepare
+from expt.data.kinds.text import Extent, Text
 from expt.data.loading import Shard
-from expt.data.text import NO_TARGET, Windows
-from expt.data.text_files import Extent, parts_of
+from expt.data.windows import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.preprocess import Preprocess
 from tests.conftest import Configured, Trained, run
@@ -32,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def text(root: Path, **settings: object) -> datasets.Text:
+def text(root: Path, **settings: object) -> Text:
     values = {
         "tokens": "bytes",
         "context": 10,
@@ -40,7 +38,7 @@ def text(root: Path, **settings: object) -> datasets.Text:
         "test_fraction": 0.2,
         "train_limit": None,
     }
-    return datasets.Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
+    return Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def read(extent: Extent, context: int) -> tuple[bytes, list[int]]:
 def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
     file: Path, context: int
 ) -> None:
-    parts = parts_of(text(file))
+    parts = text(file).extents()
     found = [read(part, context) for part in parts if part]
     assert [part for part, _ in found] == [TEXT[:363], TEXT[363:415], TEXT[415:]]
     for part, counts in found:
@@ -74,7 +72,7 @@ def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
 
 
 def test_an_input_is_followed_by_its_target(file: Path) -> None:
-    inputs, targets = Windows(parts_of(text(file)).train, 10).read([3, 0])
+    inputs, targets = Windows(text(file).extents().train, 10).read([3, 0])
     assert inputs.tolist() == [[*range(30, 40)], [*range(10)]]
     assert targets.tolist() == [[*range(31, 41)], [*range(1, 11)]]
 
@@ -90,7 +88,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
     ):
         (folder / name).write_bytes(part)
     (folder / "notes.md").write_bytes(b"no text")
-    for one, several in zip(parts_of(text(file)), parts_of(text(folder)), strict=True):
+    for one, several in zip(text(file).extents(), text(folder).extents(), strict=True):
         assert one
         assert several
         assert read(one, 7) == read(several, 7)
@@ -120,11 +118,11 @@ def test_batches_are_of_each_workers_windows(file: Path) -> None:
 
 
 def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
-    before = fingerprint.of_data(text(file))
+    before = text(file).fingerprint()
     elsewhere = Path(shutil.copy(file, tmp_path / "elsewhere.txt"))
-    assert fingerprint.of_data(text(elsewhere)) == before
+    assert text(elsewhere).fingerprint() == before
     elsewhere.write_bytes(TEXT[:-1] + b"!")
-    assert fingerprint.of_data(text(elsewhere)) not in (before, None)
+    assert text(elsewhere).fingerprint() not in (before, None)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +155,15 @@ def test_what_is_no_text_is_told(
     if content is not None:
         path.write_bytes(content)
     dataset = text(path.parent if path.suffix == ".md" else path)
-    for look in (prepare, fingerprint.of_data):
+    for look in (dataset.prepare, dataset.fingerprint):
         with pytest.raises(DataError, match=re.escape(told)):
-            look(dataset)
+            look()
 
 
 def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
-    parts = parts_of(dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0))
-    assert (parts.train.start, parts.train.stop, parts.val, parts.test) == (
+    dataset = dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0)
+    train, val, test = dataset.extents()
+    assert (train.start, train.stop, val, test) == (
         0,
         len(TEXT),
         None,
@@ -256,7 +255,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
         torch.cat([batch.targets[batch.targets != NO_TARGET] for batch in loader.evaluation()])
         for loader in (data.train, data.val, data.test)
     ]
-    parts = parts_of(dataset)
+    parts = dataset.extents()
     assert parts.val is not None
     assert parts.test is not None
     for targets, part in zip(found, (parts.train, parts.val, parts.test), strict=True):
@@ -291,16 +290,16 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
     copied = shutil.copy(tokenizer, tmp_path / "other.json")
     configs = [configured(*words, f"dataset.tokens={path}") for path in (tokenizer, copied)]
     assert identity(configs[0]) == identity(configs[1]) != identity(configured(*words))
-    prints = [fingerprint.of_data(config.dataset) for config in configs]
+    prints = [config.dataset.fingerprint() for config in configs]
     assert prints[0] == prints[1] != fingerprint.of_data(configured(*words).dataset)
     Path(copied).write_text(Path(copied).read_text() + "\n")
-    assert fingerprint.of_data(configs[1].dataset) != prints[0]
+    assert configs[1].dataset.fingerprint() != prints[0]
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "none.json: there is no such file; name a tokenizer.json, or use bytes"),
+        (None, "none.json: cannot be read as a tok"),
         ("{", "cannot be read as a tok"),
     ],
 )
@@ -311,4 +310,4 @@ def test_a_tokenizer_that_cannot_be_read_is_told(
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=re.escape(told)):
-        parts_of(text(file, tokens=str(path)))
+        text(file, tokens=str(path)).extents()

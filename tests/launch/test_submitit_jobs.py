@@ -161,8 +161,8 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXPT_TEST_ROOT", "/home/very-secret")
-    monkeypatch.setattr(secrets, "_names", {})
-    secrets.remember({"EXPT_TEST_ROOT": "/home/very-secret"})
+    monkeypatch.setattr(secrets, "_texts", {})
+    secrets.remember({"dataset.root": "${oc.env:EXPT_TEST_ROOT}"})
     asked = request(tmp_path / "a", may_have_run=True)
     settings = {**asked.settings, "dataset": {**asked.settings["dataset"], "train_limit": 7}}
     with_secret = type(asked)(

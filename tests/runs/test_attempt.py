@@ -37,6 +37,7 @@ def test_the_first_record(tmp_path: Path) -> None:
     assert attempt(asked).begin(port=1234) is None
     found, host = read_result(asked.paths), socket.gethostname()
     expected = {
+        "version": 1,
         "status": "running",
         "world_size": 2,
         "local_world_size": 2,

@@ -157,7 +157,7 @@ def test_a_best_of_later_is_not_taken_for_that_of_then(
 
 OTHER: dict[str, Any] = {
     "seed": 1, "batch_size": 128, "label_smoothing": 0.1, "gradient_clip": 1.0, "drop_last": False,
-    "eval_split": "test", "objective": "loss/val", "amp": "bf16", "lr_scaling": "linear", "base_batch_size": 32,
+    "eval_split": "test", "objective": "loss/val", "amp": "bf16", "lr_scaling": "linear",
 }  # fmt: skip
 SAME: dict[str, Any] = {
     "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2, "timeout_s": 5.0,

@@ -16,8 +16,8 @@ from expt.command.search_conclusion import SearchRecord, bad_points, conclude_se
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
+from expt.runs.sweep import by_objective
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.history import Point, Reader, best

@@ -22,11 +22,11 @@ from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.forkable import epochs_of, has_beginning
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
 from expt.runs.result import (
     COMPLETED,
     FAILED,
     PAUSED,
+    Made,
     Record,
     create_result,
     results,

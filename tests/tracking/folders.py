@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expt.runs.plain_json import dumps
+
 from expt.runs.metrics_file import Point
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.plain_json import dumps
 from expt.tracking.cursor import Cursor
 from expt.tracking.snapshot import Marks, Snapshot, marked
 from expt.tracking.tracker import Times

@@ -152,8 +152,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "no run": ("fork=parant@20", "there is no folder parant; give that of a run, as in fork=RUN@STEP. Did you mean"),
     "its end": ("fork=parent", "epochs=3: the checkpoint of parent has come to epoch 3 already; give epochs=4 or more"),
     "another model": ("fork=parent@20 model.hidden=[9]", "model.hidden=[9]: a fork keeps its model, and parent"),
-    "other data": ("fork=parent@20 dataset.folds=5 dataset.fold=0", "dataset.folds=5: a fork keeps its data"),
-    "another start": ("fork=parent@20 init=kaiming", "init.name=kaiming: a fork keeps its weights, and parent has"),
+    "other data": ("fork=parent@20 dataset.folds=5 dataset.fold=0", "dataset.folds=5: a fork keeps its dataset"),
+    "another start": ("fork=parent@20 init=kaiming", "init.name=kaiming: a fork keeps its init, and parent has"),
     "weights": ("fork=parent@20 weights=parent", "weights=parent: a fork has its weights from fork=parent@20"),
     "a seed within an epoch": ("fork=parent@15 seed=1", "seed=1: can't change within an epoch, and step 15"),
     "steps of another length": (

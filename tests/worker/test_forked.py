@@ -11,8 +11,7 @@ from expt.config.identity import Content
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file, fork, parts_folder
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
-from expt.runs.result import create_result
+from expt.runs.result import Made, create_result
 from expt.training.collectives import Worker
 from expt.worker import forked
 from tests.conftest import Configured

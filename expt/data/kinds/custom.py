@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, DottedName, Fraction, Positive
-from expt.data.kind import DatasetConfig, NumWorkers
+from expt.config.constraints import STRICT, DottedName
+from expt.data.kind import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +28,11 @@ class Custom(DatasetConfig):
     name: Literal["_target_"] = "_target_"
     target: DottedName
     num_classes: Annotated[int, Field(ge=2)] | None = None
-    num_workers: NumWorkers = "auto"
-    val_fraction: Fraction = 0.1
-    train_limit: Count | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
+    num_workers: Readers = "auto"
+    val_fraction: HeldOut = 0.1
+    train_limit: TrainLimit = None
+    mean: Mean = None
+    std: Std = None
     train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
     test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
     kwargs: dict[str, Any]

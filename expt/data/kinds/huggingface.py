@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder, Size
+from expt.config.constraints import STRICT, Size
 from expt.data import columns
 from expt.data.cache import cache_dir
 from expt.data.checksums import of_files
 from expt.data.image_files import MODES, files_below
-from expt.data.kind import Images, NumWorkers, problems_of_masks
+from expt.data.kind import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
 
@@ -42,17 +42,18 @@ class HuggingFace(Images):
     """Images by the name of their column; or rows of numbers, by a list of columns."""
 
     name: Literal["huggingface"]
-    path: Folder
+    path: Place
     input: str | Annotated[tuple[str, ...], Field(min_length=1)]
     target: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    standardise: bool = True
-    standardise_targets: bool = False
+    standardise: Standardise = True
+    standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
-    num_workers: NumWorkers
+    num_workers: Readers
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
     names_classes = True
+    may_have_val = True
 
     @property
     def has_rows(self) -> bool:

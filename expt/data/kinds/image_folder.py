@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder, Size
+from expt.config.constraints import STRICT, Key, Size
 from expt.data import cache
 from expt.data.checksums import of_files
 from expt.data.image_files import EXTENSIONS, decode, files_below, names_of_parts, parts_there
-from expt.data.kind import Images, NumWorkers
+from expt.data.kind import Images, Place, Readers
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
 from expt.signals import die_with_the_driver, without_main
@@ -42,13 +42,14 @@ class ImageFolder(Images):
     """Images in a folder for each class."""
 
     name: Literal["image_folder"]
-    root: Folder
-    cache: Literal["auto"] | bool = "auto"
+    root: Place
+    cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
     image_size: Size
     channels: Literal[1, 3] = 3
-    num_workers: NumWorkers
+    num_workers: Readers
 
     names_classes = True
+    may_have_val = True
 
     def problems(self, task: Any) -> list[str]:
         """See DatasetConfig."""

@@ -9,15 +9,15 @@ import functools
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder
+from expt.config.constraints import STRICT, Key
 from expt.data.cache import Arrays, cache_dir, decoded, digest
 from expt.data.checksums import Checksums, md5
 from expt.data.download import fetch
-from expt.data.kind import Images
+from expt.data.kind import Images, Place
 from expt.errors import DataError, warn
 
 if TYPE_CHECKING:
@@ -141,6 +141,10 @@ class Digits(Images):
         with np.load(Path(__file__).parents[1] / "digits.npz", allow_pickle=False) as file:
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
 
+    def known_images(self) -> tuple[int, tuple[int, int], int]:
+        """See DatasetConfig."""
+        return 1, (8, 8), 10
+
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
@@ -155,8 +159,8 @@ class Downloaded(Images):
     """MNIST, Fashion-MNIST or CIFAR."""
 
     name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-    root: Folder | None
-    download: bool
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig."""
@@ -194,6 +198,12 @@ class Downloaded(Images):
                 f"dataset={self.name}: the files in {paths[0].parent} are not the published ones"
             )
         return None if known else digest(sums)
+
+    def known_images(self) -> tuple[int, tuple[int, int], int]:
+        """See DatasetConfig."""
+        original = ORIGINALS[self.name]
+        shape = (3, (32, 32)) if original.archive else (1, (28, 28))
+        return *shape, len(original.classes)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder, Size
+from expt.config.constraints import STRICT, Size
 from expt.data.checksums import of_files
 from expt.data.image_files import EXTENSIONS, files_below, names_of_parts, parts_there
-from expt.data.kind import DatasetConfig, NumWorkers, problems_of_masks
+from expt.data.kind import DatasetConfig, Place, Readers, problems_of_masks
 from expt.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ class SegmentationFolder(DatasetConfig):
     """Images and masks by the same names."""
 
     name: Literal["segmentation_folder"]
-    root: Folder
+    root: Place
     num_classes: Annotated[int, Field(ge=2)]
     image_size: Size
     channels: Literal[1, 3] = 3
-    num_workers: NumWorkers
+    num_workers: Readers
 
     TASKS = ("segmentation",)
+    may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
         """See DatasetConfig."""

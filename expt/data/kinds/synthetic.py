@@ -31,6 +31,10 @@ class Synthetic(Images):
     num_classes: Annotated[int, Field(ge=2)]
     seed: int
 
+    def known_images(self) -> tuple[int, tuple[int, int], int]:
+        """See DatasetConfig."""
+        return self.channels, self.image_size, self.num_classes
+
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:

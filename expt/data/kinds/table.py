@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder, Fraction
+from expt.config.constraints import STRICT, Key
 from expt.data.cache import digest
 from expt.data.checksums import Checksums
 from expt.data.columns import (
@@ -22,7 +22,7 @@ from expt.data.columns import (
     columns_of,
     numbers_of,
 )
-from expt.data.kind import DatasetConfig
+from expt.data.kind import DatasetConfig, HeldOut, Place, Standardise
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
@@ -52,9 +52,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Table(DatasetConfig):
-    standardise: bool
-    standardise_targets: bool
-    test_fraction: Fraction
+    standardise: Standardise
+    standardise_targets: Standardise
+    test_fraction: HeldOut
     mean: None = None  # of images
     std: None = None
 
@@ -127,9 +127,9 @@ class Table(_Table):
     """A custom table."""
 
     name: Literal["table"]
-    path: Folder
+    path: Place
     targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    features: Annotated[tuple[str, ...], Field(min_length=1)] | None
+    features: Annotated[Annotated[tuple[str, ...], Field(min_length=1)] | None, Key(evaluate=True)]
 
     TASKS = ("classification", "regression", "multilabel")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, Folder, Fraction, Positive
+from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest
 from expt.data.checksums import Checksums
 from expt.data.image_files import files_below
-from expt.data.kind import DatasetConfig
+from expt.data.kind import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class Text(DatasetConfig):
     """Windows of a plain file, or of all *.txt below a folder."""
 
     name: Literal["text"]
-    root: Folder
+    root: Place
     tokens: Folder  # bytes, or a file of tokenizers
     context: Count
-    test_fraction: Fraction
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
+    test_fraction: HeldOut
+    mean: Mean = None
+    std: Std = None
 
     TASKS = ("language_model",)
     default_split = "all"

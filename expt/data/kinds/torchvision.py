@@ -11,16 +11,16 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Folder, Size
+from expt.config.constraints import STRICT, Key, Size
 from expt.data.cache import cache_dir
 from expt.data.checksums import of_files
 from expt.data.download import fetch
 from expt.data.image_files import MODES, files_below
-from expt.data.kind import Images, NumWorkers, problems_of_masks
+from expt.data.kind import Images, Place, Readers, problems_of_masks
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,14 +52,15 @@ class Torchvision(Images):
     name: Literal["torchvision"]
     set: str
     options: dict[str, Any] | None = None
-    root: Folder | None
-    download: bool
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
     image_size: Size | None
     channels: Literal[1, 3] | None = None
-    num_workers: NumWorkers
+    num_workers: Readers
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
     known_once_fetched = True
+    may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
         """See DatasetConfig."""
@@ -153,13 +154,13 @@ class Torchvision(Images):
             )
             some = functools.partial(some_targets, train)
             return dataclasses.replace(found, targets_of=some)
-        labels, names = labels_of(sets["train"]), _class_names(self.set, sets["train"])
+        labels, classes = labels_of(sets["train"]), _class_names(self.set, sets["train"])
         pictures = {part: Pictures(each, mode, self.image_size) for part, each in sets.items()}
         memory = {part: _in_memory(each, device) for part, each in sets.items()}
         whole = {} if self.image_size or self.channels else memory
         parts = {part: each for part, each in whole.items() if each is not None}
         is_whole = len(parts) == len(sets)
-        return of_pictures(pictures, names, labels, num_workers, parts if is_whole else None)
+        return of_pictures(pictures, classes, labels, num_workers, parts if is_whole else None)
 
     def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Construct each part. Raise DataError for files that are missing or damaged."""

@@ -1,6 +1,4 @@
-"""The index of a large sweep: it says what the folders say, and is made anew where it doesn't match
-them.
-"""
+"""The index of a large sweep says what the folders say, and is made anew where it does not."""
 
 from __future__ import annotations
 
@@ -10,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from expt.runs import sweep_index
+from expt.config.identity import VERSION
+from expt.runs import sweep
 from expt.runs.paths import SWEEP_INDEX, RunPaths
 from expt.runs.result import COMPLETED, Record, create_result, results, update_result
-from expt.runs.sweep_index import FORMAT, LEFT_OUT, results_of_sweep
+from expt.runs.sweep import LEFT_OUT, results_of_sweep
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_index, "LARGE", 2)
+    monkeypatch.setattr(sweep, "LARGE", 2)
 
 
 def leave(folder: Path, value: float) -> None:
@@ -44,7 +43,7 @@ def test_an_index_says_what_the_records_say(
         leave(tmp_path / name, value)
     first = list(results_of_sweep(tmp_path))
     assert repr(first) == repr(plain(results(tmp_path)))
-    monkeypatch.setattr(sweep_index, "result_of_any", None)  # no record is read now
+    monkeypatch.setattr(sweep, "result_of_any", None)  # no record is read now
     assert repr(list(results_of_sweep(tmp_path))) == repr(first), "nan among them"
 
 
@@ -87,21 +86,21 @@ def test_records_that_are_nearly_alike_are_told_apart(
     leave(tmp_path / "without", 1.0)
     first = repr(plain(results(tmp_path)))
     assert repr(list(results_of_sweep(tmp_path))) == first
-    monkeypatch.setattr(sweep_index, "result_of_any", None)
+    monkeypatch.setattr(sweep, "result_of_any", None)
     assert repr(list(results_of_sweep(tmp_path))) == first
     written = json.loads((tmp_path / SWEEP_INDEX).read_text())
     assert len(written["bases"]) < 2 * len(changed), "what they have in common is written once"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"format": 0, "runs": {}}', '{"format": 1, "runs": {"a": 1}}']
+    "text", ["", "[]", "{", '{"version": 0, "runs": {}}', '{"version": 1, "runs": {"a": 1}}']
 )
 def test_a_file_that_is_no_index_is_replaced(tmp_path: Path, text: str) -> None:
     leave(tmp_path / "a", 1.0)
     leave(tmp_path / "b", 1.0)
     (tmp_path / SWEEP_INDEX).write_text(text)
     assert repr(list(results_of_sweep(tmp_path))) == repr(plain(results(tmp_path)))
-    assert json.loads((tmp_path / SWEEP_INDEX).read_text())["format"] == FORMAT
+    assert json.loads((tmp_path / SWEEP_INDEX).read_text())["version"] == VERSION
 
 
 def test_a_small_sweep_has_none(tmp_path: Path) -> None:

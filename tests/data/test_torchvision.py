@@ -12,15 +12,16 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pytest
 import torch
+from expt.config.torchvision_sets import INSTEAD, OPTIONS, OTHER_SETS, SEVERAL, SetName
+from expt.data.torchvision_kinds import KINDS, kind_of
 from PIL import Image
 
-from expt.config.datasets import Augment, Torchvision
+from expt.config.datasets import Augment
 from expt.config.schema import RunConfig
-from expt.config.torchvision_sets import INSTEAD, OPTIONS, OTHER_SETS, SEVERAL, SetName
 from expt.data import torchvision_files
 from expt.data.build import Data
 from expt.data.fingerprint import content_of, of_data
-from expt.data.torchvision_kinds import KINDS, kind_of
+from expt.data.kinds.torchvision import Torchvision
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
@@ -278,7 +279,7 @@ def test_a_download_comes_whole_or_not_at_all(
     torchvision_files.obtain(dataset)
     assert seen == [(True, "train"), (True, "test")] * 2, "once"
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["gtsrb"]
-    assert of_data(dataset) is not None
+    assert dataset.fingerprint() is not None
 
 
 def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(

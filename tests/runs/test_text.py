@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expt.runs.view import units
+from expt.runs.view import text
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,14 @@ from expt.runs.view import units
     ],
 )
 def test_seconds(seconds: float, brief: str, elapsed: str, about: str, duration: str) -> None:
-    shown = [form(seconds) for form in (units.brief, units.elapsed, units.about, units.duration)]
+    shown = [form(seconds) for form in (text.brief, text.elapsed, text.about, text.duration)]
     assert shown == [brief, elapsed, about, duration]
 
 
 def test_sizes() -> None:
-    assert [units.mebibytes(number) for number in (375.6, 1024, 20000)] == [
+    assert [text.mebibytes(number) for number in (375.6, 1024, 20000)] == [
         "376 MiB",
         "1.0 GiB",
         "19.5 GiB",
     ]
-    assert units.in_bytes(3 * 2**30) == "3.0 GiB"
+    assert text.in_bytes(3 * 2**30) == "3.0 GiB"
