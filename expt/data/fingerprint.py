@@ -43,7 +43,9 @@ def refuse_without_train(dataset: DatasetConfig) -> None:
     """Raise DataError where the folder has nothing to train on: an evaluation may have less."""
     parts = dataset.parts()
     if parts is not None and "train" not in parts:
-        raise DataError(f"dataset={dataset.name}: there is no train in its folder; add it")
+        raise DataError(
+            f"dataset.root={getattr(dataset, 'root', '')}: holds no folder train; add it"
+        )
 
 
 def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True) -> None:

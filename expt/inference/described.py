@@ -12,6 +12,7 @@ from expt.inference.scales import Scales, scales_of, undoes
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
+    from expt.data.kind import DatasetConfig
     from expt.inference.load import TrainedModel
 
 SHOWN = 12

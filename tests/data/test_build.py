@@ -19,7 +19,7 @@ from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
 from expt.data.images import ImageFiles
 from expt.data.kinds.custom import Custom
-from expt.data.kinds.image_folder import ImageFolder, list_images
+from expt.data.kinds.image_folder import ImageFolder, Listing, list_images
 from expt.data.kinds.originals import Digits
 from expt.data.kinds.synthetic import Synthetic
 from expt.data.loading import Loader, Shard
@@ -27,6 +27,10 @@ from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
+
+
+def image_files(listing: Listing) -> ImageFiles:
+    return ImageFiles(listing.files, listing.labels, (8, 10))
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:
@@ -55,7 +59,7 @@ def folder_config(root: Path, **options: Any) -> ImageFolder:
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    images = ImageFiles(list_images(write_folder(tmp_path), "test"), (8, 10))
+    images = image_files(list_images(write_folder(tmp_path), "test"))
     assert len(images) == 6
     image, label = images[4]
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
@@ -75,7 +79,7 @@ def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
     wide = np.zeros((8, 40, 3), np.uint8)
     wide[:, 15:25] = 255
     Image.fromarray(wide).save(root / "train/cat/0.png")
-    assert ImageFiles(list_images(root, "train"), (8, 10))[0][0].min() == 255
+    assert image_files(list_images(root, "train"))[0][0].min() == 255
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -121,7 +125,7 @@ def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configur
     config = configured("dataset=image_folder", f"dataset.root={root}")
     both = content_of(config)
     shutil.rmtree(root / "train")
-    with pytest.raises(DataError, match=f"dataset.root={root}: no folder {root}/train: expected"):
+    with pytest.raises(DataError, match=f"dataset.root={root}: holds no folder train"):
         content_of(config)
     assert content_of(config, to_train=False) != both, "an evaluation knows it by what there is"
 
@@ -152,9 +156,7 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
     write_folder(tmp_path / "val", test="val")
     (tmp_path / "val/val/fox").mkdir()
-    assert f"have different classes: only one of them has {tmp_path}/val/val/fox" in raised(
-        tmp_path / "val"
-    )
+    assert f"have different classes: only one of them has fox" in raised(tmp_path / "val")
     (tmp_path / "bare/train").mkdir(parents=True)
     (tmp_path / "bare/test").mkdir()
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
@@ -172,7 +174,7 @@ def test_an_unreadable_image_is_named_when_read(tmp_path: Path) -> None:
     (root / "train/dog/2.png").write_bytes(b"no image")
     broken = (root / "train/dog/3.png").read_bytes()
     (root / "train/dog/3.png").write_bytes(broken[:40])
-    images = ImageFiles(list_images(root, "train"), (8, 10))
+    images = image_files(list_images(root, "train"))
     for index, name in ((8, "2.png"), (9, "3.png")):
         with pytest.raises(DataError, match=f"train/dog/{name} cannot be read as an image"):
             images[index]
@@ -394,8 +396,6 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
         (own(size=0), "its training part has no samples"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_explained(
-    dataset: Custom, text: str
-) -> None:
+def test_a_dataset_that_does_not_fit_is_explained(dataset: Custom, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         build_data(dataset)

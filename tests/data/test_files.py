@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expt.data import files
-from expt.data.kinds.originals import ORIGINALS, Digits, Downloaded
+from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Digits, Downloaded
 from expt.errors import DataError
 
 NAMES = (
@@ -103,7 +102,7 @@ def message(dataset: Downloaded) -> str:
 
 def test_import_needs_no_torch() -> None:
     code = (
-        "import sys, expt.data.files; print([name for name in ('torch', 'torchvision') if name in"
+        "import sys, expt.data.kinds.originals; print([name for name in ('torch', 'torchvision') if name in"
         " sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -330,9 +329,7 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 def test_digits_are_real_and_split_once() -> None:
-    dataset = Digits(
-        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None
-    )
+    dataset = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
     dataset.prepare()
     train, test = dataset.load("train"), dataset.load("test")
     assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
@@ -350,7 +347,7 @@ def test_digits_are_real_and_split_once() -> None:
 
 
 @pytest.mark.skipif(
-    not files.DEBIAN_FASHION_MNIST.is_dir(),
+    not DEBIAN_FASHION_MNIST.is_dir(),
     reason="Debian's dataset-fashion-mnist is not installed",
 )
 def test_fashion_mnist_of_debian_needs_no_download() -> None:

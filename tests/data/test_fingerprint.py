@@ -17,7 +17,7 @@ from PIL import Image
 import expt
 from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse_again
-from expt.data import fingerprint
+from expt.data import checksums, fingerprint
 from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
@@ -63,7 +63,7 @@ def folder(root: Path) -> ImageFolder:
 
 
 def digits_of(dataset: Any) -> str | None:
-    return dataset.fingerprint()
+    return dataset.fingerprint()  # type: ignore[no-any-return]
 
 
 def images(root: Path, seed: int = 0) -> Path:
@@ -139,7 +139,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "SAMPLED", 5)
+    monkeypatch.setattr(checksums, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
     assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
@@ -163,7 +163,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         remembered.write_text(content)
         assert digits_of(folder(root)) == first
-    monkeypatch.setattr(fingerprint, "_md5", None)  # nothing is read
+    monkeypatch.setattr(checksums, "md5", None)  # nothing is read
     assert digits_of(folder(root)) == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"

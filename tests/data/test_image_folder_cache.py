@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from expt.config.datasets import Augment
 from expt.data import cache as theirs
 from expt.data.image_files import decode
 from expt.data.kinds import image_folder
@@ -75,9 +76,7 @@ def entries(cache: Path) -> list[str]:
 def test_the_images_are_decoded_once_on_all_cores(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        image_folder, "usable_cpus", lambda: 2
-    )  # the training part is two chunks
+    monkeypatch.setattr(image_folder, "usable_cpus", lambda: 2)  # the training part is two chunks
     dataset = config(root)
     dataset.prepare()
     assert len(entries(cache)) == 2
@@ -101,7 +100,7 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
     from expt.data.stream import StreamLoader
 
     def loader(cache: bool) -> Loader:
-        dataset = config(root, cache=cache, augment=datasets.Augment(crop_padding=2, flip=True))
+        dataset = config(root, cache=cache, augment=Augment(crop_padding=2, flip=True))
         dataset.prepare()
         options: dict[str, Any] = {
             "batch_size": 8,
@@ -242,9 +241,9 @@ def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(
         "print('script', flush=True)\n"
         "import functools, sys\n"
         "from expt.data.kinds import image_folder\n"
-        "from tests.data.test_image_folder import config, prepare\n"
+        "from tests.data.test_image_folder_cache import config\n"
         "image_folder.usable_cpus = lambda: 2\n"
-        f"prepare(config({str(root)!r}))\n"
+        f"config({str(root)!r}).prepare()\n"
     )
     done = subprocess.run(
         [sys.executable, "script.py"],

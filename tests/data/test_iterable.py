@@ -156,7 +156,7 @@ def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
 def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
     with pytest.raises(
         DataError,
-        match=r"^the dataset ended after 23 samples, of which its __len__ says more; mend",
+        match=r"^the dataset ended after 23 samples, of which its __len__ says more",
     ):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"

@@ -106,9 +106,7 @@ def test_a_batch_of_an_encoder_can_be_handed_on_by_another_process() -> None:
     config = Custom(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
     options = LoaderOptions(batch_size=8, device=CPU)
     (batch,) = (
-        custom.source(config, 1, Classification())
-        .train.load(torch.arange(8), options)
-        .epoch(1)
+        custom.source(config, 1, Classification()).train.load(torch.arange(8), options).epoch(1)
     )
     assert torch.equal(batch.inputs, PIXELS)
     assert not batch.inputs.requires_grad

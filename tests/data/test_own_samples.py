@@ -318,9 +318,7 @@ class Targets(Rows):
 
 def test_a_method_collate_makes_targets_of_anything() -> None:
     config = Custom(target=f"{__name__}.Listed", kwargs={"kind": "list"})
-    batches = [
-        *custom.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)
-    ]
+    batches = [*custom.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)]
     assert batches[0].targets.tolist() == [[0, 1]] * 4
 
 

@@ -177,6 +177,6 @@ def test_the_digits_are_scikit_learns() -> None:
     config = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
     order, table = np.random.default_rng(0).permutation(1797), datasets.load_digits()
     for part, chosen in (("test", np.sort(order[:360])), ("train", np.sort(order[360:]))):
-        images, labels = load(config, part)  # type: ignore[arg-type]
+        images, labels = config.load(part)  # type: ignore[arg-type]
         assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
         assert np.array_equal(labels, table.target[chosen])

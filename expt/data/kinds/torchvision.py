@@ -152,7 +152,8 @@ class Torchvision(Images):
                 known if len(known) == len(row) else names,
                 num_workers,
             )
-            some = functools.partial(some_targets, train)
+            raw = Pictures(train, mode, self.image_size, _row(lambda target: target))
+            some = functools.partial(some_targets, raw)
             return dataclasses.replace(found, targets_of=some)
         labels, classes = labels_of(sets["train"]), _class_names(self.set, sets["train"])
         pictures = {part: Pictures(each, mode, self.image_size) for part, each in sets.items()}
@@ -167,6 +168,8 @@ class Torchvision(Images):
         try:
             cls = getattr(importlib.import_module("torchvision.datasets"), self.set)
             return self._constructed(cls, self.folder, more)
+        except TypeError as error:
+            raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
         except ImportError as error:
             raise DataError(
                 f"dataset.set={self.set}: torchvision needs {error.name} to read it; install it"
@@ -201,7 +204,7 @@ class Torchvision(Images):
                     found[part] = cls(str(root), **chosen, **{key: word})
                     break
                 except ValueError as error:
-                    if "nknown value" not in str(error):  # how torchvision refuses a split
+                    if f"for argument {key}" not in str(error):  # how torchvision refuses a split
                         raise
         if "train" not in found:
             raise ConfigError(
