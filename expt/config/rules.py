@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from expt.config import trackers
 from expt.config.groups import (
     SGD,
     ConvNet,
@@ -20,7 +21,6 @@ from expt.config.groups import (
 )
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
-from expt.config.trackers import of_trackers
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_batch(config),
         *of_task(config),
         *_schedule(config),
-        *of_trackers(config),
+        *trackers.problems(config.mlflow, config.secrets),
     ]
 
 

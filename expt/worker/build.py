@@ -14,6 +14,8 @@ from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
+from expt.dashboards.events import Writer, writer
+from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.fingerprint import refuse_missing
@@ -29,8 +31,6 @@ from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
-from expt.tensorboard.dashboard import Dashboard
-from expt.tensorboard.events import Writer, writer
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker

@@ -12,6 +12,9 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
+from expt.dashboards.events import Writer
+from expt.dashboards.pictures import Review
+from expt.dashboards.run_pictures import RunPictures
 from expt.data import evaluation as evaluation_data
 from expt.data.evaluation import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
@@ -24,9 +27,6 @@ from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.averages import Averages
 from expt.tasks.task import Task
-from expt.tensorboard.events import Writer
-from expt.tensorboard.mistakes import Review
-from expt.tensorboard.run_pictures import RunPictures
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.config.identity import identity
 from expt.config.schema import RunConfig
 from expt.data import evaluation
 from expt.data.build import Data
@@ -189,7 +188,7 @@ def test_a_folder_that_is_no_dataset_is_told(
     with pytest.raises(DataError, match=r"set: holds no dataset; nothing is fetched from the Hub"):
         content_of(chosen())
     (tmp_path / "set").mkdir()
-    with pytest.raises(DataError, match=r"set: holds no files"):
+    with pytest.raises(DataError, match=r"set: holds no dataset"):
         content_of(chosen())
     (tmp_path / "set" / "train.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match=r"set: cannot be read as a dataset \("):

@@ -150,7 +150,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
         (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
         (
             ["dataset.input=[old,age]"],
-            "dataset.input=age: is one of dataset.target, to be predicted; leave it out",
+            "dataset.input and dataset.target=age: is named twice",
         ),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from expt.config.schema import RunConfig
+from expt.dashboards.events import read_events
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, checkpoint_file, parts, resume, tags
 from expt.runs.paths import RunPaths
-from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
