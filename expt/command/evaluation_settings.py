@@ -370,4 +370,4 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     """
     if own:
         return "test" if record["data"].get("test_size") else "val"
-    return config.dataset.default_split  # type: ignore[no-any-return]
+    return config.dataset.default_split

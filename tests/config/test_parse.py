@@ -234,7 +234,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ),
     "classes where there are none": (
         0, ["task=regression", "dataset={_target_: mine.Rows, num_classes: 3}"],
-        ["dataset.num_classes=3: task=regression takes no classes; leave it out of the dataset"],
+        ["dataset.num_classes=3: is of task=classification, not of task=regression; leave it out of"],
     ),
     "too long a list": (
         0, ["dataset=synthetic", "dataset.image_size=[8,8,3]"],

@@ -285,13 +285,8 @@ def test_a_convolution_needs_each_of_its_settings(
 
 
 TABLES = {
-    "dataset=diabetes": (
-        "task=classification: dataset=diabetes has a number to predict, no class; use"
-        " task=regression"
-    ),
-    "dataset=diabetes task=multilabel": (
-        "task=multilabel: dataset=diabetes has one number to predict; use task="
-    ),
+    "dataset=diabetes": ("task=classification: dataset=diabetes is of task=regression"),
+    "dataset=diabetes task=multilabel": ("task=multilabel: dataset=diabetes is of task=regression"),
     "dataset=diabetes task=regression model=convnet": (
         "model=convnet: takes images, and dataset=diabetes has rows of "
     ),
@@ -301,9 +296,7 @@ TABLES = {
     "dataset=table dataset.path=t.csv dataset.targets=[a,b]": (
         "task=classification: dataset.targets names 2 columns"
     ),
-    "task=regression": (
-        "task=regression: dataset=digits has one class for each image; use task=classification, or "
-    ),
+    "task=regression": ("task=regression: dataset=digits is of task=classification, or "),
 }
 
 

@@ -162,7 +162,7 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
     root = write_folder(tmp_path / "full")
     (root / "train/emu").mkdir()
-    assert f"have different classes: only one of them has emu" in raised(root)
+    assert "have different classes: only one of them has emu" in raised(root)
     with pytest.raises(DataError, match="different classes"):
         folder_config(root).prepare()  # the driver says so before any worker starts
     (root / "test/emu").mkdir()
