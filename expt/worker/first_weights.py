@@ -13,7 +13,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.weights_file import weights_file
+from expt.runs.named_checkpoint import weights_file
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.sharding import is_sharded

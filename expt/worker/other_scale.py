@@ -14,9 +14,9 @@ from expt.config.groups import NamedModel
 from expt.config.schema import RunConfig
 from expt.errors import warn
 from expt.models import named
+from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.runs.weights_file import chosen
 
 Scale = tuple[list[float], list[float]]
 """Mean and standard deviation of each channel."""
