@@ -40,7 +40,7 @@ from expt.command.conf_files import conf_dir
 from expt.command.names import run_name
 from expt.command.unknown import unknown_key, unknown_option
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.datasets import OWN_DATASET_KEYS
+from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError, first_line
 from expt.runs.paths import make_unused_folder
@@ -486,7 +486,7 @@ def _cannot_set(error: OmegaConfBaseException, value: Override, composed: DictCo
 def _may_be_added(value: Override, composed: DictConfig) -> bool:
     """Return whether it is a key that every custom dataset has, in its YAML or not."""
     group, _, key = value.key_or_group.partition(".")
-    is_own = group == "dataset" and key.partition(".")[0] in OWN_DATASET_KEYS
+    is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
     return is_own and _target_above(composed, group)
 
 
