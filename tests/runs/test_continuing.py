@@ -187,9 +187,7 @@ SAME: dict[str, Any] = {
 
 @pytest.mark.parametrize("key", OTHER)
 def test_what_is_trained_may_not_change(key: str, config: RunConfig, paths: RunPaths) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{key}={str(OTHER[key]).lower()}: .* has .*resume keeps"
-    ):
+    with pytest.raises(ConfigError, match=f"{key}=.*: .* has .*resume keeps"):
         continued(dataclasses.replace(config, **{key: OTHER[key]}), paths)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from expt.config.identity import VERSION, Content
 from expt.errors import CheckpointError, ConfigError
-from expt.runs import checkpoint, checkpoint_file, parts_folder
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.continuing import Source, as_forked, record_of, take
 from expt.runs.named_checkpoint import chosen, named, read, whole
 from expt.runs.paths import RunPaths
@@ -139,7 +139,7 @@ def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
     part = paths.checkpoints / "step-12.parts" / "__1_0.distcp"
     part.parent.mkdir(parents=True)
     part.write_text("whole")
-    save(paths.last, 12, **{parts_folder.PARTS: parts_folder.described(part.parent)})
+    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.described(part.parent)})
     source = Source("fork", read(paths.last))
     part.write_text("other")
     with pytest.raises(CheckpointError, match="a part of it, is truncated or damaged"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from expt.runs import parts_folder
+from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker import forked
@@ -17,7 +17,7 @@ def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> No
     paths.checkpoints.mkdir()
     for file, folder in ((paths.forked, "step-19.parts"), (paths.last, "step-38.parts")):
         (paths.checkpoints / folder).mkdir()
-        torch.save({parts_folder.PARTS: {"folder": folder}}, file)
+        torch.save({checkpoint_file.PARTS: {"folder": folder}}, file)
     one = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
     forked.release(paths, one)
     assert {path.name for path in paths.checkpoints.iterdir()} == {"last.pt", "step-38.parts"}
