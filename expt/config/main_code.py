@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from expt.config import user_code
-from expt.config.user_code import PREFIX
 from expt.config.schema import RunConfig
+from expt.config.user_code import PREFIX
 
 
 def is_of_main(target: str) -> bool:

@@ -25,7 +25,6 @@ from typing import Any
 from expt.config import keys
 from expt.config.schema import RunConfig
 
-
 PREFIX = "expt_main_"
 """What the names of modules of `__main__`'s classes start with; see expt.config.main_code."""
 
