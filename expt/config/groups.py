@@ -21,7 +21,7 @@ from expt.config.constraints import (
     Regex,
     Target,
 )
-from expt.config.datasets import DATASETS
+from expt.config.datasets import kinds
 from expt.config.tasks import TASKS
 
 
@@ -285,7 +285,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "orthogonal": OrthogonalInit,
     },
     "task": TASKS,
-    "dataset": DATASETS,
+    "dataset": kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

@@ -21,9 +21,9 @@ from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, plain_weights
 from expt.runs import checkpoint, checkpoint_file
+from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
-from expt.runs.weights_file import Which, found, run_and_which
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
