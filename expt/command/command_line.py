@@ -101,8 +101,6 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
                 ]
             )
     try:
-        if not several:  # to compose many takes longer than all the imports
-            forkserver.leave_it_both_cores()
         with machine.seldom_collecting():  # a tenth sooner
             from expt.command.main import command  # late: it imports Hydra
     except KeyboardInterrupt:
