@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from expt.machine import MPS_DAEMON
-from expt.planning.scaling import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks import gpu
+from scripts.benchmarks.links import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks.memory import Peak
 from scripts.benchmarks.systems import Output
 from tests.conftest import FASHION_MNIST, environment

@@ -12,23 +12,20 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.command.arguments import without_quotes
-from expt.command.search_conclusion import NAMED, bad_points, conclude_search
+from expt.command.command_line import without_quotes
 from expt.config.main_code import is_of_main
-from expt.config.user_code import targets_recorded
+from expt.config.user_code import targets
 from expt.errors import ExptError, warn
 from expt.runs import spending
-from expt.runs.copies import told, without_copies
 from expt.runs.paths import RunPaths
-from expt.runs.ranking import by_objective
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
+from expt.runs.sweep import by_objective, told, without_copies
 from expt.runs.typed import joined
-from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
-from expt.runs.view.progress import resume_command, shown_path
-from expt.runs.view.stale import print_stale, stale
-from expt.runs.view.units import amount, kilowatt_hours
+from expt.runs.view.summary import print_stale, stale
+from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
 from expt.runs.worker_error import in_one_line
+from expt.search.conclusion import NAMED, bad_trials, conclude_search
 
 
 def conclude(
@@ -59,7 +56,7 @@ def conclude(
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     written = _write_summary(folder, runs)  # after the table, for which somebody may wait
-    bad = bad_points(runs)
+    bad = bad_trials(runs)
     failed = [run for run in runs if run["status"] == FAILED and run not in bad]
     if bad:
         say(
@@ -157,7 +154,7 @@ def _print_failure(console: Console, run: FoundRecord) -> None:
 def again(run: FoundRecord) -> str:
     """The command that runs one point of a sweep by itself."""
     if any(
-        map(is_of_main, targets_recorded(run.get("config") or {}))
+        map(is_of_main, targets(run.get("config") or {}))
     ):  # which its folder has, and no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))

@@ -7,25 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command import overrides, own_class
-from expt.command.arguments import readable, with_own_keys
-from expt.command.composing import composed_alone
+from expt.command.command_line import readable, where_of
+from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
-from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
-from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
-from expt.config.identity import NOT_IN_RESULT, Content
-from expt.config.parse import parse_evaluation, plain, settings_of, with_value
+from expt.config.datasets import CUSTOM_DATASET_KEYS
+from expt.config.identity import Content
+from expt.config.keys import differing, flat, meaning
+from expt.config.parse import parse_evaluation, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
-from expt.runs.weights_file import run_and_which
 
 HOW = (
     *(
@@ -66,15 +64,6 @@ OF_TRAINING = {
     "early_stop": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
-PREPARED = {
-    "mean",
-    "std",
-    "augment",
-    "transforms",
-    "sampling",
-    "standardise",
-    "standardise_targets",
-}
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
@@ -115,15 +104,11 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
-    overrides.register_resolvers()
-    typed = with_own_keys(readable(words))
-    try:
-        parsed = overrides.parsed(typed)
-        for word in parsed:
-            _refuse(word)
-        values = {str(word.key_or_group): _value(word) for word in parsed}
-    except COMPOSING as error:
-        raise as_config_error(error, words, of_one_run=ONE_VALUE) from error
+    typed = list(map(readable, words))
+    overrides = parse(typed)
+    for override in overrides:
+        _refuse(override)
+    values = {str(override.key_or_group): _value(override) for override in overrides}
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
@@ -132,7 +117,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         run=folder,
         which=which,
         split=values.get("split"),
-        chosen=None if "dataset" not in values else own_class.name_of(values["dataset"]),
+        chosen=None if "dataset" not in values else _name_of_choice(values["dataset"]),
         dataset={
             key.removeprefix("dataset."): value
             for key, value in values.items()
@@ -160,7 +145,8 @@ def _refuse(word: Override) -> None:
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
-        if key.split(".")[1] in PREPARED:
+        meant = meaning(key)
+        if meant.evaluate and not meant.varies and key != "dataset.features":
             raise ConfigError(
                 f"{text}: samples are prepared as those that the run was trained on; leave it out"
             )
@@ -177,8 +163,8 @@ def _value(word: Override) -> Any:
     value = word.value()
     if not isinstance(value, str | list | dict):
         return value
-    with secrets.environment_read():
-        return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+    secrets.remember(dict(secrets.interpolations({"value": value})))
+    return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
@@ -210,8 +196,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
-        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
-    )  # type: ignore[arg-type]
+        run=run.absolute(),
+        which=asked.which,  # type: ignore[arg-type]
+        split=split,  # type: ignore[arg-type]
+        own_data=own,
+        dataset=other,
+    )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *(["last"] if asked.which == "last" else [])]
     return Settings(config, content, evaluation, "-".join(names))
@@ -222,11 +212,11 @@ def _name(config: RunConfig, asked: Asked) -> str:
     two apart.
     """
     dataset = config.dataset
-    if not isinstance(dataset, TargetDataset):
+    if not dataset.custom_class:
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     return str(
-        secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words]))
+        secrets.hidden(" ".join([asked.chosen or dataset.custom_class.rpartition(".")[2], *words]))
     )
 
 
@@ -248,7 +238,7 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
+        if then["name"] == "_target_" and path[0] not in {*CUSTOM_DATASET_KEYS, "train", "test"}:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
     if "set" in asked.dataset and node.get("image_size") is None:
@@ -257,11 +247,17 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
 
 
 def _composed(asked: Asked) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = plain(composed_alone(asked.words, asked.config_dir))["dataset"]
-    except COMPOSING as error:
-        raise as_config_error(error, asked.words, of_one_run=ONE_VALUE) from error
+    composer = Composer(where_of(asked.config_dir, asked.words))
+    found: dict[str, Any] = composer.settings(asked.words, sweep=False)["dataset"]
     return found
+
+
+def _name_of_choice(value: object) -> str:
+    """Return what a choice is called: a class as a YAML file of it would be, with its arguments."""
+    if not isinstance(value, dict):
+        return str(value)
+    words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
+    return " ".join([str(value.get("_target_", "")).rpartition(".")[2], *words])
 
 
 def _like(
@@ -302,10 +298,8 @@ def _is_own(
     made = record.get("content")
     if made is not None and made["data"] != content.data:
         return False
-    ignored = {key.removeprefix("dataset.") for key in NOT_IN_RESULT if key.startswith("dataset.")}
-    ignored |= {*HELD_OUT, *PREPARED, "features"}
-    then, now = _by_target(then), _by_target(now)
-    return all(now.get(key) == then.get(key) for key in (now.keys() | then.keys()) - ignored)
+    before, after = (flat({"dataset": _by_target(dataset)}) for dataset in (then, now))
+    return not differing(before, after, "evaluate")
 
 
 def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +307,9 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
     if "_target_" not in dataset:
         return dict(dataset)
     own = {
-        key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}
+        key: value
+        for key, value in dataset.items()
+        if key in {*CUSTOM_DATASET_KEYS, "train", "test"}
     }
     kwargs = {
         key: value
@@ -356,10 +352,8 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
                 f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is"
                 " not done here"
             )
-    names = user_code.targets_recorded(then)
-    beside_the_model = user_code.targets_recorded(
-        {**then, "model": {}}
-    )  # of that alone expt.load warns
+    names = user_code.targets(then)
+    beside_the_model = user_code.targets({**then, "model": {}})  # of that alone expt.load warns
     if (
         made
         and made["code"]
@@ -377,4 +371,4 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     """
     if own:
         return "test" if record["data"].get("test_size") else "val"
-    return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
+    return config.dataset.default_split  # type: ignore[no-any-return]

@@ -19,10 +19,9 @@ from expt.config.tasks import Segmentation
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
-from expt.runs.view.cells import say
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE
-from expt.runs.view.units import duration
-from expt.runs.weights_file import run_and_which
+from expt.runs.view.text import duration, say
 
 if TYPE_CHECKING:
     from expt.inference.predict import Predictor

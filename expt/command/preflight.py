@@ -13,36 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.config.constraints import word
-from expt.config.identity import flat, identity, shown
+from expt.config.identity import identity, shown
+from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
 from expt.launch.job import Job, Options, request_of
 from expt.launch.preflight import Tried, together_s, try_out
 from expt.machine import Machine
 from expt.runs.result import COMPLETED
-from expt.runs.view.cells import cells, say
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.units import about, brief, mebibytes
+from expt.runs.view.text import about, brief, cells, mebibytes, say
 from expt.runs.worker_error import in_one_line
-
-COST_NOTHING = {
-    "seed",
-    "epochs",
-    "max_steps",
-    "lr_scaling",
-    "base_batch_size",
-    "objective",
-    "label_smoothing",
-}
-COST_NOTHING |= {
-    "optimizer.lr",
-    "optimizer.weight_decay",
-    "dataset.fold",
-    "gradient_clip",
-    "gradient_clip_value",
-}
-"""Keys whose values change neither a step's time nor its memory."""
-COST_NOTHING_BELOW = ("scheduler.", "init.", "early_stop.")
 
 
 class Samples(NamedTuple):
@@ -109,11 +90,8 @@ def preflight(
 
 def _kind(config: RunConfig) -> str:
     """Equal for runs that cost the same."""
-    free = [
-        key
-        for key in flat(shown(config))
-        if key in COST_NOTHING or key.startswith(COST_NOTHING_BELOW)
-    ]
+    settings = flat(shown(config))
+    free = [key for key in settings if not meaning_in(settings, key).cost]
     return f"{identity(config, but=free)} {config.threads}"
 
 

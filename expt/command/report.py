@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,20 +13,19 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.conclusion import conclude, print_lost
-from expt.command.search_conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
-from expt.runs.atomic import write_atomically
-from expt.runs.copies import copies_among, told, without_copies
+from expt.runs.files import write_atomically
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, LOST, FoundRecord
+from expt.runs.sweep import copies_among, told, without_copies
 from expt.runs.view import verdict
-from expt.runs.view.ancestry import print_ancestry, print_forks
-from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
-from expt.runs.view.stale import print_stale, stale
+from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
+from expt.runs.view.text import say
+from expt.search.conclusion import search_in
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
@@ -92,14 +90,14 @@ def _judge(asked: argparse.Namespace) -> None:
         f" break{'s' * (left_out == 1)} search.constraints"
     )
     try:
-        found = verdict.verdicts(kept, asked.metric, asked.difference)
+        found = verdict.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError(f"{error}; {note}") if left_out else error from None
     console = wide_console()
-    console.print(verdict.table(found, asked.difference))
+    console.print(verdict.table(found))
     of_copies = f"left out: {told(copies)}"
     for line in (
-        *verdict.notes(found),
+        *found.notes,
         *([note] if left_out else []),
         *([of_copies] if copies else []),
     ):
@@ -116,12 +114,8 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     broken = set[Path]()
     for folder, own in by_sweep.items():
         if (search := search_in(folder, own)) and search.limits:
-            points = [
-                run
-                for run in own
-                if run["status"] == COMPLETED and run["folder"].name not in search.others
-            ]
-            broken.update(run["folder"] for run in points if search.breaks_limits(run))
+            completed = [run for run in own if run["status"] == COMPLETED]
+            broken.update(run["folder"] for run in completed if search.breaks_limits(run))
     return [run for run in runs if run["folder"] not in broken]
 
 
@@ -163,28 +157,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         ),
     )
     parser.add_argument(
-        "--difference",
-        type=_difference,
-        metavar="X",
-        help="how many seeds would show --verdict one of X",
-    )
-    parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF"
     )
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
-    if not found.verdict and (found.metric or found.difference is not None):
-        raise ConfigError("--metric, --difference: say what --verdict compares; add it")
+    if found.metric and not found.verdict:
+        raise ConfigError("--metric: says what --verdict compares; add it")
     return found
-
-
-def _difference(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(
-        f"{text} is no difference to look for; give a number above 0, as in 0.01"
-    )
 
 
 def is_plain(asked: argparse.Namespace) -> bool:
@@ -212,10 +191,10 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         except OSError as error:
             raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:
-        from expt.runs.view import plot  # late: matplotlib, an extra
+        from expt.runs.view import curves  # late: matplotlib, an extra
 
         with _of_option("--plot"):
-            plot.learning_curves([run.folder for run in runs], asked.plot)
+            curves.learning_curves([run.folder for run in runs], asked.plot)
     old = stale((run.folder, run.result) for run in runs)
     print_listing(console, runs, old)
     print_ancestry(console, [(run.folder, run.result) for run in runs])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -17,8 +19,56 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[str, AfterValidator(os.path.expanduser)]
 Size = tuple[Count, Count]  # height, width
+
+
+def _compiled(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_compiled)]
 DOTTED_NAME = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
 DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
+
+
+IS_SET = "is set"
+"""For `Key.only_if`: the other key is neither null, false, 0 nor empty."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Key:
+    """The meaning of a setting, as an annotation at its field; expt.config.keys reads it.
+
+    What is None is as for the key above, or else as said here.
+    """
+
+    result: Literal["changes", "rounding", "none"] | None = None
+    """What the setting does to a run's numbers: changes them (the default), only in their last
+    digits, or not at all."""
+    resume: bool | None = None
+    """Whether it may be another when the run is resumed; by default only where it changes no
+    number."""
+    fork: bool | Literal["epoch"] | None = None
+    """Whether it may be another in a fork (the default), or only from the end of an epoch on."""
+    evaluate: bool | None = None
+    """Whether an evaluation of the run may have another value; by default only where it changes no
+    number."""
+    evaluated_as: str | None = None
+    """The value that it has in an evaluation, in YAML, where that is not the run's."""
+    only_if: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The values of other keys (one, a tuple, or IS_SET) without which the setting has no effect."""
+    varies: Literal["repetition", "length", "split", "source"] | None = None
+    """Of what two runs differ that differ by this key alone: the same measured again, trained
+    longer, with other samples held out, or begun elsewhere."""
+    cost: bool | None = None
+    """Whether it changes a step's time or memory, which is the default."""
+    own_machine: bool = False
+    """Whether each of several machines has a value of its own."""
+    example: str | None = None
+    """A value, as it is typed, where a list or a mapping is expected."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

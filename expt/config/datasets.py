@@ -1,26 +1,31 @@
-"""What the group `dataset` may hold, by the member that is chosen; conf/dataset/ says what each key
-means.
-"""
+"""The kinds of datasets by name: each is a module of expt.data.kinds; see expt.data.kind."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
+import pkgutil
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, DottedName, Folder, Fraction, Positive, Size
-from expt.config.torchvision_sets import MASK_SETS, SetName
+from expt.config.constraints import IS_SET, STRICT, Key
+
+CUSTOM_DATASET_KEYS = frozenset(
+    "num_classes num_workers val_fraction train_limit mean std augment folds fold sampling".split()
+)
+"""Keys that every custom dataset has, named in its YAML or not."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
-    padding_mode: Literal["constant", "reflect"] = (
-        "constant"  # a run recorded before there was a choice has none
-    )
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
@@ -30,214 +35,23 @@ class Augment:
         return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Dataset:
-    val_fraction: Fraction
-    train_limit: Count | None
-    mean: tuple[float, ...] | None
-    std: tuple[Positive, ...] | None
-    augment: Augment = dataclasses.field(default_factory=Augment)
-    folds: Annotated[int, Field(ge=2)] | None = (
-        None  # a run recorded before there was a choice has none
-    )
-    fold: Annotated[int, Field(ge=0)] | None = None
-    sampling: Literal["balanced"] | None = None
+@functools.cache
+def kinds() -> dict[str, Any]:
+    """Return the class of each kind by its name; those of expt first, `_target_` last.
 
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Images(_Dataset):
-    """Images, each of one class."""
-
-    transforms: tuple[dict[str, Any], ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Digits(Images):
-    name: Literal["digits"]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Downloaded(Images):
-    """A dataset that torchvision knows where to fetch."""
-
-    name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-    root: Folder | None
-    download: bool
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Torchvision(Images):
-    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_kinds knows
-    each.
+    A kind's keys stand beside what reads its files, above this package: so they are found by name.
     """
-
-    name: Literal["torchvision"]
-    set: SetName
-    options: dict[str, Any] | None = None
-    root: Folder | None
-    download: bool
-    standardise_targets: bool = False
-    image_size: Size | None
-    channels: Literal[1, 3] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(Images):
-    """Images, each of one class, by the name of their column; or rows of numbers, by a list of
-    columns.
-    """
-
-    name: Literal["huggingface"]
-    path: Folder
-    input: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    target: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    standardise: bool = True
-    standardise_targets: bool = False
-    image_size: Size | None
-    channels: Literal[1, 3] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Synthetic(Images):
-    name: Literal["synthetic"]
-    train_size: Count
-    test_size: Count
-    channels: Count
-    image_size: Size
-    num_classes: Annotated[int, Field(ge=2)]
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(Images):
-    name: Literal["image_folder"]
-    root: Folder
-    cache: Literal["auto"] | bool = "auto"
-    image_size: Size
-    channels: Literal[1, 3] = 3
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Text(_Dataset):
-    name: Literal["text"]
-    root: Folder
-    tokens: Folder  # bytes, or a file of tokenizers
-    context: Count
-    test_fraction: Fraction
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Table(_Dataset):
-    """Rows of numbers, of which some columns are to be predicted."""
-
-    standardise: bool
-    standardise_targets: bool
-    test_fraction: Fraction
-    mean: None = None  # of images
-    std: None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Table(_Table):
-    name: Literal["table"]
-    path: Folder
-    targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    features: Annotated[tuple[str, ...], Field(min_length=1)] | None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Diabetes(_Table):
-    name: Literal["diabetes"]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class SegmentationFolder(_Dataset):
-    name: Literal["segmentation_folder"]
-    root: Folder
-    num_classes: Annotated[int, Field(ge=2)]
-    image_size: Size
-    channels: Literal[1, 3] = 3
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class TargetDataset(_Dataset):
-    """A person's own torch Dataset: built twice, with `train` and with `test` added to `kwargs`.
-
-    With `num_classes` its samples are (image, label), else whatever the task takes.
-    """
-
-    name: Literal["_target_"] = "_target_"
-    target: DottedName
-    num_classes: Annotated[int, Field(ge=2)] | None = None
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    val_fraction: Fraction = 0.1
-    train_limit: Count | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
-    train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
-    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
-    kwargs: dict[str, Any]
-
-
-OWN_DATASET_KEYS = {field.name for field in dataclasses.fields(TargetDataset)} - {
-    *("name", "target", "kwargs", "train", "test"),
-}
-"""What every dataset of a person's own has, named in its YAML or not."""
-
-DATASETS: dict[str, Any] = {
-    "digits": Digits,
-    **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
-    "torchvision": Torchvision,
-    "huggingface": HuggingFace,
-    "synthetic": Synthetic,
-    "image_folder": ImageFolder,
-    "text": Text,
-    "table": Table,
-    "diabetes": Diabetes,
-    "segmentation_folder": SegmentationFolder,
-    "_target_": TargetDataset,
-}
-
-
-def has_rows(dataset: Any) -> bool:
-    """Whether its samples are rows of numbers."""
-    return isinstance(dataset, _Table) or (
-        isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str)
-    )
-
-
-def has_masks(dataset: Any, segments: bool) -> bool:
-    """Whether its samples are images with a mask each; a few have classes too, for a task that
-    `segments` nothing.
-    """
-    if isinstance(dataset, Torchvision):
-        return dataset.set in MASK_SETS and (segments or dataset.set != "OxfordIIITPet")
-    if isinstance(dataset, HuggingFace):
-        return segments and not has_rows(dataset)
-    return isinstance(dataset, SegmentationFolder)
-
-
-def mask_classes(dataset: Any) -> int | None:
-    """The number of classes in its masks, where it says so."""
-    if isinstance(dataset, Torchvision):
-        return MASK_SETS.get(dataset.set)
-    return dataset.num_classes if isinstance(dataset, SegmentationFolder) else None
-
-
-_NOUNS = {"text": "window", "table": "row", "diabetes": "row"}
+    package, found = importlib.import_module("expt.data.kinds"), dict[str, Any]()
+    for module in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+        for cls in members.values():
+            if isinstance(cls, type) and "name" in vars(cls).get("__annotations__", ()):
+                found |= dict.fromkeys(get_args(get_type_hints(cls)["name"]), cls)
+    return dict(sorted(found.items(), key=lambda item: item[0] == "_target_"))
 
 
 def noun_of(record: Mapping[str, Any]) -> str:
-    """What a sample is called of the dataset of a run, as its record has it."""
+    """Return what a sample is called of the dataset of a run, from its record."""
     dataset = (record.get("config") or {}).get("dataset") or {}
-    if dataset.get("name") == "_target_":
-        return "image" if dataset.get("num_classes") else "sample"
-    if dataset.get("name") == "huggingface" and not isinstance(dataset.get("input"), str):
-        return "row"
-    return _NOUNS.get(str(dataset.get("name")), "image")
+    cls = kinds().get(str(dataset.get("name")))
+    return cls.noun(dataset) if cls else "image"

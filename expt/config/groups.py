@@ -15,11 +15,13 @@ from expt.config.constraints import (
     STRICT,
     Count,
     Fraction,
+    Key,
     NonNegative,
     Positive,
+    Regex,
     Target,
 )
-from expt.config.datasets import DATASETS
+from expt.config.datasets import kinds
 from expt.config.tasks import TASKS
 
 
@@ -27,7 +29,7 @@ from expt.config.tasks import TASKS
 class MLP:
     name: Literal["mlp"]
     hidden: tuple[Count, ...]
-    dropout: Fraction
+    dropout: Annotated[Fraction, Key(fork=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -39,12 +41,14 @@ class ConvNet:
     widths: Annotated[tuple[Count, ...], Field(min_length=1)]
     kernels: tuple[Count, ...]
     strides: tuple[Count, ...]
-    paddings: tuple[Literal["same", "valid"], ...]
+    paddings: Annotated[
+        tuple[Literal["same", "valid"], ...], Key(example="model.paddings=[same,valid,same]")
+    ]
     batch_norm: bool
     pool: Count
     global_average: bool
     hidden: Count | None
-    dropout: Fraction
+    dropout: Annotated[Fraction, Key(fork=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -86,9 +90,9 @@ class Transformer:
     layers: Count
     heads: Count
     width: Count
-    dropout: Fraction
+    dropout: Annotated[Fraction, Key(fork=True)]
     tied: bool
-    size: TransformerSize | None = None  # of this and those below a record of before has none
+    size: Annotated[TransformerSize | None, Key(result="none")] = None
     norm: Literal["layer", "rms"] = "layer"
     positions: Literal["learned", "rotary"] = "learned"
     mlp: Literal["gelu", "swiglu"] = "gelu"
@@ -147,12 +151,17 @@ Init = DefaultInit | NormalInit | XavierInit | KaimingInit | OrthogonalInit
 class ParameterGroup:
     """Settings of the parameters in whose names `match` is found."""
 
-    match: str
+    match: Regex
     lr_scale: Positive = 1.0  # times the optimiser's
     weight_decay: NonNegative | None = None  # None: the optimiser's
     epochs: Positive | None = (
         None  # after which its learning rate is 0; None: it is trained to the end
     )
+
+
+LearningRate = Annotated[Positive, Key(cost=False)]
+WeightDecay = Annotated[NonNegative, Key(cost=False)]
+Betas = Annotated[tuple[Fraction, Fraction], Key(example="optimizer.betas=[0.9,0.999]")]
 
 
 def _unless_one(decay: float) -> float | None:
@@ -173,35 +182,39 @@ class _Optimizer:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SGD(_Optimizer):
     name: Literal["sgd"]
-    lr: Positive
+    lr: LearningRate
     momentum: Fraction
-    weight_decay: NonNegative
+    weight_decay: WeightDecay
     nesterov: bool
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Adam(_Optimizer):
     name: Literal["adam", "adamw"]
-    lr: Positive
-    betas: tuple[Fraction, Fraction]
+    lr: LearningRate
+    betas: Betas
     eps: Positive
-    weight_decay: NonNegative
+    weight_decay: WeightDecay
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Muon(_Optimizer):
     name: Literal["muon"]
-    lr: Positive
+    lr: LearningRate
     momentum: Fraction
     nesterov: bool
-    betas: tuple[Fraction, Fraction]
+    betas: Betas
     eps: Positive
-    weight_decay: NonNegative
+    weight_decay: WeightDecay
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetOptimizer(_Optimizer, Target):
     """A person's own optimiser, given its parameters first."""
+
+
+PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
+"""It may change on resume where the plan ends at the same step all the same; see expt.runs."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -215,7 +228,7 @@ class Cosine:
     name: Literal["cosine"]
     warmup_epochs: NonNegative
     min_lr: NonNegative
-    epochs: Positive | None = None  # of this and of one_cycle's a record of before has none
+    epochs: PlanEpochs = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -251,7 +264,7 @@ class OneCycle:
     rise_fraction: Annotated[float, Field(gt=0, lt=1)]
     start_factor: Annotated[float, Field(gt=0, le=1)]
     end_factor: Annotated[float, Field(gt=0, le=1)]
-    epochs: Positive | None = None
+    epochs: PlanEpochs = None
 
 
 GROUPS: dict[str, dict[str, Any]] = {
@@ -272,7 +285,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "orthogonal": OrthogonalInit,
     },
     "task": TASKS,
-    "dataset": DATASETS,
+    "dataset": kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

@@ -9,12 +9,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
+    IS_SET,
     STRICT,
     Count,
     Folder,
     Fraction,
+    Key,
     NonNegative,
     Positive,
+    Regex,
     Target,
     group,
 )
@@ -22,30 +25,39 @@ from expt.config.groups import GROUPS
 from expt.config.tasks import Classification
 from expt.config.trackers import MLflow, TrackerName, Wandb
 
+SHARDED = ("fsdp", "hsdp")
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DDP:
-    find_unused_parameters: bool
-    static_graph: bool
-    gradient_as_bucket_view: bool
-    bucket_cap_mb: Positive
-    comm_hook: Literal["bf16", "fp16", "powersgd"] | None
-    shared_memory: bool
+    find_unused_parameters: Annotated[bool, Key(result="none", only_if={"strategy": "ddp"})]
+    static_graph: Annotated[bool, Key(result="none", only_if={"strategy": "ddp"})]
+    gradient_as_bucket_view: Annotated[bool, Key(result="none")]
+    bucket_cap_mb: Annotated[Positive, Key(result="rounding")]
+    comm_hook: Annotated[
+        Literal["bf16", "fp16", "powersgd"] | None, Key(only_if={"strategy": "ddp"})
+    ]
+    shared_memory: Annotated[bool, Key(result="rounding")]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Sharding:  # a run recorded before there was a choice has none of it
-    wrap: Literal["auto"] | Count | tuple[str, ...] = "auto"
-    shards: Literal["auto"] | Count = "auto"
-    reshard_after_forward: bool = True
+class Sharding:
+    wrap: Annotated[
+        Literal["auto"] | Count | tuple[Regex, ...],
+        Key(result="rounding", example="'sharding.wrap=[\"blocks\\..*\"]'"),
+    ] = "auto"
+    shards: Annotated[
+        Literal["auto"] | Count, Key(result="rounding", only_if={"strategy": "hsdp"})
+    ] = "auto"
+    reshard_after_forward: Annotated[bool, Key(result="none")] = True
     param_dtype: Literal["auto", "float32", "bf16", "fp16"] = "auto"
     reduce_dtype: Literal["float32", "bf16"] = "float32"
-    reduce_each_part: bool = False
+    reduce_each_part: Annotated[bool, Key(result="rounding")] = False
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TensorBoard:
-    images: bool | Literal["end", "spare"]
+    images: Annotated[bool | Literal["end", "spare"], Key(evaluate=True)]
     graph: bool | Literal["auto"]
     norms: bool
     histograms: bool
@@ -65,7 +77,7 @@ class Checkpoint:
     every_epochs: Count | None
     every_minutes: Positive | None
     keep: Annotated[int, Field(ge=0)]
-    sharded: bool | Literal["auto"] = "auto"
+    sharded: Annotated[bool | Literal["auto"], Key(only_if={"strategy": SHARDED})] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -77,71 +89,106 @@ class EarlyStop:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
-    """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
+    """One run, resolved and checked.
 
-    model: group(**GROUPS["model"])  # type: ignore[valid-type]
-    init: group(**GROUPS["init"])  # type: ignore[valid-type]
-    # a record of before there was a choice has none
-    task: group(**GROUPS["task"]) = dataclasses.field(default_factory=Classification)  # type: ignore[valid-type]
-    dataset: group(**GROUPS["dataset"])  # type: ignore[valid-type]
+    conf/config.yaml says what each key is for, its `Key` what changes with it.
+    """
+
+    model: Annotated[group(**GROUPS["model"]), Key(fork=False)]  # type: ignore[valid-type]
+    init: Annotated[group(**GROUPS["init"]), Key(fork=False, cost=False)]  # type: ignore[valid-type]
+    task: Annotated[group(**GROUPS["task"]), Key(fork="epoch")] = dataclasses.field(  # type: ignore[valid-type]
+        default_factory=Classification
+    )
+    dataset: Annotated[group(**GROUPS["dataset"]), Key(fork=False)]  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
-    scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]
-    gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
-    world_size: Count
-    strategy: Literal["ddp", "dp", "fsdp", "hsdp"]
-    backend: Literal["nccl", "gloo"]
-    threads: Count
-    batch_size: Count
-    lr_scaling: Literal["none", "linear", "sqrt"]
-    base_batch_size: Count | None
-    epochs: Count
-    max_steps: Count | None
-    early_stop: EarlyStop | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
-    weights: Folder | None = None  # of this and the next two a record of before has none
-    fork: Folder | None = None
-    freeze: tuple[str, ...] = ()
-    deterministic: bool
-    drop_last: bool
+    scheduler: Annotated[group(**GROUPS["scheduler"]), Key(cost=False)]  # type: ignore[valid-type]
+    gpus: Annotated[
+        Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...],
+        Key(resume=True, evaluate=True, evaluated_as="auto", own_machine=True),
+    ]
+    world_size: Annotated[Count, Key(resume=True, evaluate=True, evaluated_as="auto")]
+    strategy: Annotated[Literal["ddp", "dp", "fsdp", "hsdp"], Key(resume=True, evaluated_as="ddp")]
+    backend: Annotated[
+        Literal["nccl", "gloo"], Key(resume=True, evaluate=True, evaluated_as="auto")
+    ]
+    threads: Annotated[
+        Count, Key(result="rounding", evaluate=True, evaluated_as="auto", own_machine=True)
+    ]
+    batch_size: Annotated[Count, Key(fork="epoch", evaluate=True)]
+    lr_scaling: Annotated[Literal["none", "linear", "sqrt"], Key(cost=False)]
+    base_batch_size: Annotated[
+        Count | None, Key(cost=False, only_if={"lr_scaling": ("linear", "sqrt")})
+    ]
+    epochs: Annotated[Count, Key(resume=True, varies="length", cost=False)]
+    max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
+    early_stop: Annotated[
+        EarlyStop | None,
+        Key(resume=True, cost=False, example="early_stop={metric: loss/val, patience: 5}"),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Field(ge=0, lt=2**32)], Key(fork="epoch", varies="repetition", cost=False)
+    ]
+    weights: Annotated[Folder | None, Key(varies="source", evaluated_as="null")] = None
+    fork: Annotated[Folder | None, Key(resume=True, varies="source", evaluated_as="null")] = None
+    freeze: Annotated[tuple[Regex, ...], Key(example="'freeze=[\"conv\"]'")] = ()
+    deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
+    drop_last: Annotated[bool, Key(fork="epoch")]
     batch_norm: Literal["per_worker", "sync", "groups"]
-    batch_norm_group: Annotated[int, Field(ge=2)]
-    label_smoothing: Fraction
+    batch_norm_group: Annotated[int, Field(ge=2), Key(only_if={"batch_norm": "groups"})]
+    label_smoothing: Annotated[Fraction, Key(cost=False)]
     mixup: Positive | None = None
     cutmix: Positive | None = None
-    gradient_clip: Positive | None
-    gradient_clip_value: Positive | None = None
+    gradient_clip: Annotated[Positive | None, Key(cost=False)]
+    gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    gradient_accumulation: Count
-    activation_checkpointing: Literal["auto"] | tuple[str, ...] = ()
-    offload: Literal["cpu"] | None = None
-    callbacks: tuple[Target, ...] = ()
+    gradient_accumulation: Annotated[Count, Key(resume=True)]
+    activation_checkpointing: Annotated[
+        Literal["auto"] | tuple[Regex, ...],
+        Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
+    ] = ()
+    offload: Annotated[Literal["cpu"] | None, Key(result="none")] = None
+    callbacks: Annotated[
+        tuple[Target, ...],
+        Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
+    ] = ()
     eval_split: Literal["val", "test"]
-    objective: str
-    log_every: Count
-    tensorboard: TensorBoard
-    send: tuple[TrackerName, ...] = ()
-    mlflow: MLflow = dataclasses.field(default_factory=MLflow)
-    wandb: Wandb = dataclasses.field(default_factory=Wandb)
-    print_every: Count | None
-    amp: bool | Literal["bf16", "fp16"]
-    compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
-    matmul_precision: Literal["highest", "high", "medium"]
-    channels_last: bool
-    onednn: bool
-    patches: Patches = dataclasses.field(
-        default_factory=Patches
-    )  # a run recorded before there was a choice has none
-    ddp: DDP
-    sharding: Sharding = dataclasses.field(default_factory=Sharding)
-    resume: Folder | None
-    checkpoint: Checkpoint
-    on_nan: Literal["stop", "skip"]
-    max_restarts: Annotated[int, Field(ge=0)]
-    timeout_s: Positive
-    profile: bool
-    debug: bool
-    preflight: bool = False
-    secrets: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    objective: Annotated[str, Key(cost=False)]
+    log_every: Annotated[Count, Key(result="none")]
+    tensorboard: Annotated[TensorBoard, Key(result="none")]
+    send: Annotated[tuple[TrackerName, ...], Key(result="none")] = ()
+    mlflow: Annotated[MLflow, Key(result="none", only_if={"send": IS_SET})] = dataclasses.field(
+        default_factory=MLflow
+    )
+    wandb: Annotated[Wandb, Key(result="none", only_if={"send": IS_SET})] = dataclasses.field(
+        default_factory=Wandb
+    )
+    print_every: Annotated[Count | None, Key(result="none")]
+    amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
+    compile: Annotated[
+        bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"],
+        Key(resume=True, evaluate=True, evaluated_as="false"),
+    ]
+    matmul_precision: Annotated[
+        Literal["highest", "high", "medium"], Key(resume=True, evaluate=True)
+    ]
+    channels_last: Annotated[bool, Key(resume=True)]
+    onednn: Annotated[bool, Key(result="rounding")]
+    patches: Annotated[Patches, Key(result="none")] = dataclasses.field(default_factory=Patches)
+    ddp: Annotated[DDP, Key(resume=True)]
+    sharding: Annotated[Sharding, Key(resume=True, only_if={"strategy": SHARDED})] = (
+        dataclasses.field(default_factory=Sharding)
+    )
+    resume: Annotated[Folder | None, Key(result="none", varies="source", evaluated_as="null")]
+    checkpoint: Annotated[Checkpoint, Key(result="none")]
+    on_nan: Annotated[Literal["stop", "skip"], Key(resume=True)]
+    max_restarts: Annotated[int, Field(ge=0), Key(result="none", evaluated_as="0")]
+    timeout_s: Annotated[Positive, Key(result="none", evaluate=True)]
+    profile: Annotated[bool, Key(result="none", evaluated_as="false")]
+    debug: Annotated[bool, Key(result="none", evaluated_as="false")]
+    preflight: Annotated[bool, Key(result="none")] = False
+    secrets: Annotated[dict[str, str], Key(result="none")] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def num_gpus(self) -> int:
@@ -151,7 +198,7 @@ class RunConfig:
     @property
     def is_sharded(self) -> bool:
         """Whether each worker has but a part of the model."""
-        return self.strategy in ("fsdp", "hsdp")
+        return self.strategy in SHARDED
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:

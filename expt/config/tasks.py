@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, NonNegative, Target
+from expt.config.constraints import STRICT, Key, NonNegative, Target
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
@@ -30,14 +30,17 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Task:
-    metrics: dict[MetricName, TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[MetricName, TargetMetric],
+        Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
+    ] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Classification(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
     OBJECTIVE: ClassVar[str] = "accuracy"
-    name: Literal["classification"] = "classification"
+    name: Annotated[Literal["classification"], Key(fork=False)] = "classification"
     class_weights: (
         Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None
     ) = None
@@ -47,7 +50,7 @@ class Classification(_Task):
 class Multilabel(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
     OBJECTIVE: ClassVar[str] = "f1"
-    name: Literal["multilabel"]
+    name: Annotated[Literal["multilabel"], Key(fork=False)]
     threshold: Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -55,7 +58,7 @@ class Multilabel(_Task):
 class Regression(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"mae": "min", "rmse": "min", "r2": "max"}
     OBJECTIVE: ClassVar[str] = "loss"
-    name: Literal["regression"]
+    name: Annotated[Literal["regression"], Key(fork=False)]
     loss: Literal["mse", "mae", "huber"]
 
 
@@ -67,14 +70,14 @@ class LanguageModel(_Task):
         "accuracy": "max",
     }
     OBJECTIVE: ClassVar[str] = "loss"
-    name: Literal["language_model"]
+    name: Annotated[Literal["language_model"], Key(fork=False)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Segmentation(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
     OBJECTIVE: ClassVar[str] = "mean_iou"
-    name: Literal["segmentation"]
+    name: Annotated[Literal["segmentation"], Key(fork=False)]
     ignore_index: int
     num_classes: Annotated[int, Field(ge=2)] | None
 
@@ -83,7 +86,9 @@ class Segmentation(_Task):
 class TargetTask(Target):
     """A person's own Task, with the names of its metrics and which way each is better."""
 
-    metrics: dict[str, Better | TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
+    ] = dataclasses.field(default_factory=dict)
 
     @property
     def own_metrics(self) -> dict[str, Better]:

@@ -7,22 +7,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
+import math
 import multiprocessing
 import os
 import random
 import signal
+import statistics
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from expt.data.checked_samples import CheckedSamples
-from expt.data.image_folder_files import in_mode
+from expt.data.checked_samples import CheckedSamples, checked_image
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -34,9 +37,12 @@ from expt.data.loading import (
     tree_to_device,
 )
 from expt.data.prefetch import prefetched
-from expt.errors import ConfigError, DataError, ExptError
+from expt.errors import ConfigError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
+# What a batch costs on its way from another process. On a CPU that process takes a core from
+# training, so a sample is worth it only if it waits for a disk, or decodes a picture.
+_CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
@@ -46,7 +52,8 @@ Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 class SampleLoader(ShardedLoader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
-    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them.
+    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
+    a sample is read in few `sample_s` seconds, no processes are started: see `seconds_for`.
     Random augmentation in the dataset depends on the seed, the epoch and the sample alone (and how
     often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
     DataError, while iterating, for what the dataset or `collate` raise as such."""
@@ -59,9 +66,12 @@ class SampleLoader(ShardedLoader):
         *,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
+        sample_s: float = math.inf,
         finish: Finishing = lambda inputs, drawn: inputs,
     ) -> None:
         super().__init__(indices, options)
+        if _is_cheap(sample_s, options):
+            num_workers = 0
         self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
         self._loader = _data_loader(
@@ -124,53 +134,49 @@ class StreamLoader(SampleLoader):
         *,
         shape: tuple[int, int, int],
         num_classes: int,
-        num_workers: int = 0,
+        **how: Any,
     ) -> None:
         checked = CheckedSamples(
             dataset, functools.partial(checked_image, shape=shape, num_classes=num_classes)
         )
         finish = Finish(options, channels=shape[0])
-        super().__init__(
-            checked, indices, options, collate=stacked, num_workers=num_workers, finish=finish
-        )
+        super().__init__(checked, indices, options, collate=stacked, finish=finish, **how)
 
 
-def to_tensor(image: Any) -> Tensor:
-    """A PIL image, array HW or HWC, or tensor HW or CHW, as a uint8 or float32 tensor CHW.
-
-    Raises TypeError for anything else.
-    """
-    if isinstance(image, Tensor):
-        tensor = image
-    else:
-        if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
-            image = in_mode(image, "RGB")
-        # A copy: arrays of PIL and of memory maps are read-only.
-        tensor = (
-            torch.from_numpy(np.array(image))
-            if hasattr(image, "__array_interface__")
-            else torch.empty(0)
-        )
-        tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
-    if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
-        raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
-    tensor = tensor[None] if tensor.ndim == 2 else tensor
-    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+def seconds_for(dataset: Dataset[Any]) -> float:
+    """Return the median time to read one of the first samples, but for the very first."""
+    times = []
+    with kept_generators(), contextlib.suppress(Exception):  # training reports what is wrong
+        for index in range(1, min(4, len(cast(Sized, dataset)))):
+            began = time.perf_counter()
+            dataset[index]
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) if len(times) == 3 else math.inf
 
 
-def _describe(image: Any) -> str:
-    shape = getattr(image, "shape", None)
-    return (
-        type(image).__name__
-        if shape is None
-        else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
-    )
+def _is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+    if options.device.type == "cpu":
+        return sample_s < _CHEAP_SAMPLE_S
+    return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
 
 
-class _BatchSampler(Sampler[list[tuple[int, int]]]):
-    """This worker's (index, seed) pairs, batch by batch; one object, so that loader processes
-    outlive an epoch.
-    """
+class _Keys(NamedTuple):
+    """The samples of one batch, and what their random numbers depend on."""
+
+    seed: int
+    epoch: int
+    samples: list[int]
+    times: list[int] | None
+    """how often each came before in the epoch: one that comes again is augmented anew"""
+
+    def seeds(self) -> Iterator[int]:
+        """Return a seed for each sample."""
+        for index, often in zip(self.samples, self.times or itertools.repeat(0), strict=False):
+            yield mix(self.seed, self.epoch, index, *([often] if often else []))
+
+
+class _BatchSampler(Sampler[Any]):
+    """This worker's keys, batch by batch; one object, so that loader processes outlive an epoch."""
 
     def __init__(self) -> None:
         self._order = Order(torch.empty(0, dtype=torch.int64))
@@ -183,99 +189,102 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[_Keys]:
         seed, (samples, epoch, _, times) = self._seed, self._order
         for piece in self._pieces:
-            chosen: list[int] = samples[piece.start : piece.stop].tolist()
-            again = [0] * len(chosen) if times is None else times[piece.start : piece.stop].tolist()
-            # A sample that comes again in an epoch is augmented anew.
-            seeds = [
-                (seed, epoch, index, *([time] if time else []))
-                for index, time in zip(chosen, again, strict=True)
-            ]
-            yield [(index, mix(*numbers)) for index, numbers in zip(chosen, seeds, strict=True)]
+            here = slice(piece.start, piece.stop)
+            yield _Keys(
+                seed, epoch, samples[here].tolist(), None if times is None else times[here].tolist()
+            )
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset whose samples are seeded; an error for a person is handed on as a value."""
+    """Batches of a dataset whose random numbers depend on the seed, the epoch and the sample alone.
+
+    Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
+    seed for each sample, to see whether it draws. If none does, the next batches are read without
+    seeds, as long as no generator moves: a batch that moves one is read again, and from then on
+    every sample gets its seed. An error for a person is returned as a value.
+    """
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
+        self._draws: bool | None = None
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        index, seed = key
+    def __getitems__(self, keys: _Keys) -> list[Any]:
+        if self._draws is False:
+            before = _generators()
+            found = [self._read(index) for index in keys.samples]
+            if _are_equal(_generators(), before):
+                return found
+            _put_back(before)
+            self._draws = True
+        # A loader process has generators of its own: nothing is to be put back.
+        with kept_generators() if get_worker_info() is None else contextlib.nullcontext():
+            return self._read_seeded(keys)
+
+    def _read_seeded(self, keys: _Keys) -> list[Any]:
+        found, moved, watches = [], False, self._draws is None
+        for index, seed in zip(keys.samples, keys.seeds(), strict=True):
+            _seed(seed)
+            before = _generators() if watches and not moved else None
+            found.append(self._read(index))
+            moved = moved or (before is not None and not _are_equal(_generators(), before))
+        if watches:
+            self._draws = moved
+        return found
+
+    def _read(self, index: int) -> Any:
         try:
-            with seeded(seed):
-                return self._dataset[index]
-        except ExptError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
+            return self._dataset[index]
+        except ExptError as error:  # a loader process would wrap it in its own traceback
             return error
 
 
-def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
-    """A sample (image, label) as a tensor and a number.
-
-    Raises DataError where they are not as they should be.
-    """
-    image, label = labelled(sample, "image")
-    try:
-        tensor = to_tensor(image)
-    except TypeError as error:
-        raise DataError(str(error)) from error
-    if tensor.shape != shape:
-        raise DataError(
-            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
-            " the first sample; resize the images to one size"
-        )
-    return tensor, class_of(label, num_classes)
+_States: TypeAlias = tuple[Any, Any, Tensor]
 
 
-def labelled(sample: Any, what: str) -> tuple[Any, Any]:
-    """A sample (`what`, label). Raises DataError where it is none."""
-    if isinstance(sample, list | tuple) and len(sample) == 2:
-        return sample[0], sample[1]
-    found = (
-        f"{len(sample)} values"
-        if isinstance(sample, list | tuple)
-        else f"a {type(sample).__name__}"
+def _generators() -> _States:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _are_equal(states: _States, others: _States) -> bool:
+    return (
+        torch.equal(states[2], others[2])
+        and states[0] == others[0]
+        and states[1][2:] == others[1][2:]
+        and np.array_equal(states[1][1], others[1][1])
     )
-    raise DataError(f"it is {found}, expected ({what}, label)")
 
 
-def class_of(label: Any, num_classes: int) -> int:
-    """The label as a number. Raises DataError where it is none of a class."""
-    number = _integral(label)
-    if number is None or not 0 <= number < num_classes:
-        raise DataError(
-            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or"
-            " dataset.num_classes"
-        )
-    return number
+def _put_back(states: _States) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
-def _integral(label: Any) -> int | None:
-    """A label as an integer; None where it is none: 2.7 must not become class 2."""
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the generators of Python, NumPy and torch back afterwards."""
+    before = _generators()
     try:
-        number = int(label)
-        return number if float(label) == number else None
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
-        return None
+        yield
+    finally:
+        _put_back(before)
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python, NumPy and torch, and put them back: with num_workers=0 this is the training
-    process itself.
-    """
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    try:
+    """Seed Python, NumPy and torch, and put them back: this may be the training process itself."""
+    with kept_generators():
+        _seed(seed)
         yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 class Collated:

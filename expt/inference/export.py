@@ -25,7 +25,7 @@ from expt.inference.load import TrainedModel, importable_from_here, rebuilt, sav
 from expt.inference.prepared import prepared
 from expt.inference.samples import samples
 from expt.inference.scales import Undone, scales_of, undoes
-from expt.runs.atomic import take_name
+from expt.runs.files import take_name
 from expt.tasks import build as task_build
 from expt.tasks.phases import PhasedTask
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expt.errors import ConfigError
-from expt.runs import plain_json
-from expt.runs.atomic import written
-from expt.runs.view.cells import in_csv
+from expt.runs import files
+from expt.runs.files import written
+from expt.runs.view.text import in_csv
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,8 +129,7 @@ class JSONL(Writer):
         """See Writer."""
         for record in form.records(answers):
             self._file.write(
-                plain_json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape")
-                + b"\n"
+                files.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
             )
 
 
@@ -264,7 +263,7 @@ def flat(record: Record) -> dict[str, Any]:
         elif isinstance(value, list) and key in ("labels", "target"):
             cells[key] = ";".join(value)
         else:
-            cells[key] = plain_json.dumps(value) if isinstance(value, list) else value
+            cells[key] = files.dumps(value) if isinstance(value, list) else value
     return {
         key: "" if isinstance(value, float) and math.isnan(value) else value
         for key, value in cells.items()

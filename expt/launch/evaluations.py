@@ -18,7 +18,7 @@ from expt.launch.pool import Pool
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED
-from expt.runs.view.printed import Printed, show_printed
+from expt.runs.view.progress import Printed, show_printed
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from expt.errors import RunFailed, first_line
-from expt.runs.record_parts import Host
+from expt.runs.result import Host
 
 ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""

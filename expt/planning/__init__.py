@@ -1,3 +1,1 @@
-"""What a run will take, before it runs: memory of each card, time of a step, and which strategy to
-choose.
-"""
+"""What a run takes of each device's memory, before it runs."""

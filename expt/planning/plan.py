@@ -1,207 +1,274 @@
-"""From a run's configuration to the plan of each strategy, and which one to take."""
+"""The memory of a run on each device by each strategy, from one step on tensors without data.
+
+A forward and a backward pass under torch's FakeTensorMode, which knows of a tensor its size and
+type only, so a model of any size is measured in seconds on any machine.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Literal, NamedTuple
 
-from expt.config import sharding_rules
-from expt.config.groups import TargetOptimizer
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
-from expt.planning.cards import FRAGMENTS, Card
-from expt.planning.measured import Measuring, Model, Pass, Wanted
-from expt.planning.memory import Setting, Strategy
-from expt.planning.samples import sample
-from expt.planning.scaling import Cluster, Link
-from expt.planning.strategies import HOST_BYTES_PER_S, UTILISATION, Plan, best, name, plan
-from expt.runs.view.units import in_bytes
+from expt.data import build as data_build
+from expt.data.loading import Batch, Shard
+from expt.data.tree import leaves, mapped
+from expt.errors import ConfigError, ExptError
+from expt.models import build as model_build
+from expt.models.blocks import blocks
+from expt.models.freeze import freeze
+from expt.tasks import build as task_build
+from expt.tasks.phases import PhasedTask
+from expt.training import optim, sharding
+from expt.training.activation_checkpointing import checkpoint_activations
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-INSIDE_LATENCY_S, NETWORK_LATENCY_S = 3e-6, 10e-6
-INSIDE_BYTES_PER_S = 20e9
-"""Within a node, where the card does not say."""
+Strategy = Literal["ddp", "fsdp", "hsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """What was found out."""
+class Plan:
+    """What a device holds at most under one strategy, in bytes."""
 
-    model: Model
-    part: int
-    """Samples that a card is to take at a time."""
-    flop: int
-    """Of those, forward and backward."""
-    card: Card | None
-    plans: Sequence[Plan]
-    best: Plan | None
-    why: str
-    notes: list[str]
+    strategy: Strategy
+    checkpointed: bool
+    """Whether the model's blocks recompute their activations."""
+    parameters: float
+    """With buffers, the moving average of the weights and, if sharded, what is gathered."""
+    gradients: float
+    states: float
+    """Of the optimiser."""
+    activations: float
+    """What a forward and a backward pass hold of one micro-batch, or what the update takes, where
+    that is more."""
+
+    @property
+    def total(self) -> float:
+        """Of all, as if gradients and activations were whole at the same moment."""
+        return self.parameters + self.gradients + self.states + self.activations
 
 
-def planned(
-    config: RunConfig, card: Card | None, *, tokens: int | None, per_node: int, network: float
-) -> Planned:
-    """What the run takes on `per_node` GPUs of each machine, with a `network` of bytes a second for
-    each GPU.
+class Sample(NamedTuple):
+    """A sample of a dataset, and what its model and task are told of the data."""
 
-    `tokens` is the size of a vocabulary that no file says. Raises ConfigError and DataError, see
-    Measuring and sample."""
-    measuring = Measuring(config, sample(config, tokens), on_gpus=card is not None)
-    part = config.batch_size // config.world_size // config.gradient_accumulation
-    model = measuring.model()
-    setting = _setting(config, model, card, per_node)
-    link = Link(
-        INSIDE_LATENCY_S,
-        card.link_bytes_per_s if card and card.link_bytes_per_s else INSIDE_BYTES_PER_S,
-    )
-    cluster = Cluster(per_node, link, Link(NETWORK_LATENCY_S, network))
-    against = _against_sharding(config, model)
-    passes = {
-        bool(wanted): _passes(measuring, part, wanted) for wanted in _checkpointing(config, model)
-    }
+    shapes: dict[str, Any]
+    inputs: Any
+    targets: Any
+    about: dict[str, Any]
 
-    def plans_of(setting: Setting) -> list[Plan]:
-        return [
-            plan(strategy, model, measured, setting, cluster, card, checkpointing=checkpointing)
-            for checkpointing, measured in passes.items()
-            for strategy in _strategies(config, against, per_node)
-        ]
-
-    plans = plans_of(setting)
-    chosen, why = best(plans, part) if card else (None, "")
-    if setting.offload and card:
-        why += _without_offload(
-            best(plans_of(dataclasses.replace(setting, offload=False)), part)[0], chosen
+    def batch(self, size: int) -> Batch:
+        """Return a batch of `size` blank samples."""
+        inputs, targets = mapped(
+            lambda one: one.new_zeros(size, *one.shape), (self.inputs, self.targets)
         )
-    plans.sort(key=lambda each: ("ddp", "fsdp", "hsdp").index(each.strategy))
-    notes = _notes(config, model, card, against, per_node, network)
-    flop = passes[False][0].flop
-    return Planned(
-        model=model, part=part, flop=flop, card=card, plans=plans, best=chosen, why=why, notes=notes
-    )
+        return Batch(inputs, targets, size)
 
 
-def _without_offload(other: Plan | None, chosen: Plan | None) -> str:
-    """What to say of the plan that is best where states stay on the card, beside the one that is
-    with offload=cpu.
+class Planned(NamedTuple):
+    """The plans of one configuration."""
+
+    num_parameters: int
+    num_blocks: int
+    micro_batch: int
+    """Samples that a device computes on at a time."""
+    plans: list[Plan]
+
+
+def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
+    """Return what `config` takes under each strategy, with and without activation checkpointing.
+
+    Args:
+        config: the run; its strategy is not looked at.
+        vocabulary: the number of tokens of a text whose tokenizer is not there.
+
+    Raises:
+        ConfigError: the model can't take a step on this data, or not without its numbers.
     """
-    if other is None or chosen is None:
-        return ""
-    if (other.strategy, other.checkpointing) == (chosen.strategy, chosen.checkpointing):
-        return "; with offload=null too, which moves no states"
-    return f"; with offload=null, which moves no states, {name(other)} fits"
+    sample = sample_of(config, vocabulary)
+    micro_batch = config.batch_size // config.world_size // config.gradient_accumulation
+    with _fake(config, sample) as module:
+        held = list(module.parameters())
+        trained = [parameter for parameter in held if parameter.requires_grad]
+        optimizer = optim.build_optimizer(config.optimizer, module)
+        states, moment = _update(optimizer, trained)
+        averages = 2 if config.ema else 1
+        whole = averages * (_bytes(held) + _bytes(module.buffers()))
+        units = sharding.own_parameters(module, sharding.choose_units(module, config.sharding.wrap))
+        gathered = _gathered(config, [_bytes(unit) for unit in units], _bytes(held))
+        num_blocks = len(blocks(module))
+    ways = [(False, _activations(config, sample, micro_batch, ()))]
+    if num_blocks or config.activation_checkpointing:
+        wanted = config.activation_checkpointing or "auto"
+        ways.append((True, _activations(config, sample, micro_batch, wanted)))
+    plans = [
+        Plan(
+            strategy=strategy,
+            checkpointed=checkpointed,
+            parameters=whole / shards + (gathered if shards > 1 else 0),
+            gradients=_bytes(trained) / (1 if config.gradient_accumulation > 1 else shards),
+            states=0 if config.offload else states / shards,
+            activations=max(activations, moment / shards),
+        )
+        for strategy, shards in _shards(config).items()
+        for checkpointed, activations in ways
+    ]
+    return Planned(sum(each.numel() for each in held), num_blocks, micro_batch, plans)
 
 
-def _passes(measuring: Measuring, part: int, wanted: Wanted) -> tuple[Pass, Pass]:
-    """Of the asked size, and of a larger one: a line through both is above what lies between."""
-    return measuring.measure(part, wanted), measuring.measure(8 * part, wanted)
+def _shards(config: RunConfig) -> dict[Strategy, int]:
+    """Return by how many devices each strategy divides parameters, gradients and states."""
+    found: dict[Strategy, int] = {"ddp": 1}
+    if config.world_size > 1:
+        found["fsdp"] = config.world_size
+        if isinstance(shards := config.sharding.shards, int) and shards < config.world_size:
+            found["hsdp"] = shards
+    return found
 
 
-def _checkpointing(config: RunConfig, model: Model) -> list[Wanted]:
-    found: list[Wanted] = [()]
-    if config.activation_checkpointing:
-        return [*found, config.activation_checkpointing]
-    return [*found, "auto"] if model.block_bytes else found
+def _gathered(config: RunConfig, units: Sequence[int], total: int) -> float:
+    """Return the bytes of whole parameters and gradients that sharding holds for a moment."""
+    rest = total - sum(units)
+    if not config.sharding.reshard_after_forward:
+        return total
+    return rest + 3 * max(units, default=0)  # the unit in use, its gradient, and the next unit
 
 
-def _against_sharding(config: RunConfig, model: Model) -> str:
-    """Why this run, as it is, can't be sharded; empty where it can, or has one worker."""
-    if config.world_size == 1:
-        return ""
-    if model.against_sharding:
-        return "; ".join(filter(None, model.against_sharding))
-    cut = dataclasses.replace(config, strategy="fsdp")
-    return next(iter(sharding_rules.beside_sharding(cut)), "")
+def _activations(
+    config: RunConfig, sample: Sample, size: int, wanted: Sequence[str] | Literal["auto"]
+) -> int:
+    """Return the most bytes that a step on `size` samples holds beside parameters and gradients."""
+    with _fake(config, sample) as module:
+        if wanted:
+            checkpoint_activations(module, wanted, compiled=False)
+        task = task_build.build(
+            config.task, sample.shapes, label_smoothing=config.label_smoothing, **sample.about
+        )
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)  # counted elsewhere
+        if isinstance(task, PhasedTask):
+            raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
+        batch, peak = sample.batch(size), _Peak(module.parameters())
+        with peak:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bool(config.amp)):
+                outputs = task.forward(module, batch)
+                loss, _ = task.training_loss(outputs, batch)
+            (loss * 1.0).backward()  # the outputs are held until then, as in a step
+        return peak.bytes + _bytes(leaves((batch.inputs, batch.targets)))
 
 
-def _strategies(config: RunConfig, against: str, per_node: int) -> list[Strategy]:
-    """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or
-    more.
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+class _Peak(TorchDispatchMode):
+    """The most bytes that the storages made while it is entered hold at the same time."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._now = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and count the storages of its outputs."""
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self._seen:
+                storage = tensor.untyped_storage()
+                self._seen.add(storage)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return found
+
+    def _add(self, size: int) -> None:
+        self._now += size
+        self.bytes = max(self.bytes, self._now)
+
+
+@contextlib.contextmanager
+def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
+    """Build the model of tensors without data; what it raises is a ConfigError."""
+    logger = logging.getLogger(FakeTensorMode.__module__)  # logs the traceback of what it raises
+    before, logger.disabled = logger.disabled, True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = model_build.build(
+                config.model,
+                groups.DefaultInit(name="default"),
+                model_build.offered(config, sample.shapes),
+                sample.batch(1).inputs,
+                fetch=False,
+            )
+            freeze(module, config.freeze)
+            yield module.train()
+    except ExptError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"plan: model={constraints.word(config.model)} cannot take a step on tensors without"
+            f" numbers: {type(error).__name__}: {secrets.said(error)[:300]}"
+        ) from error
+    finally:
+        logger.disabled = before
+
+
+def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int, int]:
+    """Return the bytes of the optimiser's states, and what it takes for a moment in its step."""
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    found = leaves([list(state.values()) for state in optimizer.state.values()])
+    with (peak := _Peak(trained)):
+        optimizer.step()
+    return _bytes(each for each in found if isinstance(each, Tensor)), peak.bytes
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
+    """Return a sample of the run's dataset, which is read only where its settings don't say it all.
+
+    Raises:
+        ConfigError: it must be read, and can't.
     """
-    if config.world_size == 1 or against:
-        return ["ddp"]
-    typed = config.sharding.shards
-    several = config.world_size > per_node and not _against_hsdp(config.world_size, per_node)
-    several |= typed != "auto" and typed < config.world_size
-    return ["ddp", "fsdp", "hsdp"] if several else ["ddp", "fsdp"]
-
-
-def _against_hsdp(workers: int, per_node: int) -> str:
-    """Why several machines are no replicas; empty where they are."""
-    if per_node == 1:
-        return "its replicas are machines, and one GPU has nothing to share out"
-    if workers % per_node:
-        return (
-            f"its replicas are whole machines, and {workers} GPUs do not fill machines of"
-            f" {per_node}"
+    dataset = config.dataset
+    if dataset.has_tokens:
+        window = torch.zeros(dataset.context, dtype=torch.int64)
+        shapes = {"vocab_size": vocabulary or dataset.vocab_size(), "context": dataset.context}
+        return Sample(shapes, window, window, {})
+    if (known := dataset.known_images()) is not None:
+        channels, size, num_classes = known
+        names = tuple(map(str, range(num_classes)))
+        return Sample(
+            {"channels": channels, "image_size": size, "num_classes": num_classes},
+            torch.zeros(channels, *size),
+            torch.zeros((), dtype=torch.int64),
+            {"class_counts": (1,) * num_classes, "class_names": names},
         )
-    return ""
-
-
-def _setting(config: RunConfig, model: Model, card: Card | None, per_node: int) -> Setting:
-    wanted = config.sharding
-    several = wanted.shards != "auto" and wanted.shards < config.world_size
-    flops = 0.0
-    if card:
-        flops = card.tf32_flops if config.matmul_precision != "highest" else card.fp32_flops
-        flops = card.bf16_flops if config.amp else flops
-    return Setting(
-        workers=config.world_size,
-        shards=int(wanted.shards) if several else min(config.world_size, per_node),
-        parts=config.gradient_accumulation,
-        flops=flops,
-        bucket_bytes=config.ddp.bucket_cap_mb * 2**20,
-        gradient_size=0.5 if config.ddp.comm_hook in ("bf16", "fp16") else 1.0,
-        gather_size=0.5 if model.gathered_dtype else 1.0,
-        reduce_size=0.5 if wanted.reduce_dtype == "bf16" else 1.0,
-        reduces_each_part=wanted.reduce_each_part,
-        reshards=wanted.reshard_after_forward,
-        offload=config.offload == "cpu" and config.num_gpus > 0,
+    data = data_build.build(
+        dataset,
+        config.task,
+        batch_size=config.world_size * config.gradient_accumulation,
+        shard=Shard(0, config.world_size),
+        device=torch.device("cpu"),
+        seed=config.seed,
+        drop_last=False,
+        channels_last=False,
     )
-
-
-def _notes(
-    config: RunConfig, model: Model, card: Card | None, against: str, per_node: int, network: float
-) -> list[str]:
-    notes = ["activations as without torch.compile, which needs fewer"] if config.compile else []
-    copied = model.parameter_bytes + model.buffer_bytes + model.state_bytes + model.average_bytes
-    if not config.num_gpus and copied >= 2**20:  # those of a GPU are in the host's memory
-        notes.append(
-            "no checkpoint on its way to the disk, of which rank 0 has a copy: up to"
-            f" {in_bytes(copied)} more"
-        )
-    if config.offload and config.num_gpus:
-        speed = f"{HOST_BYTES_PER_S / 1e9:g} GB/s"
-        notes.append(
-            f"offload=cpu: states wait in the host's memory, to which each card has {speed}"
-            " each way"
-        )
-    elif config.offload:
-        notes.append(
-            "offload=cpu does nothing on a CPU, where the states are in its memory as it is"
-        )
-    if isinstance(config.optimizer, TargetOptimizer) and not against and config.world_size > 1:
-        notes.append(
-            f"{config.optimizer.target} can be sharded, which a run tries out before it begins"
-        )
-    if against:
-        notes.append(f"no fsdp: {against}")
-    elif config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
-        notes.append(f"no hsdp: {why}")
-    if card is None:
-        return notes
-    notes.append(f"1 GiB of the card for CUDA and NCCL, and {FRAGMENTS:.0%} that fragments")
-    if card.bf16_flops:
-        notes.append(
-            f"products at {UTILISATION:.0%} of the card's peak; data always ready, no card slower"
-            " than others"
-        )
-    if config.world_size > per_node:
-        notes.append(
-            f"{per_node} GPUs in each machine, {network * 8 / 1e9:g} Gbit/s between them for"
-            " each GPU"
-        )
-    return notes
+    about = ("class_counts", "class_names", "target_origin")
+    return Sample(
+        dict(data.info.shapes), *data.example, {name: getattr(data.info, name) for name in about}
+    )

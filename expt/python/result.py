@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.tasks import metrics_of
 from expt.errors import did_you_mean
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Best
-from expt.runs.result import Record, read_result
+from expt.runs.result import Best, Record, read_result
 from expt.runs.view.curves import History, figure
 from expt.runs.view.query import ListedRun
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from expt.errors import RunFailed, SweepFailed
 from expt.python.result import Metrics, Result, Runs
-from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
+from expt.runs.sweep import by_objective
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.worker_error import in_one_line
 
@@ -119,7 +119,7 @@ class SweepResult(Runs):
             "search" in run.record for run in self
         ):
             return None
-        from expt.command.search_conclusion import search_in  # late: a grid has no need of it
+        from expt.search.conclusion import search_in  # late: a grid has no need of it
 
         found = self._found()
         search = search_in(self[0].folder.parent, found)

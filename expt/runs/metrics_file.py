@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TextIO
 
-from expt.runs import plain_json
+from expt.runs import files
 from expt.runs.paths import RunPaths
 
 
@@ -30,7 +30,7 @@ class MetricsWriter:
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """One line for each of `values`, tag to value."""
         lines = [
-            plain_json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n"
+            files.dumps(Point(step, epoch, tag, value)._asdict()) + "\n"
             for tag, value in values.items()
         ]
         self._file.write("".join(lines))

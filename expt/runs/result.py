@@ -1,6 +1,6 @@
-"""result.json: what a run says of itself, from its first moment to its end.
+"""result.json: the record of a run, from its first moment to its end.
 
-Read and written here alone.
+It is read and written here only.
 """
 
 from __future__ import annotations
@@ -13,75 +13,162 @@ import math
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from typing_extensions import NotRequired, TypedDict
+
+from expt.config.identity import VERSION
 from expt.config.secrets import hidden
 from expt.errors import warn
-from expt.runs import plain_json, tags
-from expt.runs.atomic import write_atomically
+from expt.runs import tags
+from expt.runs.files import dumps, write_atomically
 from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
-from expt.runs.record_parts import (
-    Begun,
-    Best,
-    EvaluationOf,
-    Forked,
-    Host,
-    Made,
-    Objective,
-    OfSearch,
-    Resumed,
-    StoppedEarly,
-)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
-RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED = (
-    "running",
-    "completed",
-    "failed",
-    "interrupted",
-    "paused",
-)
+RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
+INTERRUPTED, PAUSED = "interrupted", "paused"
 STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
 DAMAGED, LOST = "damaged", "lost"
-"""Said of a run whose result.json cannot be read, and of one that was killed and so could not say
-that it no longer
-runs; no run says it of itself."""
+"""Said of a run whose result.json cannot be read, and of one that was killed; no run writes it."""
+
+
+class Host(TypedDict):
+    """A machine of a run, and its ranks."""
+
+    name: str
+    ranks: list[int]
+
+
+class Best(TypedDict):
+    """The best epoch by the run's objective."""
+
+    metric: str
+    value: float
+    epoch: int
+
+
+class Objective(TypedDict):
+    """What the run is chosen by; the value is None where it was never measured."""
+
+    name: str
+    value: float | None
+
+
+class StoppedEarly(TypedDict):
+    """The epoch after which a run has ended before its last, and why."""
+
+    epoch: int
+    reason: str
+
+
+class Resumed(TypedDict):
+    """The checkpoint from which the last attempt resumed."""
+
+    checkpoint: str
+    step: int
+
+
+class EvaluationOf(TypedDict):
+    """What an evaluation is of; `metrics`, `config` and all else are the evaluation's own."""
+
+    run: str
+    checkpoint: str
+    epoch: int
+    step: int
+    split: str
+    own_data: bool
+    """Whether the samples are the run's own."""
+    dataset: NotRequired[str]
+    """The name of other samples."""
+    samples: int
+    class_names: NotRequired[list[str]]
+
+
+class Begun(TypedDict):
+    """The file of a run's first weights, and what is known of the run that wrote it."""
+
+    file: str
+    identity: str | None
+    run: NotRequired[str]
+    """Its folder."""
+    which: NotRequired[str | None]
+    """Which of its checkpoints."""
+    epoch: NotRequired[int]
+    """The number of epochs after which it was saved."""
+    checksum: NotRequired[str | None]
+    """As in `content`."""
+    average: NotRequired[bool]
+    """Whether they are a moving average."""
+    left_out: NotRequired[list[str]]
+    """Tensors of the model that were not in the file, or of another shape."""
+
+
+class Forked(TypedDict):
+    """The checkpoint of another run that this one is a fork of, and what has changed."""
+
+    given: str
+    """The value of `fork`."""
+    run: str
+    """The folder of that run."""
+    identity: str
+    seedless_identity: str
+    step: int
+    epoch: int
+    """Whole epochs that it had done."""
+    arguments: list[str]
+    """The words of that run's command; those of the fork come after them."""
+    changed: dict[str, list[Any]]
+    """For each setting that is another: the value then, and now."""
+
+
+class Made(TypedDict):
+    """What the run is made of beside its settings, see expt.config.identity.Content."""
+
+    data: str | None
+    code: str | None
+    weights: NotRequired[str]
+    fork: NotRequired[str]
+    seedless_fork: NotRequired[str]
+
+
+class OfSearch(TypedDict):
+    """The place of a run in the search that has found it, from 0."""
+
+    number: int
 
 
 class Record(Provenance, total=False):
     """The keys of result.json.
 
-    Each may be missing: in a run under way, a refused one, or one of an older version.
+    Each may be missing: in a run under way, a refused one, or one of another version.
     """
 
+    version: int
+    """Of its identity: a run of another version is shown, not continued."""
     status: str
     error: str
     error_kind: str
     """The name of its class in expt.errors, or Python's."""
     search: OfSearch
-    """Missing in a run that no search has found."""
     name: str
     overrides: dict[str, Any]
-    """What was typed, as keys and values; `arguments` has the words."""
+    """The typed keys and values; `arguments` has the words."""
     arguments: list[str]
     rerun_of: str
     identity: str
     seedless_identity: str
-    """Equal for runs that differ by their seed alone."""
+    """Equal for runs that differ by their seed only."""
     content: Made
-    """Missing in a run of a version that looked at settings alone; its identity is that of the
-    settings.
-    """
     config: dict[str, Any]
     seed: int
     started: float
-    """From when on a person waited for the first step [seconds since the epoch]."""
+    """When the first step began to be waited for [seconds since the epoch]."""
     attempts: int
     until_epoch: int
     """The epoch after which this attempt pauses; missing where it goes to the run's end."""
@@ -99,6 +186,8 @@ class Record(Provenance, total=False):
     devices: list[str]
     master_port: int | None
     data: dict[str, Any]
+    compared: str
+    """What sharding or a custom optimizer was compared on, see expt.worker.comparison."""
     steps_per_epoch: int
     total_steps: int
     steps: int
@@ -111,9 +200,7 @@ class Record(Provenance, total=False):
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float
     energy_j: float
-    """Of its GPUs, by NVML; `energy_j_before` is that of earlier attempts, less what the meters
-    showed then.
-    """
+    """Of its GPUs, by NVML; `energy_j_before` is of earlier attempts, less the meters then."""
     energy_j_before: float
     epoch_s: list[float]
     eval_s: float
@@ -128,74 +215,85 @@ class FoundRecord(Record, total=False):
     folder: Path
 
 
-def read_result(paths: RunPaths) -> Record:
-    """The content of result.json, empty if there is none yet; only that it is damaged where no run
-    can have written it.
+@functools.cache
+def as_written() -> TypeAdapter[Record]:
+    """Return what checks a record; it takes 10 ms to make."""
+    from pydantic import TypeAdapter  # late: not for `expt --help`
 
-    Whoever writes there then sets it aside first, see `_to_be_changed`.
+    return TypeAdapter(Record)
+
+
+def _parse(text: str) -> Record | None:
+    """Return the record in `text`; None where it is something else. Raises ValueError if damaged."""
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("status") not in STATUSES:
+            return None
+        content = with_nan(cast(Record, content))
+        as_written().validate_python(content, strict=True)
+    except (AttributeError, RecursionError, TypeError) as error:
+        raise ValueError from error
+    return content
+
+
+def read_result(paths: RunPaths) -> Record:
+    """Return the content of result.json, empty if there is none yet.
+
+    A file that no run can have written is `damaged`; who writes there sets it aside first.
     """
     try:
-        content: Record = with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
-        as_written().validate_python(content, strict=True)
+        return _parse(paths.result.read_text(encoding="utf-8")) or {"status": DAMAGED}
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (
-        IsADirectoryError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # no JSON, no object, other types
+    except (IsADirectoryError, ValueError):
         return {"status": DAMAGED}
-    return (
-        content if content.get("status") in STATUSES else {"status": DAMAGED}
-    )  # another program's
+
+
+def result_of_any(paths: RunPaths) -> Record:
+    """Return the content of result.json, or that it is damaged, or its run lost.
+
+    Empty where there is none of expt's.
+    """
+    try:
+        content = _parse(paths.result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"status": DAMAGED} if paths.result.is_file() else {}
+    if content is None:
+        return {}
+    if is_lost(paths, content):
+        content["status"] = LOST
+    if content["status"] in (RUNNING, LOST):
+        content = {**content, **so_far(paths, content)}
+    return content
 
 
 def whole_epochs(record: Record) -> int:
-    """How many are done, those of the run that it is a fork of included."""
-    return (record["forked_from"]["epoch"] if "forked_from" in record else 0) + len(
-        record.get("epoch_s") or ()
-    )
+    """Return how many epochs are done, those of the run that it is a fork of included."""
+    before = record["forked_from"]["epoch"] if "forked_from" in record else 0
+    return before + len(record.get("epoch_s") or ())
 
 
 def objective_of(record: Record) -> float:
-    """What the run is chosen by; nan where it was not measured, or the record has lost it."""
+    """Return the value that the run is chosen by; nan where it was not measured."""
     value = record.get("objective", {}).get("value")
     return math.nan if value is None else value
 
 
-def _to_be_changed(paths: RunPaths) -> Record:
-    """The content of result.json; where it is damaged, or another program's, it gets another name,
-    with a warning.
-    """
-    content = read_result(paths)
-    if content.get("status") != DAMAGED:
-        return content
-    names = (
-        paths.result.with_name(f"{paths.result.name}.damaged{number or ''}")
-        for number in itertools.count()
-    )
-    aside = next(name for name in names if not name.exists())
-    paths.result.rename(aside)
-    warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
-    return {}
-
-
 def with_nan(content: Record) -> Record:
-    """The record with nan where JSON has null for it."""
+    """Return the record with nan where JSON has null for it."""
     metrics = content.get("metrics")
-    if not isinstance(metrics, dict) or None not in metrics.values():
+    if not metrics or None not in metrics.values():
         return content
     numbers = {tag: math.nan if value is None else value for tag, value in metrics.items()}
     found: Record = {**content, "metrics": numbers}
     objective = content.get("objective")
-    if isinstance(objective, dict) and objective.get("value") is None:
-        found["objective"] = {**objective, "value": numbers.get(objective.get("name", ""))}
+    if objective and objective["value"] is None:
+        found["objective"] = {**objective, "value": numbers.get(objective["name"])}
     return found
 
 
 def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """The runs of a sweep's folder by name, and what result.json says of each."""
+    """Yield the runs of a sweep's folder by name, and their records."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         paths = RunPaths(path)
         if found := result_of_any(paths):
@@ -203,7 +301,7 @@ def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
 
 
 def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """The runs anywhere below `folder`, itself included, and what result.json says of each."""
+    """Yield the runs anywhere below `folder`, itself included, and their records."""
     paths = RunPaths(folder)
     if found := result_of_any(paths):
         yield paths, found
@@ -214,65 +312,31 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
                 yield from results_below(path)
 
 
-def result_of_any(paths: RunPaths) -> Record:
-    """The content of result.json, or that it is damaged, or its run lost; empty where there is none
-    of expt's.
-    """
-    try:
-        content = read_result(paths)
-        if is_lost(paths, content):
-            content["status"] = LOST
-        if content.get("status") in (RUNNING, LOST):
-            content = {**content, **so_far(paths, content)}
-        written = (
-            json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
-        )
-    except (OSError, ValueError, RecursionError):
-        return {"status": DAMAGED} if paths.result.is_file() else {}
-    known = isinstance(written, dict) and written.get("status") in {*STATUSES, LOST}
-    return content if known else {}
-
-
-@functools.cache
-def as_written() -> TypeAdapter[Record]:
-    """What checks a record; takes 10 ms to make."""
-    from pydantic import TypeAdapter  # late: not for `expt --help`
-
-    return TypeAdapter(Record)
-
-
 def is_lost(paths: RunPaths, content: Record) -> bool:
-    """Whether nobody is at work in a run that says running; of another machine's nobody can say."""
-    if (
-        content.get("status") != RUNNING
-        or content.get("node") != socket.gethostname()
-        or is_held(paths)
-    ):
+    """Return whether nobody is at work in a run of this machine that says running."""
+    if content.get("status") != RUNNING or content.get("node") != socket.gethostname():
         return False
-    return read_result(paths).get("status") == RUNNING  # else it has ended between the two looks
+    # It may have ended between the two looks.
+    return not is_held(paths) and read_result(paths).get("status") == RUNNING
 
 
 def so_far(paths: RunPaths, record: Record) -> Record:
-    """What a run has come to that has not completed, by its metrics.jsonl; empty where it has
-    measured nothing.
-    """
+    """Return what a run that has not completed has come to; empty where nothing is measured."""
     config: Mapping[str, Any] = record.get("config") or {}
     points, name = MetricsReader(paths).read(), str(config.get("objective"))
     if not points or "objective" not in config:
         return {}
     last = {point.tag: point.value for point in points}
     since = record["forked_from"]["step"] if "forked_from" in record else 0
-    bests = [point for point in points if point.tag == tags.best(name) and point.step > since]
-    first = next(
-        (point for point in bests if point.value == bests[-1].value), None
-    )  # it is logged after each epoch
+    own = [point for point in points if point.step > since]
+    bests = [point for point in own if point.tag == tags.best(name)]
+    # It is logged after each epoch.
+    first = next((point for point in bests if point.value == bests[-1].value), None)
     return {
         "metrics": last,
         "best": {"metric": name, "value": first.value, "epoch": first.epoch} if first else None,
         "objective": {"name": name, "value": first.value if first else last.get(name)},
-        "epoch_s": [
-            point.value for point in points if point.tag == tags.EPOCH_S and point.step > since
-        ],
+        "epoch_s": [point.value for point in own if point.tag == tags.EPOCH_S],
     }
 
 
@@ -284,11 +348,24 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     paths.folder.mkdir(parents=True, exist_ok=True)
     if may_exist:
         _to_be_changed(paths)
-    text = plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n"
-    write_atomically(paths.result, text, may_exist=may_exist)
+    content = {"version": VERSION, "status": RUNNING, **fields}
+    write_atomically(paths.result, dumps(hidden(content), indent=2) + "\n", may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
-    content = {**_to_be_changed(paths), **hidden(fields)}
-    write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
+    content = {**(_to_be_changed(paths) or {"version": VERSION}), **hidden(fields)}
+    write_atomically(paths.result, dumps(content, indent=2) + "\n")
+
+
+def _to_be_changed(paths: RunPaths) -> Record:
+    """Return the content of result.json; set a file that is damaged aside, with a warning."""
+    content = read_result(paths)
+    if content.get("status") != DAMAGED:
+        return content
+    name = f"{paths.result.name}.damaged"
+    names = (paths.result.with_name(f"{name}{number or ''}") for number in itertools.count())
+    aside = next(path for path in names if not path.exists())
+    paths.result.rename(aside)
+    warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
+    return {}

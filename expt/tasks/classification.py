@@ -26,7 +26,6 @@ class Classification(Task):
     of samples. What an evaluation reports, and every accuracy, has no such weights."""
 
     metrics = {"accuracy": "max"}
-    measures_jointly = True
 
     def __init__(
         self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None

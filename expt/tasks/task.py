@@ -47,10 +47,6 @@ class Task(ABC):
     """Whether the loss's weight is the number of samples. It is known before the step then, and not
     summed over all
     workers."""
-    measures_jointly = False
-    """Whether outputs and targets are one tensor [B, ...] each, of which `measure` may get several
-    batches at once.
-    """
 
     @property
     def sums(self) -> Mapping[str, int]:

@@ -35,11 +35,6 @@ class Evaluator:
     """What a step computes, and what is measured."""
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
     """What evaluations measure beside the task's own."""
-    overwrites: bool = False
-    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and
-    who knows what own
-    models do."""
-
     in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
     """From this worker's batches of an evaluation to those that it computes: where a forward pass
     is a collective, as

@@ -266,7 +266,7 @@ def evaluate(
     Metrics that are no sums take two collectives more. `observe` gets each batch and the model's
     outputs."""
     module = learner.evaluated
-    sums = Sums(learner.task, device, at_once=learner.overwrites, learns=False)
+    sums = Sums(learner.task, device, learns=False)
     module.eval()
     for batch in learner.in_step(batches):
         task = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from expt.config.schema import EarlyStop as Settings
 from expt.config.tasks import Better
-from expt.runs.record_parts import StoppedEarly
+from expt.runs.result import StoppedEarly
 from expt.worker.history import is_better
 
 

@@ -12,22 +12,21 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
+from expt.dashboards.events import Writer
+from expt.dashboards.pictures import Review
+from expt.dashboards.run_pictures import RunPictures
 from expt.data import evaluation as evaluation_data
 from expt.data.evaluation import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import EvaluationOf
 from expt.runs.request import Evaluation
-from expt.runs.result import COMPLETED, update_result
+from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.averages import Averages
 from expt.tasks.task import Task
-from expt.tensorboard.events import Writer
-from expt.tensorboard.mistakes import Review
-from expt.tensorboard.run_pictures import RunPictures
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
@@ -61,7 +60,6 @@ def carry_out(
         precision=Precision(config.amp, worker.device),
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
-        overwrites=bool(compiled) or config.model.name == "_target_",
     )
     pictures = None
     if config.tensorboard.images is not False:

@@ -7,7 +7,7 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.config.tasks import Classification
-from expt.tensorboard.run_pictures import RunPictures
+from expt.dashboards.run_pictures import RunPictures
 
 
 def build_pictures(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expt.machine import usable_cpus
-from expt.planning.scaling import Cluster, Link, slowest_s, step_s
+from scripts.benchmarks.links import Cluster, Link, slowest_s, step_s
 from scripts.benchmarks.systems import free_port
 
 IMAGE = (3, 32, 32)

@@ -134,23 +134,6 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in lines
 
 
-def test_runs_of_one_folder_stand_below_it_where_the_terminal_is_narrow(outputs: Path) -> None:
-    for number in range(3):
-        leave(outputs / f"sweeps/of_a_date_and_a_time/lr={number}", 1000 + number, 0.5, lr=number)
-    out = io.StringIO()
-    report_command.report(Console(file=out, width=80), parse([]))
-    lines = out.getvalue().splitlines()
-    assert [line[:22].rstrip() for line in lines] == [
-        "run",
-        "outputs/sweeps/of_a_da",
-        *("  lr=2", "  lr=1", "  lr=0"),
-        *("outputs/sweeps/s/lr=1", "outputs/day/b", "outputs/sweeps/s/lr=2", "outputs/day/a"),
-    ]
-    assert lines[1] == "outputs/sweeps/of_a_date_and_a_time/"
-    assert lines[2].split() == ["lr=2", "completed", "mlp", "0.5000", "0.4800", "01:10"]
-    assert max(map(len, lines)) <= 80
-
-
 def test_runs_without_a_number_have_no_column_for_it(outputs: Path, told: Told) -> None:
     head, line = told("--filter", "status=failed")
     assert head.split() == [

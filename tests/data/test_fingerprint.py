@@ -15,16 +15,16 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.config import datasets
 from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse_again
-from expt.data import fingerprint
+from expt.data import checksums, fingerprint
+from expt.data.kinds.image_folder import ImageFolder
+from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Made
-from expt.runs.result import create_result, read_result, update_result
+from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
@@ -43,8 +43,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def known(name: Any, root: Path | str) -> datasets.Downloaded:
-    return datasets.Downloaded(
+def known(name: Any, root: Path | str) -> Downloaded:
+    return Downloaded(
         name=name,
         root=str(root),
         download=False,
@@ -55,15 +55,15 @@ def known(name: Any, root: Path | str) -> datasets.Downloaded:
     )
 
 
-def folder(root: Path) -> datasets.ImageFolder:
-    return datasets.ImageFolder(
+def folder(root: Path) -> ImageFolder:
+    return ImageFolder(
         name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1, train_limit=None,
         mean=None, std=None,
     )  # fmt: skip
 
 
 def digits_of(dataset: Any) -> str | None:
-    return fingerprint.of_data(dataset)
+    return dataset.fingerprint()  # type: ignore[no-any-return]
 
 
 def images(root: Path, seed: int = 0) -> Path:
@@ -139,7 +139,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "SAMPLED", 5)
+    monkeypatch.setattr(checksums, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
     assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
@@ -163,7 +163,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         remembered.write_text(content)
         assert digits_of(folder(root)) == first
-    monkeypatch.setattr(fingerprint, "_md5", None)  # nothing is read
+    monkeypatch.setattr(checksums, "md5", None)  # nothing is read
     assert digits_of(folder(root)) == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"
@@ -207,7 +207,7 @@ def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -
     images(root, seed=3)
     with pytest.raises(
         ConfigError,
-        match=r"its files are not those that the run of .*; give dataset\.root=PATH with",
+        match=r"its files are not those that .*; give dataset\.root=PATH with",
     ):
         trained("resume=auto", "max_steps=4")
     images(root)

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from expt.data import stream
 from expt.data.augment import Augmentation
 from expt.data.indexing import Piece
 from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard, ShardedLoader
@@ -253,6 +254,47 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
         part = by_sample(processes, epoch)
         assert len(part) == 14
         assert ({label: alone[label] for label in part} == part) == (epoch == 1)
+
+
+class Sometimes(InRam):
+    """Draws for some samples only, none of which is in the first batch."""
+
+    def __init__(self, *drawing: int) -> None:
+        super().__init__()
+        self.drawing = drawing
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, label = super().__getitem__(index)
+        if index in self.drawing:
+            drawn = random.random() + np.random.rand() + float(torch.rand(()))
+            return image.float() / 255 * drawn / 3, label
+        return image.float() / 255, label
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_are_seeded_from_the_first_batch_that_draws(num_workers: int) -> None:
+    """Reading again, in whatever process and order, changes nothing of what a sample draws."""
+    order = [int(batch.targets) for batch in streamed(batch_size=1).epoch(1)]
+    drawing = order[7], order[12], order[20]
+    random.seed(1)
+    before = str(random.getstate()), str(np.random.get_state()), torch.get_rng_state()
+    found = list(streamed(dataset=Sometimes(*drawing), num_workers=num_workers).epoch(1))
+    single = [*streamed(dataset=Sometimes(*drawing), batch_size=1).epoch(1)]
+    assert torch.equal(
+        torch.cat([batch.inputs for batch in found]), torch.cat([batch.inputs for batch in single])
+    )
+    assert (str(random.getstate()), str(np.random.get_state())) == before[:2]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    again = Sometimes(*drawing)
+    list(streamed(dataset=again).epoch(1))
+    assert again.read == [*order[:10], *order[5:]]  # the second batch twice, each other once
+
+
+def test_a_dataset_that_draws_nothing_is_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = list[int]()
+    monkeypatch.setattr(stream, "_seed", seeds.append)
+    list(streamed().epoch(1))
+    assert len(seeds) == 5  # the first batch's
 
 
 def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:

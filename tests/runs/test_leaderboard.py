@@ -15,7 +15,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, update_result
 from expt.runs.view import leaderboard
-from expt.runs.view.stale import print_stale, stale
+from expt.runs.view.summary import print_stale, stale
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:
@@ -225,9 +225,23 @@ def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> Non
     for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
         config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
         typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}
-        leave_run(tmp_path, f"seed={seed}", [0.1, 0.2, 0.9][seed], overrides=typed, config=config)
+        leave_run(
+            tmp_path,
+            f"seed={seed}",
+            [0.1, 0.2, 0.9][seed],
+            overrides=typed,
+            config=config,
+            seedless_identity=f"{lr}",
+        )
     edited = {"optimizer": {"lr": 0.3}, "model": {"name": "mlp", "width": 4}, "seed": 3}
-    leave_run(tmp_path, "seed=3", 0.5, overrides={"optimizer.lr": 0.3, "seed": 3}, config=edited)
+    leave_run(
+        tmp_path,
+        "seed=3",
+        0.5,
+        overrides={"optimizer.lr": 0.3, "seed": 3},
+        config=edited,
+        seedless_identity="edited",
+    )
     found = leaderboard.rows(leaderboard.read_runs(tmp_path))
     assert [(row.settings, len(row.runs)) for row in found] == [
         ({"optimizer.lr": 0.3, "model.width": 3}, 1),
@@ -498,7 +512,7 @@ def test_runs_of_other_code_than_todays_are_stale(
     assert [line.split() for line in out.getvalue().splitlines()[-4:-1]] == [
         ["python", "-m", "expt", "rerun", str(number)] for number in range(3)
     ]
-    assert "the 2 others" in out.getvalue().splitlines()[-1]
+    assert "2 more" in out.getvalue().splitlines()[-1]
     (tmp_path / "my_stale_model.py").unlink()
     assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"
 

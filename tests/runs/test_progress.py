@@ -15,10 +15,9 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
-from expt.runs.view.printed import MAX_LAST_BYTES, Printed
-from expt.runs.view.progress import RunDisplay, RunState, shown_path, watched
+from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.units import duration, elapsed
+from expt.runs.view.text import duration, elapsed, shown_path
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {

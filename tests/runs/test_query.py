@@ -10,7 +10,7 @@ import pytest
 
 from expt.errors import ConfigError
 from expt.runs.view.comparison import as_csv
-from expt.runs.view.query import ListedRun, check_key, chosen, filter_of, in_order
+from expt.runs.view.query import ListedRun, check_key, chosen, in_order
 
 
 def run(
@@ -146,21 +146,6 @@ def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_diff
         ConfigError, match=r"^width: may be head\.width or model\.width; write the whole key$"
     ):
         chosen([a, b], ["width=2"])
-
-
-def test_an_order_is_about_settings_and_about_all_runs_only_if_it_says_so() -> None:
-    values = [{"model": "mlp", "epochs": 10, "scheduler.epochs": epochs} for epochs in (1, 2)]
-    assert filter_of("model=*", values, is_order=True)(values[0])
-    differing = [{**value, "epochs": value["scheduler.epochs"]} for value in values]
-    assert filter_of("epochs>1", differing, is_order=True)(differing[1])
-    for text, says in (
-        ("model!=mpl", "model!=mpl: no run has model=mpl, and so all would be meant"),
-        ("epochs>1", "epochs: is the same in all runs; they differ in scheduler.epochs"),
-        ("time<9", "time: no run has such a setting."),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            filter_of(text, values, is_order=True)
-        assert str(refused.value) == says
 
 
 @pytest.mark.parametrize(

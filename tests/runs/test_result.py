@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
+from expt.config.identity import VERSION
 from expt.errors import Diverged
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths
@@ -68,13 +69,18 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     create_result(paths, world_size=2)
     with pytest.raises(FileExistsError):
         create_result(paths, world_size=4)
-    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
 
 
 def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
     create_result(paths, world_size=2, metrics={"a": 1})
     update_result(paths, status=COMPLETED, metrics={"b": 2})
-    assert read_result(paths) == {"status": "completed", "world_size": 2, "metrics": {"b": 2}}
+    assert read_result(paths) == {
+        "version": VERSION,
+        "status": "completed",
+        "world_size": 2,
+        "metrics": {"b": 2},
+    }
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
@@ -98,10 +104,10 @@ def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     paths.result.write_bytes(damaged)
     assert read_result(paths) == {"status": "damaged"}
     update_result(paths, status=COMPLETED)
-    assert read_result(paths) == {"status": COMPLETED}
+    assert read_result(paths) == {"version": VERSION, "status": COMPLETED}
     paths.result.write_bytes(damaged)
     create_result(paths, may_exist=True, world_size=2)
-    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
     asides = [paths.folder / name for name in ("result.json.damaged", "result.json.damaged1")]
     assert [path.read_bytes() for path in asides] == [damaged] * 2, "nothing is lost"
     told = "".join(
@@ -116,7 +122,7 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
     assert read_result(paths) == {"status": "damaged"}
     assert result_of_any(paths) == {}, "no run"
     create_result(paths, may_exist=True, world_size=2)
-    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
     assert (paths.folder / "result.json.damaged/mine").is_dir()
 
 
@@ -124,7 +130,7 @@ def test_a_person_can_read_it(paths: RunPaths) -> None:
     create_result(paths, name="lr=1", world_size=2)
     assert (
         paths.result.read_text()
-        == '{\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
+        == '{\n  "version": 1,\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
     )
 
 
@@ -160,7 +166,7 @@ def test_whoever_sees_a_new_record_sees_all_of_it(
     assert sizes == [paths.result.stat().st_size]
     with pytest.raises(FileExistsError):
         create_result(paths, world_size=4)
-    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
@@ -186,7 +192,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(paths: RunPaths) -> None:
         update_result(paths, data={"mean": object()})
     with pytest.raises(UnicodeEncodeError):
         write_atomically(paths.result, "\ud800")
-    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
@@ -243,8 +249,7 @@ def test_an_error_without_a_traceback_is_none(tmp_path: Path, text: str | None) 
 @pytest.fixture
 def a_secret(monkeypatch: pytest.MonkeyPatch) -> str:
     """The value of a variable that a run took from the environment."""
-    monkeypatch.setattr(secrets, "_names", {})
-    secrets.remember({"TOKEN": "tok-12345"})
+    monkeypatch.setattr(secrets, "_texts", {"tok-12345": "${oc.env:TOKEN}"})
     return "tok-12345"
 
 

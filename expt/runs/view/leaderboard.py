@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import hashlib
 import io
+import json
 import math
 import statistics
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,40 +20,36 @@ from rich.table import Table
 
 from expt.config.identity import REPEATED
 from expt.errors import printable
-from expt.runs.atomic import write_atomically
+from expt.runs.files import write_atomically
 from expt.runs.metrics_file import of_epochs
 from expt.runs.paths import RunPaths
-from expt.runs.ranking import place
 from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.spending import device_s
-from expt.runs.sweep_index import results_of_sweep
-from expt.runs.view.cells import cells, in_csv, setting
+from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
-from expt.runs.view.repetitions import experiments, parent_of, without_seed
-from expt.runs.view.stale import WORD
-from expt.runs.view.summary import epochs_done
-from expt.runs.view.units import elapsed
+from expt.runs.view.summary import STALE, epochs_done
+from expt.runs.view.text import cells, elapsed, in_csv, setting
 from expt.runs.worker_error import in_one_line
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
-"""Rows that are printed: of 10,000 the last were seen after 10 s, and the best not at all."""
+"""Rows that are printed."""
+_LAST_RESORT = "experiment without seed"
+"""The column that tells any two rows apart."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ by their seed and fold alone; most often just one."""
+    """Runs that differ by their seed and fold only; most often just one."""
 
     settings: dict[str, Any]
     runs: tuple[FoundRecord, ...]
     objective: str
-    """That of the table; what a run was chosen by may be another."""
+    """That of the table; a run may have been chosen by another."""
 
     @functools.cached_property
     def counted(self) -> list[FoundRecord]:
-        """The completed runs; where none is, those that have paused, and of them those that have
-        come furthest.
-        """
+        """The completed runs; without one the paused runs that have come furthest."""
         if done := [run for run in self.runs if run["status"] == COMPLETED]:
             return done
         paused = [run for run in self.runs if run["status"] == PAUSED]
@@ -60,24 +58,22 @@ class Row:
 
     @property
     def values(self) -> list[float]:
-        """The objective of each run that counts and has measured it; nan where it was nan."""
+        """The objective of each counted run that has measured it."""
         found = [value_of(run, self.objective) for run in self.counted if run.get("objective")]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
-        """The final value of `tag` in each run that counts."""
+        """Return the final value of `tag` in each counted run."""
         return [run["metrics"][tag] for run in self.counted if tag in run.get("metrics", {})]
 
     @property
     def mean(self) -> float:
-        """Mean of the objective; nan where no run has measured it, and where one of them has come
-        to nan.
-        """
+        """Mean of the objective; nan where no run has measured it, or one has come to nan."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
     def status(self) -> str:
-        """`completed`, or how many are; of a run that has paused, after how much."""
+        """`completed`, or how many are; of a paused run, after how much."""
         done = sum(run["status"] == COMPLETED for run in self.runs)
         if len(self.runs) == 1:
             status = str(self.runs[0]["status"])
@@ -86,28 +82,21 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Mean training time of a run; of those that count, if there are some."""
-        return statistics.fmean(
-            sum(run.get("epoch_s") or [0.0]) for run in self.counted or self.runs
-        )
+        """Mean training time of a counted run, or else of any."""
+        runs = self.counted or self.runs
+        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in runs)
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:
-    """What result.json says of every run below `folder`, with its path under `folder`; of a search
-    in its order.
-    """
-    return sorted(
-        ({**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)),
-        key=place,
-    )
+    """Return the record of every run of a sweep, in the order of its search."""
+    found = results_of_sweep(folder)
+    return sorted(({**result, "folder": paths.folder} for paths, result in found), key=place)
 
 
 def rows(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
 ) -> list[Row]:
-    """The leaderboard, what has no result last: best first, or by the column, setting or metric
-    `sort`.
-    """
+    """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
     groups = experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [_typed(group[0]) for group in groups])
@@ -120,20 +109,62 @@ def rows(
         )
         for known, group in zip(settings, groups, strict=True)
     ]
-    by = {
-        id(row): (
-            (row.mean if row.values else None)
-            if sort in (None, "best", objective)
-            else _mean(row, str(sort))
-        )
-        for row in found
-    }
-    down = falls(objective if sort in (None, "best") else str(sort), runs)
-    return ordered(found, lambda row: by[id(row)], falling=down != reverse)
+    by = objective if sort in (None, "best", objective) else str(sort)
+
+    def value(row: Row) -> Any:
+        return (row.mean if row.values else None) if by == objective else _mean(row, by)
+
+    return ordered(found, value, falling=falls(by, runs) != reverse)
+
+
+def experiments(runs: Iterable[FoundRecord]) -> list[list[FoundRecord]]:
+    """Group the runs that repeat one another, with another seed or fold.
+
+    Forks of parents that differ by their seeds are repetitions where each has its parent's seed.
+    Where two of them have the same seed, each parent is an experiment of its own.
+    """
+    found = list[list[FoundRecord]]()
+    for group in _grouped(runs, without_seed):
+        parents = _grouped(group, parent_of)
+        seeds = [seed for forks in parents for seed in {seed_and_fold(run) for run in forks}]
+        found += parents if len(set(seeds)) < len(seeds) else [group]
+    return found
+
+
+def _grouped(
+    runs: Iterable[FoundRecord], by: Callable[[FoundRecord], Hashable]
+) -> list[list[FoundRecord]]:
+    groups: dict[Hashable, list[FoundRecord]] = {}
+    for run in runs:
+        groups.setdefault(by(run), []).append(run)
+    return list(groups.values())
+
+
+def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
+    """Return what tells the runs of an experiment apart, and pairs them with those of another."""
+    if config := run.get("config"):
+        return config.get("seed"), (config.get("dataset") or {}).get("fold")
+    overrides = run.get("overrides") or {}
+    return tuple(overrides.get(key) for key in REPEATED)
+
+
+def without_seed(run: FoundRecord) -> str:
+    """Return what is equal for runs that differ by their seed and fold only."""
+    if "seedless_identity" in run:
+        return run["seedless_identity"]
+    # Refused before it had a configuration.
+    typed = {key: value for key, value in _overrides(run).items() if key not in REPEATED}
+    return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def parent_of(run: FoundRecord) -> str:
+    """Return the checkpoint that a fork began from; "" of another run."""
+    content = run.get("content")
+    return content.get("fork", "") if content else ""
 
 
 def wide_console() -> Console:
-    """The terminal; where there is none, lines are as long as what they hold."""
+    """Return the terminal; without one, lines are as long as what they hold."""
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
@@ -144,19 +175,17 @@ def leaderboard(
     reverse: bool = False,
     stale: Collection[Path] = (),
 ) -> Table:
-    """The first of `rows` in a table; `stale` are the folders of runs of other code than today's."""
+    """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     found = rows(runs, sort, reverse=reverse)
     if len(found) > SHOWN:
-        table.caption, table.caption_justify = (
-            f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}",
-            "left",
-        )
+        table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
+        table.caption_justify = "left"
     head, *below = lines(found[:SHOWN], objective_of(runs), stale)
     num_settings = len(_keys(found[:SHOWN]))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
-        # In a narrow terminal settings are folded, and words of a status; a number stays whole.
+        # In a narrow terminal settings and a status are folded; a number stays whole.
         table.add_column(
             cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right
         )
@@ -168,34 +197,27 @@ def leaderboard(
 def lines(
     found: Sequence[Row], objective: str, stale: Collection[Path] = ()
 ) -> Iterator[list[str]]:
-    """The leaderboard's columns, then its rows."""
+    """Yield the names of the leaderboard's columns, then its rows."""
     keys = _keys(found)
     tests = (f"{metric}/test" for metric in best_first(run for row in found for run in row.runs))
-    test = next(
-        (tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found)),
-        None,
-    )
-    shown_test = [test] if test else []
-    after = [objective, *shown_test, "status", "train time"]
+    shown = (tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found))
+    test = [tag for tag in (next(shown, None),) if tag]
+    after = [objective, *test, "status", "train time"]
     yield [*_headings(keys, after), *after]
     for row in found:
         old = sum(run["folder"] in stale for run in row.runs)
-        status = row.status + (
-            f", {WORD if old == len(row.runs) else f'{old} {WORD}'}" if old else ""
-        )
-        numbers = [_spread(row.values), *(_spread(row.values_of(tag)) for tag in shown_test)]
+        mark = f", {STALE if old == len(row.runs) else f'{old} {STALE}'}" if old else ""
         yield [
             *(setting(row.settings.get(key, "")) for key in keys),
-            *numbers,
-            status,
+            _spread(row.values),
+            *(_spread(row.values_of(tag)) for tag in test),
+            row.status + mark,
             elapsed(row.seconds),
         ]
 
 
 def _headings(keys: Sequence[str], others: Collection[str]) -> list[str]:
-    """The names of the settings' columns; one of the name of a result, as `objective`, says that it
-    is a setting.
-    """
+    """Return the names of the settings' columns, apart from those of results."""
     return [f"{key}_setting" if key in others else key for key in keys]
 
 
@@ -204,40 +226,29 @@ def _keys(found: Sequence[Row]) -> list[str]:
 
 
 def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
-    """summary.csv has a line for each run, summary.md the leaderboard."""
-    found = rows(runs)
-    shown = (key for row in found for key in row.settings)
-    keys = list(dict.fromkeys([*(key for run in runs for key in _typed(run)), *shown]))
+    """Write summary.csv, a line for each run, and summary.md, the leaderboard."""
+    found, objective = rows(runs), objective_of(runs)
+    keys = list(dict.fromkeys([*(key for run in runs for key in _typed(run)), *_keys(found)]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
-    objective = objective_of(runs)
+    energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
+    before = ["run", "status", "identity"]
+    after = ["objective", *tags, "train_s", "device_s", *energy, "error"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
-    before, after = (
-        ["run", "status", "identity"],
-        ["objective", *tags, "train_s", "device_s", *energy, "error"],
-    )
     writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
-        error = in_one_line(str(run.get("error") or ""))
         numbers = [
-            _cell(value_of(run, objective)),
-            *(_cell(metrics.get(tag)) for tag in tags),
-            _cell(sum(run.get("epoch_s") or [0.0])),
-            _cell(device_s(run)),
-            *(_cell(run.get("energy_j")) for _ in energy),
+            value_of(run, objective),
+            *map(metrics.get, tags),
+            sum(run.get("epoch_s") or [0.0]),
+            device_s(run),
+            *(run.get("energy_j") for _ in energy),
         ]
         settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
-        line = [
-            run["folder"].name,
-            run["status"],
-            run.get("identity", ""),
-            *settings,
-            *numbers,
-            error,
-        ]
-        writer.writerow(map(in_csv, line))
+        about = [run["folder"].name, run["status"], run.get("identity", "")]
+        error = in_one_line(str(run.get("error") or ""))
+        writer.writerow(map(in_csv, [*about, *settings, *map(_cell, numbers), error]))
     write_atomically(folder / "summary.csv", text.getvalue())
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
@@ -247,18 +258,13 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
     yield "| " + " | ".join([*head[:-1], "train_s"]) + " |"
     yield "|" + "---|" * len(head)
     for row, line in zip(found, below, strict=True):
-        cells = [*line[:-1], f"{row.seconds:.1f}"]
-        yield (
-            "| "
-            + " | ".join(printable(cell).replace("\n", " ").replace("|", "\\|") for cell in cells)
-            + " |"
-        )
+        values = map(printable, [*line[:-1], f"{row.seconds:.1f}"])
+        plain = (value.replace("\n", " ").replace("|", "\\|") for value in values)
+        yield "| " + " | ".join(plain) + " |"
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation over seeds and folds; how many of them have come to
-    nothing.
-    """
+    """Return mean and sample standard deviation, or how many are not finite."""
     bad = [value for value in values if not math.isfinite(value)]
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
@@ -268,69 +274,57 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _parents(group: Sequence[FoundRecord]) -> Any:
-    """What the runs of a row are forks of, which may be several."""
+    """Return what the runs of a row are forks of, which may be several."""
     first, *others = dict.fromkeys(_Settings(run).get("fork") for run in group)
     return ", ".join(map(str, (first, *others))) if others else first
 
 
+def _overrides(run: FoundRecord) -> dict[str, Any]:
+    return run.get("overrides") or {}
+
+
 def _typed(run: FoundRecord) -> list[str]:
-    return list(run.get("overrides", {}))
-
-
-_IN_LAST_RESORT = "experiment without seed"
-"""The column that tells any two rows apart."""
+    return list(_overrides(run))
 
 
 class _Settings:
-    """Every setting of a run, as it was typed or as it came to be, and what else may tell it from
-    others.
-    """
+    """Every setting of a run, as typed or as it came to be, and what else may tell it apart."""
 
     def __init__(self, run: FoundRecord) -> None:
         self._run = run
         content: Any = run.get("content") or {}
-        typed = {key: value for key, value in run.get("overrides", {}).items() if _is_told(value)}
-        self._typed = {
-            **typed,
-            **{part: content[part] for part in ("data", "code") if content.get(part)},
+        # Of a custom class the name and arguments tell, of an interpolation what it came to.
+        typed = {
+            key: value
+            for key, value in _overrides(run).items()
+            if "${" not in str(value) and not (isinstance(value, dict) and "_target_" in value)
         }
+        self._typed = {**typed, **{k: content[k] for k in ("data", "code") if content.get(k)}}
 
     @functools.cached_property
     def all(self) -> dict[str, Any]:
         """With those that nobody has typed, which takes 20 times as long."""
         last_resort = f"{without_seed(self._run)} {parent_of(self._run)}".rstrip()
-        return {**settings_of(self._run), **self._typed, _IN_LAST_RESORT: last_resort}
+        return {**settings_of(self._run), **self._typed, _LAST_RESORT: last_resort}
 
     def get(self, key: str) -> Any:
-        """The value of a setting; "" where the run has none."""
+        """Return the value of a setting; "" where the run has none."""
         return self._typed[key] if key in self._typed else self.all.get(key, "")
 
 
-def _is_told(value: Any) -> bool:
-    """Whether what was typed says what a setting came to be; of an own class it is the name, and
-    its arguments.
-    """
-    return "${" not in str(value) and not (isinstance(value, dict) and "_target_" in value)
-
-
 def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:
-    """The settings that were typed, and differ; then of all others as many as it takes to tell the
-    rows apart.
-    """
+    """Return the typed settings that differ, then others until the rows are told apart."""
 
     def told_apart(*keys: str) -> int:
         return len({tuple(str(known.get(key)) for key in keys) for known in settings})
 
-    given = [
-        key
-        for key in dict.fromkeys(key for words in typed for key in words)
-        if key not in (*REPEATED, "sweep")
-    ]
+    of_all = dict.fromkeys(key for words in typed for key in words)
+    given = [key for key in of_all if key not in (*REPEATED, "sweep")]
     keys = [key for key in given if told_apart(key) > 1] or given
     if (apart := told_apart(*keys)) == len(settings):
         return keys
     of_some = dict.fromkeys(key for known in settings for key in known.all)
-    for key in sorted(of_some, key=_IN_LAST_RESORT.__eq__):
+    for key in sorted(of_some, key=_LAST_RESORT.__eq__):
         if key not in REPEATED and (more := told_apart(*keys, key)) > apart:
             keys.append(key)
             apart = more
@@ -340,25 +334,19 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
 
 
 def _mean(row: Row, key: str) -> Any:
-    """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is
-    no number.
-    """
-    found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
-    numbers = [
-        value for value in found if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+    """Return the mean of a row's numbers, or the first value where it is none."""
+    found: list[Any] = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
+    numbers = [each for each in found if type(each) in (int, float)]
     return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
 
 
 def objective_of(runs: Sequence[FoundRecord]) -> str:
-    """The name of what the runs are chosen by."""
+    """Return the name of what the runs are chosen by."""
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 
 def value_of(run: FoundRecord, tag: str) -> float | None:
-    """The objective; of a run that was chosen by another one, `tag` in the epoch whose checkpoint
-    it keeps.
-    """
+    """Return the objective, or `tag` in the epoch whose checkpoint the run keeps."""
     if (objective := run.get("objective")) and objective["name"] == tag:
         return objective["value"]
     last, best = (run.get("metrics") or {}).get(tag), run.get("best")

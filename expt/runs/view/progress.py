@@ -1,6 +1,4 @@
-"""The terminal's view of one run under way, read from its folder: a line for each epoch, and the
-progress.
-"""
+"""The terminal's view of a run under way, read from its folder."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -17,24 +15,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from expt.config.datasets import noun_of
-from expt.runs import provenance, tags
+from expt.errors import WARNING, warn
+from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.runs.typed import setting
-from expt.runs.view.cells import say
-from expt.runs.view.numbers import in_words, is_running, speed_label
-from expt.runs.view.printed import Printed, show_printed
-from expt.runs.view.units import duration
+from expt.runs.view.text import duration, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
 PLAIN_LINE_S = 10.0
-"""Without a terminal: a line after this many seconds within a long epoch, beside one for each
-epoch.
-"""
+"""Without a terminal: seconds between lines within a long epoch."""
+MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
+"""Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
+_KEPT_LONGEST = ("test", "val", "loss")
+_NEVER_LEFT_OUT = ("left", "best")
 
 
 class EpochEnd(NamedTuple):
@@ -44,11 +41,11 @@ class EpochEnd(NamedTuple):
     step: int
     values: Mapping[str, float]
     is_best: bool
-    """Whether it was the best by the run's objective, until then."""
+    """Whether it was the best by the run's objective until then."""
 
 
 class RunState:
-    """How far a run has come, from what it has written so far."""
+    """How far a run has come, by what it has written so far."""
 
     def __init__(self, paths: RunPaths, *, epochs: int) -> None:
         self._paths, self.epochs = paths, epochs
@@ -58,14 +55,14 @@ class RunState:
         self.values: dict[str, float] = {}
         """The newest of each tag."""
         self.of_epoch: dict[str, float] = {}
-        """The newest of each tag, of the epoch under way alone."""
+        """The newest of each tag, of the epoch under way only."""
         self._ended: list[EpochEnd] = []
-        self._told, self._best = 0, math.nan
+        self._last_ended, self._best = 0, math.nan
         self.noun = "image"
         self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
     def read(self) -> list[Point]:
-        """Take in what is new; returns it, but for what was there before the run was resumed."""
+        """Read what is new; return it without what was there before the run was resumed."""
         points = self._reader.read()
         if points and not self.total_steps:
             self._read_result()
@@ -78,10 +75,8 @@ class RunState:
             if point.tag.startswith(BEST):
                 self._end_epoch()
         if self._began is None and self.step > self._resumed_at:
-            self._began = (
-                time.monotonic(),
-                self.step,
-            )  # the time left is that of the steps, not of the start
+            # The time left is that of the steps, not of the start.
+            self._began = time.monotonic(), self.step
         return [point for point in points if point.step > self._resumed_at]
 
     def _read_result(self) -> None:
@@ -95,31 +90,24 @@ class RunState:
             self.epochs = -(-self.total_steps // self._per_epoch)
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether it is an epoch's last, whose numbers come with those of the epoch."""
+        """Return whether it is an epoch's last, whose numbers come with those of the epoch."""
         return bool(self._per_epoch and step % self._per_epoch == 0)
 
     def _end_epoch(self) -> None:
-        """The epoch's numbers are all there; nothing is new of one that was told before, or before
-        a resume.
-        """
-        if tags.EPOCH_S not in self.of_epoch or self._told >= self.epoch:
+        """Note the epoch's end, once."""
+        if tags.EPOCH_S not in self.of_epoch or self._last_ended >= self.epoch:
             return
-        self._told = self.epoch
-        tag, best = next(
-            ((tag, value) for tag, value in self.of_epoch.items() if tag.startswith(BEST)),
-            ("", math.nan),
-        )
-        is_best = (
-            best not in (self._best, math.nan) and self.of_epoch.get(tag.removeprefix(BEST)) == best
-        )
+        self._last_ended = self.epoch
+        bests = (each for each in self.of_epoch.items() if each[0].startswith(BEST))
+        tag, best = next(bests, ("", math.nan))
+        is_new = best not in (self._best, math.nan)
+        is_best = is_new and self.of_epoch.get(tag.removeprefix(BEST)) == best
         self._best = best
         if self.step > self._resumed_at:
             self._ended.append(EpochEnd(self.epoch, self.step, dict(self.of_epoch), is_best))
 
     def take_ended(self, *, last: bool = False) -> list[EpochEnd]:
-        """The epochs that have ended since the last call; with `last` also one whose evaluation
-        came to nothing.
-        """
+        """Return the epochs that have ended since; at the `last` call also one without a best."""
         if last:
             self._end_epoch()
         ended, self._ended = self._ended, []
@@ -127,9 +115,7 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end, if the rest goes as fast as what was done since; None where that
-        can't be said.
-        """
+        """Seconds to the end at the speed until now; None where it is unknown."""
         if self._began is None or not self._began[1] < self.step < self.total_steps:
             return None
         since, first = self._began
@@ -139,9 +125,10 @@ class RunState:
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate.
 
-    A line for each epoch that has ended, and for what workers print; in a terminal the progress
+    Prints a line for each epoch that has ended, and what workers print; in a terminal the progress
     below, if `live`: a debugger's prompt would be drawn over. Workers' warnings go to `errors`, or
-    to stderr: never to a log of theirs."""
+    to stderr.
+    """
 
     def __init__(
         self,
@@ -153,14 +140,11 @@ class RunDisplay:
         live: bool = True,
         errors: TextIO | None = None,
     ) -> None:
-        self._state, self._console, self._print_every = (
-            RunState(paths, epochs=epochs),
-            console,
-            print_every,
-        )
-        self._printed, self._began, self._errors = Printed(paths), False, errors
+        self._state, self._printed = RunState(paths, epochs=epochs), Printed(paths)
+        self._console, self._print_every, self._errors = console, print_every, errors
+        self._began = False
         self._next = self._line_at = time.monotonic()
-        self._line_step = 0  # of the newest line: it has its step once
+        self._line_step = 0  # of the newest line: each step has one line at most
         live = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = _progress_bar(console) if live else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -180,7 +164,7 @@ class RunDisplay:
             self._bar.stop()
 
     def waiting(self, devices: Sequence[str]) -> None:
-        """Say that the run cannot start yet, since another command holds `devices`."""
+        """Print that the run cannot start yet, since another command holds `devices`."""
         say(self._console, waiting_for(devices))
 
     def update(self, *, last: bool = False) -> None:
@@ -197,91 +181,67 @@ class RunDisplay:
         ended = state.take_ended(last=last)
         for end in ended:
             self._line_at, self._line_step = now, end.step
-            while steps and steps[0][1] < end.step:  # both as they came, however late one looks
+            while steps and steps[0][1] < end.step:  # both in order, however late one looks
                 self._print(*steps.pop(0))
             self._print_epoch(end, left=end is ended[-1])
-        for epoch, step, text in steps:
-            self._print(epoch, step, text)
+        for step in steps:
+            self._print(*step)
         if not points or not state.total_steps:
             return
+        words = {**in_words(state.of_epoch, state.noun), **self._left()}
+        within = not state.ends_epoch(state.step) and state.step > self._line_step
         if self._bar and self._task is not None:
-            label = f"epoch {state.epoch}/{state.epochs}"
-            taken = (
-                len(label)
-                + 2 * len(str(state.total_steps))
-                + 3
-                + (BAR + 1) * (self._console.width >= WIDE)
-            )
-            text = self._fitted(
-                {**in_words(state.of_epoch, state.noun), **self._left()},
-                self._console.width - taken,
-            )
-            self._bar.update(
-                self._task,
-                description=label,
-                total=state.total_steps,
-                completed=state.step,
-                text=text,
-            )
-        elif (
-            not state.ends_epoch(state.step)
-            and state.step > self._line_step
-            and now - self._line_at > PLAIN_LINE_S
-        ):
-            self._print(
-                state.epoch,
-                state.step,
-                "  ".join({**in_words(state.of_epoch, state.noun), **self._left()}.values()),
-            )
+            self._show_progress(self._bar, words)
+        elif within and now - self._line_at > PLAIN_LINE_S:
+            self._print(state.epoch, state.step, "  ".join(words.values()))
+
+    def _show_progress(self, bar: Progress, words: Mapping[str, str]) -> None:
+        state, width = self._state, self._console.width
+        label = f"epoch {state.epoch}/{state.epochs}"
+        taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (width >= WIDE)
+        assert self._task is not None
+        bar.update(
+            self._task,
+            description=label,
+            total=state.total_steps,
+            completed=state.step,
+            text=self._fitted(words, width - taken),
+        )
 
     def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
-        """A line for each step that is due, however many were logged since the last look; epochs'
-        ends have theirs.
-        """
+        """Return a line for each step that is due; epochs' ends have theirs."""
         due = list[tuple[int, int, str]]()
-        for (epoch, step), group in itertools.groupby(
-            points, key=lambda point: (point.epoch, point.step)
-        ):
-            values = {point.tag: point.value for point in group}
-            if (
-                step % every == 0
-                and tags.RUNNING_LOSS in values
-                and not self._state.ends_epoch(step)
-            ):
-                running = {tag: value for tag, value in values.items() if is_running(tag)}
-                due.append((epoch, step, "  ".join(in_words(running, self._state.noun).values())))
+        by_step = itertools.groupby(points, key=lambda point: (point.epoch, point.step))
+        for (epoch, step), group in by_step:
+            values = {point.tag: point.value for point in group if _is_running(point.tag)}
+            if step % every or tags.RUNNING_LOSS not in values or self._state.ends_epoch(step):
+                continue
+            due.append((epoch, step, "  ".join(in_words(values, self._state.noun).values())))
         return due
 
     def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
-        """The epoch's own numbers, none of before or since."""
-        values = {tag: value for tag, value in end.values.items() if not is_running(tag)}
+        values = {tag: value for tag, value in end.values.items() if not _is_running(tag)}
         words = {**in_words(values, self._state.noun), **({"best": "best"} if end.is_best else {})}
         if not self._console.is_terminal:
-            self._print(
-                end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values())
-            )
+            words |= self._left() if left else {}
+            self._print(end.epoch, end.step, "  ".join(words.values()))
             return
         label = f"epoch {end.epoch:>{len(str(self._state.epochs))}}/{self._state.epochs}  "
-        say(
-            self._console,
-            label + self._fitted(words, self._console.width - len(label)),
-            "bold" if end.is_best else "",
-        )
+        text = label + self._fitted(words, self._console.width - len(label))
+        say(self._console, text, "bold" if end.is_best else "")
 
     def _print(self, epoch: int, step: int, text: str) -> None:
         self._line_at, self._line_step = time.monotonic(), step
-        say(
-            self._console,
-            f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}",
-        )
+        state = self._state
+        say(self._console, f"epoch {epoch}/{state.epochs}  step {step}/{state.total_steps}  {text}")
 
     def _left(self) -> dict[str, str]:
         left_s = self._state.left_s
         return {} if left_s is None else {"left": f"{duration(left_s)} left"}
 
     def _fitted(self, words: Mapping[str, str], width: int) -> str:
-        """The words that fit into `width` columns, the most important first to stay."""
-        shown, speed = dict(words), speed_label(self._state.noun)
+        """Return the words that fit into `width` columns, the most important first to stay."""
+        shown, speed = dict(words), _speed_label(self._state.noun)
         own = [label for label in words if label not in (speed, *_KEPT_LONGEST, *_NEVER_LEFT_OUT)]
         for label in (speed, *own, *_KEPT_LONGEST):
             if len("  ".join(shown.values())) > width:
@@ -309,36 +269,102 @@ def watched(display: RunDisplay) -> Iterator[None]:
         display.update()  # a run may be over before the thread's first look
 
 
-_KEPT_LONGEST = ("test", "val", "loss")
-_NEVER_LEFT_OUT = ("left", "best")
-
-
 def waiting_for(devices: Sequence[str]) -> str:
-    """Why a run does not start."""
+    """Return why a run does not start."""
     return f"waiting for GPU {', '.join(devices)}: in use by another expt command"
-
-
-def shown_path(folder: Path) -> str:
-    """`folder` relative to the current one where it lies below it."""
-    try:
-        return str(folder.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder)
-
-
-def resume_command(paths: RunPaths) -> str:
-    """What to type to resume the run of that folder."""
-    return (
-        f"{provenance.program()} {setting('hydra.run.dir', shown_path(paths.folder))} resume=auto"
-    )
 
 
 def _progress_bar(console: Console) -> Progress:
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
-    columns = (
-        TextColumn("{task.description}"),
-        *bar,
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
+    text = TextColumn("{task.fields[text]}")
+    columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), text)
     return Progress(*columns, console=console, refresh_per_second=10)
+
+
+def _is_running(tag: str) -> bool:
+    return tag.startswith(tags.running("")) or tag == tags.RUNNING_SAMPLES_PER_S
+
+
+def _speed_label(noun: str) -> str:
+    return "img/s" if noun == "image" else f"{noun}s/s"
+
+
+def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]:
+    """Return the numbers of a line, by label; the epoch's own, else those since the last log point.
+
+    A sample is called `noun`.
+    """
+    running = tags.running("")
+    trained = [tag.removesuffix("/train") for tag in values if tag.endswith("/train")]
+    trained += [tag.removeprefix(running) for tag in values if tag.startswith(running)]
+    metric = next((name for name in trained if name != "loss"), "loss")
+    short = "acc" if metric == "accuracy" else metric
+    shown = [
+        ("loss", (tags.metric("loss", "train"), tags.RUNNING_LOSS), ".4f"),
+        (short, (tags.metric(metric, "train"), tags.running(metric)), ".4f"),
+        ("val", (tags.metric(metric, "val"),), ".4f"),
+        ("test", (tags.metric(metric, "test"),), ".4f"),
+        (_speed_label(noun), (tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), ",.0f"),
+    ]
+    found = (
+        (label, form, [values[tag] for tag in either if tag in values])
+        for label, either, form in shown
+    )
+    return {label: f"{label} {value[0]:{form}}" for label, form, value in found if value}
+
+
+class Printed:
+    """What workers print, as it comes into their logs; what is there at first is not new."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._read = {log: log.stat().st_size for log in self._logs()}
+        self._warned: set[str] = set()
+
+    def _logs(self) -> list[Path]:
+        folder = self._paths.logs(0).parent
+        return sorted(
+            log for name in ("stdout", "stderr") for log in folder.glob(f"*/*/{name}.log")
+        )
+
+    def new(self, *, last: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield the rank and text of each new line, and once each of expt's warnings on stderr.
+
+        A line that is still being written is left for later, unless this is the `last` look.
+        """
+        for log in self._logs():
+            read = self._read.get(log, 0)
+            try:
+                if (size := log.stat().st_size) <= read:
+                    continue
+                with log.open("rb") as file:
+                    file.seek(read)
+                    text = file.read(MAX_LAST_BYTES if last else MAX_BYTES)
+            except OSError:  # removed meanwhile
+                continue
+            whole = text if last or len(text) == MAX_BYTES else text[: text.rfind(b"\n") + 1]
+            self._read[log] = read + len(whole)
+            rank, printed = int(log.parent.name), log.stem == "stdout"
+            for line in whole.decode(errors="replace").splitlines():
+                if printed or self._is_new_warning(line):
+                    yield rank, line
+            if printed and last and read + len(whole) < size:
+                yield rank, f"... more in {log}"
+
+    def _is_new_warning(self, line: str) -> bool:
+        if not line.startswith(WARNING) or line in self._warned:
+            return False
+        self._warned.add(line)
+        return True
+
+
+def show_printed(
+    console: Console, lines: Iterable[tuple[str, str]], errors: TextIO | None = None
+) -> None:
+    """Print lines, each with who has printed it; warnings go to `errors`, or to stderr."""
+    found = list(lines)
+    if plain := [f"[{who}] {line}" for who, line in found if not line.startswith(WARNING)]:
+        say(console, "\n".join(plain))  # at once: a terminal's live lines are drawn anew after it
+    for who, line in found:
+        if line.startswith(WARNING):
+            warn(f"[{who}] {line.removeprefix(WARNING)}", errors)

@@ -1,81 +1,90 @@
-"""What a run has come to, at its end: the final numbers, and what to do next."""
+"""What runs have come to: final numbers, evaluations, ancestors, stale code, and what to do next."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
+from expt.config import user_code
 from expt.config.datasets import noun_of
 from expt.config.tasks import metrics_of
+from expt.errors import printable
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
-from expt.runs.result import PAUSED, Record, read_result, whole_epochs
-from expt.runs.view.ancestry import forks_told
-from expt.runs.view.cells import cells, say
-from expt.runs.view.progress import resume_command, shown_path
+from expt.runs.result import (
+    COMPLETED,
+    PAUSED,
+    Begun,
+    Forked,
+    Record,
+    read_result,
+    result_of_any,
+    whole_epochs,
+)
+from expt.runs.view.text import cells, resume_command, say, setting, shown_path
+
+STALE = "stale"
+"""Said of runs whose custom classes have other source now."""
+_SHOWN = 3
+"""Commands that are printed."""
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
-    """The final numbers, each with its epoch, and what to do next."""
+    """Print the final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
     is_paused = result.get("status") == PAUSED
-    if (
-        not is_paused
-        and (step := result.get("resumed_from", {}).get("step"))
-        and step == result.get("steps")
-    ):
-        more = (
-            "a larger early_stop.patience goes on"
-            if result.get("stopped_early")
-            else "more epochs=... go on"
-        )
-        say(
-            console,
-            f"nothing was left to train: the run was at its end, step {step}, already; {more}",
-        )
+    resumed_at = result.get("resumed_from", {}).get("step")
+    if not is_paused and resumed_at and resumed_at == result.get("steps"):
+        longer = "early_stop.patience" if result.get("stopped_early") else "epochs"
+        at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
+        say(console, f"{at_end}; give a larger {longer} to continue")
     values: Mapping[str, float | None] = result.get("metrics") or {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
     metrics = metrics_of((result.get("config") or {}).get("task"))
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", *metrics, "of epoch"):
         table.add_column(column, justify="left" if not column else "right")
     for split in ("train", "val", "test"):
         if f"loss/{split}" in values:
-            numbers = (_number(values, f"{metric}/{split}") for metric in metrics)
+            numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
     console.print(table)
     for line in _facts(result):
         say(console, line)
+    folder = shown_path(paths.folder)
     if is_paused:
-        say(console, f"paused       after {epochs_done(result)}; to go on: {resume_command(paths)}")
-    say(console, f"run folder   {shown_path(paths.folder)}")
+        command = resume_command(paths)
+        say(console, f"paused       after {epochs_done(result)}; to continue: {command}")
+    say(console, f"run folder   {folder}")
     if paths.operators.exists():
-        operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
-        say(console, f"\n{operators}")
+        say(console, f"\n{paths.operators.read_text(encoding='utf-8')}")
+        trace = shown_path(paths.trace)
         say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
-    say(
-        console,
-        f"look at it   tensorboard --logdir {shlex.quote(shown_path(logdir(paths.folder)))}",
-    )
-    if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
+    say(console, f"look at it   tensorboard --logdir {_quoted(logdir(paths.folder))}")
+    if folder.startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
 
 
-def _number(values: Mapping[str, float | None], tag: str) -> str:
-    """Nothing where it was not measured; a nan is null in the record."""
-    value = values.get(tag, "")
+def _number(value: Any) -> str:
+    """Return nothing for what was not measured; a nan is null in the record."""
     return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
-def logdir(folder: Path) -> Path:
-    """The folder around the run's, where nothing but runs is.
+def _quoted(path: Path) -> str:
+    return shlex.quote(shown_path(path))
 
-    TensorBoard calls a run that is its own logdir `.`, and then finds no metrics of it for HPARAMS.
+
+def logdir(folder: Path) -> Path:
+    """Return the folder around the run's, where nothing but runs is.
+
+    TensorBoard calls a run that is its own logdir `.`, and finds no metrics of it for HPARAMS.
     """
     around = folder.parent
     only_runs = all(RunPaths(path).result.exists() for path in around.iterdir() if path.is_dir())
@@ -90,31 +99,31 @@ def _epoch_of(split: str, result: Record) -> str:
 
 
 def epochs_done(result: Record) -> str:
-    """How much of a run has been trained, as in `3 of 9 epochs`."""
+    """Return how much of a run has been trained, such as `3 of 9 epochs`."""
     return f"{whole_epochs(result)} of {(result.get('config') or {}).get('epochs', '?')} epochs"
 
 
-def _facts(result: Record) -> list[str]:
+def _where(result: Record) -> str:
     workers = result.get("world_size", 1)
-    where = (
-        f"{workers} worker{'s' if workers > 1 else ''} on"
-        f" {', '.join(result.get('devices') or ['the CPU'])}"
-    )
+    devices = ", ".join(result.get("devices") or ["the CPU"])
+    return f"{workers} worker{'s' if workers > 1 else ''} on {devices}"
+
+
+def _facts(result: Record) -> Iterator[str]:
+    if forked := result.get("forked_from"):
+        yield f"forked from  {shown_path(Path(forked['run']))}, {_since(forked)}"
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
-    best = result.get("best")
-    found = [f"forked from  {line}" for line in forks_told(result)]
-    found += [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
-    if best:
-        found.append(f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}")
+    yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
+    if best := result.get("best"):
+        yield f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
     elif none := _without_best(result):
-        found.append(f"no best      {none}")
+        yield f"no best      {none}"
     if stopped := result.get("stopped_early"):
-        found.append(f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}")
-    return found
+        yield f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}"
 
 
 def _without_best(result: Record) -> str | None:
-    """Why no epoch was the best, where each was evaluated."""
+    """Return why no epoch was the best, where each was evaluated."""
     values: Mapping[str, float] = result.get("metrics") or {}
     objective: Mapping[str, Any] = result.get("objective") or {}
     name = str(objective.get("name"))
@@ -123,3 +132,161 @@ def _without_best(result: Record) -> str | None:
         return None
     tested = "; what is tested is the last" if "loss/test" in values and not each_epoch else ""
     return f"{name} was not finite in any epoch{tested}"
+
+
+def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
+    """Print a row for each evaluation; of a single one a few lines more."""
+    records = [(paths, read_result(paths)) for paths in evaluated]
+    metrics = dict.fromkeys(
+        name for _, record in records for name in metrics_of(record["config"]["task"])
+    )
+    several = len(records) > 1
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (*(["run"] if several else []), "", *metrics, "samples", "of epoch"):
+        left = column in ("run", "")
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
+    for paths, record in records:
+        about, name = record["evaluation_of"], [paths.folder.parents[1].name] if several else []
+        dataset = "" if about["own_data"] else f"{about['dataset']} "
+        known = record["metrics"]
+        numbers = (_number(known.get(f"{each}/{about['split']}", "")) for each in metrics)
+        epoch = f"{about['epoch']}, the {about['checkpoint']}"
+        samples = f"{about['samples']:,}"
+        table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
+    console.print(table)
+    paths, record = records[0]
+    run = paths.folder.parents[1]
+    if not several:
+        for line in _facts_of_evaluation(record):
+            say(console, line)
+        say(console, f"numbers      {shown_path(paths.result)}")
+    around = run.parent if several else logdir(run)
+    say(console, f"look at it   tensorboard --logdir {_quoted(around)}")
+
+
+def _facts_of_evaluation(record: Record) -> Iterator[str]:
+    about, seconds = record["evaluation_of"], record["eval_s"]
+    speed = f"{about['samples'] / max(seconds, 1e-9):,.0f} {noun_of(record)}s/s"
+    yield f"measured     {seconds:.1f} s by {_where(record)}, {speed}"
+    if record["config"]["dataset"].get("standardise_targets"):
+        yield "unit         targets are standardised, as in training: 1 is one standard deviation"
+    then = read_result(RunPaths(Path(about["run"])))
+    config, metrics, split = then.get("config") or {}, then.get("metrics") or {}, about["split"]
+    # What the run recorded of the same weights on the same samples.
+    which = "last" if split == config.get("eval_split") else "best"
+    same = about["own_data"] and split in ("val", "test") and about["checkpoint"] == which
+    if same and then.get("status") == COMPLETED:
+        found = [tag for tag in record["metrics"] if isinstance(metrics.get(tag), float)]
+        if shown := ", ".join(f"{tag.partition('/')[0]} {metrics[tag]:.4f}" for tag in found):
+            yield f"then         the run itself recorded {shown}"
+
+
+def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> None:
+    """Print which weights runs began with, where those came from, and the tree of forks."""
+    runs = list(runs)
+    begun: dict[tuple[str, ...], list[Path]] = {}
+    for folder, record in runs:
+        if line := tuple(_ancestors(record)):
+            begun.setdefault(line, []).append(folder)
+    for (first, *others), folders in begun.items():
+        whose = shown_path(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
+        say(console, f"weights      {whose}: from {first}")
+        for depth, each in enumerate(others, 1):
+            say(console, f"             {'  ' * depth}which began from {each}")
+    print_forks(console, runs)
+
+
+def _ancestors(record: Record) -> Iterator[str]:
+    seen = set[str]()
+    while (begun := record.get("weights_from")) and begun["file"] not in seen:
+        seen.add(begun["file"])
+        there = result_of_any(RunPaths(Path(begun["run"]))) if begun.get("run") else Record()
+        is_it = bool(there) and there.get("identity") == begun["identity"]
+        yield _described(begun, there=bool(there), is_it=is_it)
+        record = there if is_it else {}
+
+
+def _described(begun: Begun, *, there: bool, is_it: bool) -> str:
+    details = [begun.get("which") or ""]
+    details.append(f"epoch {begun['epoch']}" if begun.get("epoch") is not None else "")
+    details.append("moving average" if begun.get("average") else "")
+    if begun.get("run") and not is_it:
+        details.append("another run is there now" if there else "no longer there")
+    told = ", ".join(filter(None, details))
+    return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({told})" if told else "")
+
+
+def print_forks(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+    """Print a tree for each run that has forks among `runs` and is none itself."""
+    records = {folder.resolve(): record for folder, record in runs}
+    known = {record["identity"]: at for at, record in records.items() if "identity" in record}
+    below: dict[Path, list[Path]] = {}
+    todo = list(records)
+    while todo:
+        folder = todo.pop()
+        if forked := records[folder].get("forked_from"):
+            parent = Path(forked["run"])
+            if parent not in records:  # it has been moved, lies elsewhere, or is gone
+                parent = known.get(forked["identity"], parent)
+            if parent not in records:
+                records[parent] = result_of_any(RunPaths(parent))
+                todo.append(parent)
+            below.setdefault(parent, []).append(folder)
+    for root in sorted(folder for folder in below if "forked_from" not in records[folder]):
+        console.print(_grown(root, below, records), soft_wrap=True)
+
+
+def _since(forked: Forked) -> str:
+    changes = forked["changed"].items()
+    changed = ", ".join(f"{key} {setting(then)} -> {setting(now)}" for key, (then, now) in changes)
+    return f"at step {forked['step']}" + (f": {changed}" if changed else "")
+
+
+def _grown(
+    folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[Path, Record]
+) -> Tree:
+    """Return the run of `folder` with its forks, by the step at which they part from it."""
+    record = records[folder]
+    label = shown_path(folder) + ("" if record else " (no longer there)")
+    if (forked := record.get("forked_from")) is None:
+        label = f"forks        {label}"
+    else:
+        label += f"  {_since(forked)}"
+    objective = record.get("objective")
+    if objective and objective["value"] is not None:
+        label += f"  {objective['name']} {objective['value']:.4f}"
+    tree = Tree(Text(printable(label)))
+    forks = below.get(folder, ())
+    for fork in sorted(forks, key=lambda each: (records[each]["forked_from"]["step"], each)):
+        tree.children.append(_grown(fork, below, records))
+    return tree
+
+
+def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
+    """Return the folders of runs whose custom classes have other source now.
+
+    One whose classes are not found from here is not known to be stale.
+    """
+    today: dict[tuple[str, ...], str | None] = {}
+    found = []
+    for folder, record in runs:
+        content = record.get("content")
+        if content is None or (then := content["code"]) is None:
+            continue
+        targets = user_code.targets(record.get("config") or {})
+        if targets not in today:
+            today[targets] = user_code.fingerprint(targets)
+        if today[targets] not in (None, then):
+            found.append(folder)
+    return found
+
+
+def print_stale(console: Console, folders: Sequence[Path]) -> None:
+    """Print which runs are stale, with the commands that run the first of them anew."""
+    if folders:
+        about = f"{len(folders)} {STALE}: their custom classes have other source now; to run anew"
+        say(console, f"\n{about}", "bold yellow")
+    for folder in folders[:_SHOWN]:
+        say(console, f"      {provenance.program()} rerun {_quoted(folder)}")
+    if (left := len(folders) - _SHOWN) > 0:
+        say(console, f"      and so on for {left} more that are marked")

@@ -1,0 +1,311 @@
+"""What each setting means for a run, as the annotations in the schema say.
+
+What a key does to a run's numbers, whether it may differ when a run is resumed, forked or
+evaluated, and under which other settings it has no effect. Free of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from expt.config.constraints import IS_SET, Key, kind
+from expt.config.groups import GROUPS
+from expt.config.schema import RunConfig
+
+Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
+"""What two runs are compared for: whether one may continue as the other, begin from it, measure
+its weights, or has the same numbers."""
+
+
+def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> list[str]:
+    """Return the keys of two flat settings (see `flat`) that differ although `rule` forbids it.
+
+    Keys that change no number may always differ, and so may those without effect in both. Where
+    another member of a group is chosen only its name is listed, as in `model.name`.
+    """
+    found = [
+        key
+        for key in sorted(then.keys() | now.keys())
+        if not _equal(then.get(key), now.get(key))
+        and not _allowed(meaning_in(now if key in now else then, key), rule)
+        and not (is_idle(key, then) and is_idle(key, now))
+    ]
+    chosen = {key.removesuffix("name") for key in found if key.endswith(".name")}
+    return [
+        key for key in found if key.endswith(".name") or key.partition(".")[0] + "." not in chosen
+    ]
+
+
+def _allowed(key: Key, rule: Rule) -> bool:
+    if key.result != "changes":
+        return True
+    if rule == "fork":
+        return key.fork is not False
+    if rule == "fork_within_epoch":
+        return key.fork is True
+    return bool(key.resume if rule == "resume" else key.evaluate if rule == "evaluate" else False)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare values of which one may come from JSON, where a tuple is a list."""
+    return bool(one == other or _as_json(one) == _as_json(other))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(below) for key, below in value.items()}
+    return [*map(_as_json, value)] if isinstance(value, list | tuple) else value
+
+
+def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether `key` has no effect beside the other flat settings."""
+    return not _has_effect(meaning_in(settings, key).only_if, settings)
+
+
+def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    for other, wanted in conditions.items():
+        value = settings.get(other)
+        if not (
+            bool(value)
+            if wanted is IS_SET
+            else value in wanted
+            if isinstance(wanted, tuple)
+            else value == wanted
+        ):
+            return False
+    return True
+
+
+def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
+    """Return the meaning of `key` for the members of groups that the flat settings choose."""
+    return meaning(key, settings.get(f"{key.partition('.')[0]}.name"))
+
+
+@functools.cache
+def meaning(key: str, member: str | None = None) -> Key:
+    """Return what the dotted `key` means, every field of it filled in.
+
+    `member` is the chosen member of its group, without which the group's first that has the key
+    counts. A key that is not in the schema, such as a custom class's argument, is as the one above.
+    """
+    parts, found = key.split("."), _DEFAULT
+    for end, part in enumerate(parts):
+        hints = [
+            hints[part] for kind in _classes(parts[:end], member) if part in (hints := _hints(kind))
+        ]
+        if not hints:
+            return found
+        found = _below(found, _annotation(hints[0]))
+    return found
+
+
+def _classes(path: Sequence[str], member: str | None, root: Any = RunConfig) -> list[Any]:
+    """Return the dataclasses that may lie at a path, where `member` is chosen of its group."""
+    kinds: list[Any] = [root]
+    for part in path:
+        if part in GROUPS and kinds == [RunConfig]:
+            members = GROUPS[part]
+            kinds = [members[member]] if member in members else [*members.values()]
+        elif not part.isdigit():  # the elements of a list have the class that its type names
+            hints = [hints[part] for kind in kinds if part in (hints := _hints(kind))]
+            kinds = [kind for hint in hints for kind in classes_in(hint)]
+    return kinds
+
+
+def names_beside(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
+    """Return the keys that there are beside the last one of `path`, in a configuration `node`."""
+    member = kind(node.get(path[0])) if path[0] in GROUPS else None
+    return [name for cls in _classes(path[:-1], member, root) for name in names_of(cls)]
+
+
+def example_of(path: Sequence[str]) -> str:
+    """Return a value as it is typed for a key that takes a list, or has keys below it."""
+    key = ".".join(part for part in path if not part.isdigit())
+    if example := meaning(key).example:
+        return example
+    below = next((names_of(cls)[0] for cls in _classes(path, None)), None)
+    if below is None:
+        return f"{key}=[1,2]"
+    return f"{key}.{below}=..." if key in holders() else f"{key}=[{{{below}: ...}}]"
+
+
+@functools.cache
+def holders() -> tuple[str, ...]:
+    """Return the keys that have others below them, each of which is set by itself."""
+    found = [name for name in names_of(RunConfig) if name not in GROUPS]
+    found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
+    return tuple(key for key in found if any(dataclasses.is_dataclass(hint) for hint in _bare(key)))
+
+
+def _bare(key: str) -> list[Any]:
+    """Return the types of a key without their annotations."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    return [typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint for hint in hints]
+
+
+_DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
+
+
+def _below(above: Key, own: Key | None) -> Key:
+    """Return `own` with what it leaves open taken from the key above it."""
+    if own is None:
+        return above
+    inherited = {
+        name: getattr(above, name)
+        for name in ("result", "resume", "fork", "evaluate", "varies", "cost", "evaluated_as")
+        if getattr(own, name) is None
+    }
+    only_if = {**above.only_if, **own.only_if}
+    return dataclasses.replace(own, only_if=only_if, **inherited)
+
+
+def _annotation(hint: Any) -> Key | None:
+    """Return the `Key` in an annotated type, or in a member of a union of such."""
+    for found in getattr(hint, "__metadata__", ()):
+        if isinstance(found, Key):
+            return found
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_annotation, typing.get_args(hint))), None)
+    return None
+
+
+def classes_in(hint: Any) -> Iterator[type]:
+    """Yield the dataclasses that a type names, also in unions and lists."""
+    if dataclasses.is_dataclass(hint):
+        yield typing.cast(type, hint)
+    elif typing.get_origin(hint) is typing.Annotated:
+        yield from classes_in(typing.get_args(hint)[0])
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
+        for one in typing.get_args(hint):
+            yield from classes_in(one)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def all_keys() -> Mapping[str, Key]:
+    """Return the meaning of every key in the schema, of all members of groups."""
+    found: dict[str, Key] = {}
+    for name, hint in _hints(RunConfig).items():
+        members = GROUPS[name].items() if name in GROUPS else ((None, cls) for cls in [None])
+        found.setdefault(name, meaning(name))
+        for member, cls in members:
+            for holder in [cls] if cls else classes_in(hint):
+                for key in _keys_below(holder, name):
+                    found.setdefault(key, meaning(key, member))
+    return found
+
+
+def _keys_below(kind: type, prefix: str) -> Iterator[str]:
+    for name, hint in _hints(kind).items():
+        if typing.get_origin(hint) is not typing.ClassVar:
+            yield f"{prefix}.{name}"
+            for below in classes_in(hint):
+                yield from _keys_below(below, f"{prefix}.{name}")
+
+
+def varying(*by: str) -> tuple[str, ...]:
+    """Return the keys by which runs may differ that are alike but for `by`, as in "repetition"."""
+    return tuple(key for key, meant in all_keys().items() if meant.varies in by)
+
+
+def counted(config: RunConfig) -> dict[str, Any]:
+    """Return, flat, the settings that can change a run's numbers.
+
+    Of a dictionary each key is one, whatever lies below it: so no two come to the same.
+    """
+    found: dict[str, Any] = {}
+    conditions: list[tuple[str, Mapping[str, Any]]] = []
+    _collect(config, "", None, found, conditions)
+    for key, only_if in conditions:
+        if not _has_effect(only_if, found):
+            del found[key]
+    return found
+
+
+def _collect(
+    holder: Any,
+    prefix: str,
+    member: str | None,
+    found: dict[str, Any],
+    conditions: list[tuple[str, Mapping[str, Any]]],
+) -> None:
+    values, kind = vars(holder), typing.cast(Any, type(holder))
+    for name, key, only_if in _counted_fields(kind, prefix, member):
+        value = values[name]
+        kind = type(value)
+        if kind not in _SCALARS and hasattr(kind, "__dataclass_fields__"):
+            group = values[name].name if not prefix and name in GROUPS else member
+            _collect(value, f"{key}.", group, found, conditions)
+        elif kind is dict:
+            found |= {f"{key}.{below}": plain(value[below]) for below in value}
+        else:
+            found[key] = value if kind in _SCALARS else plain(value)
+            if only_if:
+                conditions.append((key, only_if))
+
+
+@functools.cache
+def _counted_fields(
+    kind: Any, prefix: str, member: str | None
+) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
+    meant = {name: meaning(prefix + name, member) for name in names_of(kind)}
+    return tuple(
+        (name, prefix + name, key.only_if) for name, key in meant.items() if key.result == "changes"
+    )
+
+
+_SCALARS = {str, int, float, bool, type(None)}
+
+
+def plain(value: Any) -> Any:
+    """Return what dataclasses.asdict does, of any value, in a fifth of its time."""
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, dict):
+        return {key: plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    if hasattr(type(value), "__dataclass_fields__"):
+        kind: Any = type(value)
+        return {name: plain(getattr(value, name)) for name in names_of(kind)}
+    return value
+
+
+@functools.cache
+def names_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields."""
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def typed(value: Any) -> str:
+    """Return a value as it is typed on the command line: null, true, [1,2]."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(typed, value))}]"
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )

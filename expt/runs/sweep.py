@@ -1,0 +1,193 @@
+"""The runs of a sweep: their records, by an index where they are many; copies, and ranking."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from expt.config.identity import VERSION
+from expt.config.tasks import metrics_of
+from expt.runs import tags
+from expt.runs.files import dumps, write_atomically
+from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths
+from expt.runs.result import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    FoundRecord,
+    Record,
+    objective_of,
+    result_of_any,
+    results,
+    with_nan,
+)
+
+T = TypeVar("T")
+LARGE = 200
+"""A sweep of fewer runs is read as quickly without an index."""
+LEFT_OUT = ("git", "versions", "hardware", "hosts")
+"""What no table shows, and most of a record may be."""
+_NAMED = 3
+"""Copies that a line names."""
+
+
+def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
+    """Yield as `results`, without LEFT_OUT; unchanged records come from the index.
+
+    Records share what they have in common: change top-level keys only.
+    """
+    known = _read(folder / SWEEP_INDEX)
+    now: dict[str, tuple[list[int], Record]] = {}
+    ended = 0
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        paths = RunPaths(folder / name)
+        try:
+            stat = os.stat(f"{folder}/{name}/{RESULT}")  # a Path takes three times as long
+        except OSError:  # no folder, or no run
+            continue
+        # Another record has another inode, see `write_atomically`.
+        state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        kept = known.pop(name, None)
+        unchanged = kept is not None and kept[0] == state
+        record = kept[1] if kept and unchanged else _slim(result_of_any(paths))
+        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PAUSED):
+            now[name] = state, record
+            ended += not unchanged
+        if record:
+            yield paths, record
+    if len(now) >= LARGE and (ended or known):
+        with contextlib.suppress(OSError):  # a disk that is full, or read-only
+            write_atomically(folder / SWEEP_INDEX, dumps(_packed(now)))
+
+
+def latest_sweep(outputs: Path) -> Path | None:
+    """Return the sweep below `outputs` whose first run began last; None where there is none."""
+    pattern = str(RunPaths(Path("*/*")).result)
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob(pattern)}
+
+    def began(sweep: Path) -> float:
+        return min((run["started"] for _, run in results(sweep) if "started" in run), default=0.0)
+
+    return max(sorted(folders), key=began, default=None)
+
+
+def _slim(record: Record) -> Record:
+    for key in LEFT_OUT:
+        record.pop(key, None)  # type: ignore[misc]  # not a literal
+    return record
+
+
+class _Bases:
+    """The first content of each kind; of others of its kind the differences are kept."""
+
+    def __init__(self) -> None:
+        self.contents: list[Mapping[str, Any]] = []
+        self._written: list[Mapping[str, str]] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def against(self, content: Mapping[str, Any], kind: str = "") -> tuple[int, dict[str, Any]]:
+        """Return the number of a base with the same keys, and what differs from it at the top."""
+        number = self._numbers.setdefault((tuple(content), kind), len(self.contents))
+        if number == len(self.contents):
+            self.contents.append(content)
+            self._written.append({key: repr(value) for key, value in content.items()})
+        base, written = self.contents[number], self._written[number]
+        # By what is written, since 1 == True == 1.0.
+        return number, {
+            k: v for k, v in content.items() if v is not base[k] and repr(v) != written[k]
+        }
+
+
+def _packed(runs: Mapping[str, tuple[list[int], Record]]) -> dict[str, Any]:
+    """Most runs have nearly the same settings, and the same command, which may be long."""
+    bases, packed = _Bases(), {}
+    for name, (state, record) in runs.items():
+        config = record.get("config")
+        rest = record if config is None else {**record, "config": None}
+        settings = None if config is None else bases.against(config)
+        packed[name] = [state, settings, bases.against(rest, str(record.get("command")))]
+    return {"version": VERSION, "bases": bases.contents, "runs": packed}
+
+
+def _read(index: Path) -> dict[str, tuple[list[int], Record]]:
+    try:
+        content = json.loads(index.read_bytes())
+        return _unpacked(content) if content["version"] == VERSION else {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return {}  # none, or no index
+
+
+def _unpacked(content: Mapping[str, Any]) -> dict[str, tuple[list[int], Record]]:
+    bases, found = content["bases"], {}
+    for name, (state, settings, (number, others)) in content["runs"].items():
+        record: dict[str, Any] = {**bases[number], **others}
+        if settings is not None:
+            record["config"] = {**bases[settings[0]], **settings[1]}
+        found[name] = state, with_nan(cast(Record, record))
+    return found
+
+
+def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
+    """Return the runs that have measured their objective, best first."""
+    measured = [(run, record) for run, record in runs if math.isfinite(objective_of(record))]
+    if not measured:
+        return []
+    record = measured[0][1]
+    metrics = metrics_of((record.get("config") or {}).get("task"))
+    highest = tags.is_higher_better(record["objective"]["name"], metrics)
+    measured.sort(key=lambda pair: place(pair[1]))  # of equal ones the first of a search
+    measured.sort(key=lambda pair: objective_of(pair[1]), reverse=highest)
+    return [run for run, _ in measured]
+
+
+def place(record: Record) -> int:
+    """Return the number of a run in its search; others come first."""
+    return record["search"]["number"] if "search" in record else -1
+
+
+def has_own_name(paths: RunPaths, record: Record) -> bool:
+    """Return whether the folder has the name that its run was given; a copy has another."""
+    return record.get("name", paths.folder.name) == paths.folder.name
+
+
+def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
+    """Return the folders of copies of runs, each with that of the run which counts instead.
+
+    That is the last one beside it which has its own name, else the first: a folder that was only
+    renamed is no copy. Runs under their own names are no copies either, except those of one number
+    of a search, which gives each to one run.
+    """
+    alike: dict[tuple[object, ...], list[tuple[Path, bool]]] = {}
+    for paths, record in runs:
+        number = record["search"]["number"] if "search" in record else None
+        settings = record.get("identity") or repr(record.get("arguments") or "")
+        if number is not None or settings != repr(""):
+            own = has_own_name(paths, record)
+            same = (number, settings, paths.folder.parent)
+            alike.setdefault(same, []).append((paths.folder, own))
+    found = dict[Path, Path]()
+    for (of_search, *_), folders in alike.items():
+        kept = next((folder for folder, own in reversed(folders) if own), folders[0][0])
+        for folder, own in folders:
+            if folder != kept and (of_search is not None or not own):
+                found[folder] = kept
+    return found
+
+
+def without_copies(runs: Sequence[FoundRecord]) -> tuple[list[FoundRecord], dict[Path, Path]]:
+    """Return the runs that count, and the copies as `copies_among` does."""
+    copies = copies_among((RunPaths(run["folder"]), run) for run in runs)
+    return [run for run in runs if run["folder"] not in copies], copies
+
+
+def told(copies: Mapping[Path, Path]) -> str:
+    """Return a line that names the first of the copies, which do not count."""
+    names = [f"{folder.name} (of {kept.name})" for folder, kept in sorted(copies.items())]
+    what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
+    return f"{what} not count: {', '.join([*names[:_NAMED], *['...'] * (len(names) > _NAMED)])}"

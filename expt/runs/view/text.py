@@ -1,0 +1,104 @@
+"""Values as a person reads them: cells, lines, times, sizes and paths."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from expt.errors import printable
+from expt.runs import provenance, typed
+from expt.runs.paths import RunPaths
+
+
+def cells(*values: object) -> list[Text]:
+    """Return cells of a rich table, in which markup and escape sequences are plain text."""
+    return [Text(printable(str(value))) for value in values]
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is; the terminal wraps a long one, so that a path in it can be copied."""
+    console.print(Text(printable(text), style), soft_wrap=True)
+
+
+def setting(value: Any) -> str:
+    """Return a setting as it is typed: `1e12`, `0.05` and `null`."""
+    if value is None:
+        return "null"
+    if not isinstance(value, float):
+        return str(value)
+    return re.sub(r"e([+-])0*", lambda found: f"e{found[1].strip('+')}", f"{value:.12g}")
+
+
+def in_csv(value: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def shown_path(folder: Path) -> str:
+    """Return `folder` relative to the current one where it lies below it."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
+
+
+def resume_command(paths: RunPaths) -> str:
+    """Return what to type to resume the run of that folder."""
+    folder = typed.setting("hydra.run.dir", shown_path(paths.folder))
+    return f"{provenance.program()} {folder} resume=auto"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `[hours:]minutes:seconds`."""
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:")
+
+
+def elapsed(seconds: float) -> str:
+    """Return seconds with a tenth; from a minute on as `duration`."""
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def about(seconds: float) -> str:
+    """Return whole seconds; from a minute on as `duration`."""
+    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
+
+
+def brief(seconds: float) -> str:
+    """Return milliseconds with three digits; from a second on as `elapsed`."""
+    if seconds >= 1:
+        return elapsed(seconds)
+    return f"{seconds * 1000:{'.0f' if seconds >= 0.1 else '.3g'}} ms"
+
+
+def mebibytes(mib: float) -> str:
+    """Return whole MiB; from 1024 on GiB with a tenth."""
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def in_bytes(number: float) -> str:
+    """Return a number of bytes as `mebibytes` does."""
+    return mebibytes(number / 2**20)
+
+
+def amount(seconds: float) -> str:
+    """Return seconds, minutes or hours with a tenth, as of several devices."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
+
+
+def kilowatt_hours(joules: float) -> str:
+    """Return an energy with three digits."""
+    return f"{joules / 3.6e6:.3g} kWh"

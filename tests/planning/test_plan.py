@@ -1,0 +1,94 @@
+"""What a run is said to take before it runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expt.command import plan as command
+from expt.config.parse import parse
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.machine import Machine
+from expt.planning.plan import Plan, planned
+from tests.composing import composed
+
+LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere")
+SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
+PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10  # of an MLP of the digits with 16 hidden units
+
+
+class Decides(nn.Module):
+    """Reads a number of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.layer(images.flatten(1))
+        return found if float(found.sum()) > 0 else -found
+
+
+def config(*words: str, gpus: int = 8) -> RunConfig:
+    return parse(composed(*words), Machine(gpus=tuple(map(str, range(gpus))), cpus=8))
+
+
+def plans(*words: str) -> dict[tuple[str, bool], Plan]:
+    return {(plan.strategy, plan.checkpointed): plan for plan in planned(config(*words)).plans}
+
+
+def test_an_mlp_takes_what_its_layers_say() -> None:
+    found = plans("model.hidden=[16]", "optimizer=adam", "gpus=4", "batch_size=4096")
+    ddp, fsdp = found["ddp", False], found["fsdp", False]
+    assert ddp.parameters == ddp.gradients == 4 * PARAMETERS
+    assert ddp.states == pytest.approx(2 * ddp.gradients, rel=0.02)  # and a count of steps each
+    assert (fsdp.gradients, fsdp.states) == (ddp.gradients / 4, ddp.states / 4)
+    inputs, hidden, logits = (1024 * 4 * width for width in (64, 16, 10))
+    assert inputs + hidden + logits < ddp.activations < 2 * inputs + 4 * hidden + 6 * logits
+
+
+def test_activations_shrink_with_checkpointing_and_micro_batches() -> None:
+    words = (*LM, *SMALL, "gpus=1", "dataset.context=64")
+    found, parts = plans(*words), plans(*words, "gradient_accumulation=4")
+    assert found["ddp", True].activations < 0.8 * found["ddp", False].activations
+    assert parts["ddp", False].activations < 0.3 * found["ddp", False].activations
+
+
+def test_a_moving_average_is_counted_and_offloaded_states_are_not() -> None:
+    words = ("optimizer=adam", "gpus=1")
+    plain, more = plans(*words)["ddp", False], plans(*words, "ema=0.9", "offload=cpu")["ddp", False]
+    assert more.parameters == 2 * plain.parameters
+    assert (plain.states > 0, more.states) == (True, 0)
+
+
+def test_hsdp_is_planned_for_the_shards_that_are_named() -> None:
+    found = plans("gpus=8", "strategy=hsdp", "sharding.shards=2")
+    assert found["hsdp", False].gradients == found["ddp", False].gradients / 2
+
+
+def test_a_model_that_reads_its_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Decides"):
+        planned(config(f"+model._target_={__name__}.Decides"))
+
+
+@pytest.mark.parametrize("words", [["model=mlp,convnet"], ["epocs=3"], ["--vocabulary", "0"]])
+def test_a_wrong_word_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        command.main(words)
+
+
+def test_the_table_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
+    shown = capsys.readouterr().out
+    assert "strategy" in shown
+    assert "fsdp" in shown
+    assert f"{PARAMETERS:,} parameters" in shown
+
+
+def test_nothing_is_computed() -> None:
+    """A model of 10^9 parameters is planned on this machine."""
+    found = planned(config(*LM, "model.size=1b", "dataset.context=128", "gpus=8", "batch_size=8"))
+    assert found.num_parameters > 9e8
+    assert not torch.cuda.is_initialized()

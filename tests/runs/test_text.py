@@ -1,0 +1,31 @@
+"""Times and sizes as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from expt.runs.view import text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "brief", "elapsed", "about", "duration"),
+    [
+        (0.00736, "7.36 ms", "0.0 s", "0 s", "00:00"),
+        (0.1484, "148 ms", "0.1 s", "0 s", "00:00"),
+        (6.697, "6.7 s", "6.7 s", "7 s", "00:07"),
+        (75.0, "01:15", "01:15", "01:15", "01:15"),
+        (4000.0, "1:06:40", "1:06:40", "1:06:40", "1:06:40"),
+    ],
+)
+def test_seconds(seconds: float, brief: str, elapsed: str, about: str, duration: str) -> None:
+    shown = [form(seconds) for form in (text.brief, text.elapsed, text.about, text.duration)]
+    assert shown == [brief, elapsed, about, duration]
+
+
+def test_sizes() -> None:
+    assert [text.mebibytes(number) for number in (375.6, 1024, 20000)] == [
+        "376 MiB",
+        "1.0 GiB",
+        "19.5 GiB",
+    ]
+    assert text.in_bytes(3 * 2**30) == "3.0 GiB"
