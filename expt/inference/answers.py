@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.config import tasks
-from expt.data.text import NO_TARGET
 from expt.data.tree import leaves, mapped
+from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError
 from expt.inference.plan import Plan
 from expt.inference.scales import scales_of
@@ -264,30 +263,26 @@ def form_of(plan: Plan) -> Form:
     """That of the run's task."""
     task, data = plan.config.task, plan.data
     targets = _target_names(plan)
-    if isinstance(task, tasks.Classification):
+    if task.TARGETS == "class":
         return Classes(
             data.get("class_names") or [str(number) for number in range(data["num_classes"])],
             plan.asked.top,
         )
-    if isinstance(task, tasks.Multilabel):
+    if task.TARGETS == "labels":
         number = data["num_classes"]
         names = targets if len(targets) == number else [f"label_{place}" for place in range(number)]
         return Labels(names, task.threshold)
-    if isinstance(task, tasks.Regression):
+    if task.TARGETS == "numbers":
         return Numbers(targets, list(scales_of(plan.config.dataset, data).targets.values()))
-    if isinstance(task, tasks.Segmentation):
+    if task.TARGETS == "mask":
         return Masks()
-    return Likelihoods() if isinstance(task, tasks.LanguageModel) else Outputs()
+    return Likelihoods() if task.TARGETS == "tokens" else Outputs()
 
 
 def _target_names(plan: Plan) -> Sequence[str]:
     if names := plan.data.get("target_names"):
         return list(names)
-    named = getattr(
-        plan.config.dataset,
-        "targets",
-        "progression" if plan.config.dataset.name == "diabetes" else (),
-    )
+    named = getattr(plan.config.dataset, "targets", ())
     return [named] if isinstance(named, str) else list(named)
 
 
