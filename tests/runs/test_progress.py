@@ -17,7 +17,7 @@ from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import duration, elapsed, shown_path
+from expt.runs.view.text import shown_path
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {

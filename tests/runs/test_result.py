@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 from pathlib import Path
@@ -21,7 +20,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
     create_result,
-    objective_of,
     read_result,
     result_of_any,
     results,
