@@ -22,6 +22,7 @@ def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any
     """The result.json of a run called `name`: completed with `value`, or as `fields` say."""
     objective = fields.pop("objective", "accuracy/val")
     overrides = fields.pop("overrides", dict(pair.split("=") for pair in name.split(",")))
+    fields["config"] = {"task": {"name": "classification"}, **fields.get("config", {})}
     outcome: dict[str, Any] = {}
     if value is not None:
         metrics = {objective: value, "loss/train": 0.5}

@@ -255,7 +255,8 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])
     paths = RunPaths(tmp_path / "outputs" / "my day" / "run")
-    create_result(paths, world_size=2, devices=[])
+    config = {"task": {"name": "classification"}}
+    create_result(paths, world_size=2, devices=[], config=config)
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
     best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
     update_result(
