@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def of_task(config: RunConfig) -> list[str]:
-    """What does not go with the task, one line each, with the mend."""
+    """Return what does not go with the task, one line each, with its fix."""
     problems = [
         *_task(config),
         *_of_pixels(config),
@@ -33,12 +33,12 @@ def of_task(config: RunConfig) -> list[str]:
 
 
 def of_samples(config: RunConfig) -> list[str]:
-    """What of that concerns an evaluation too."""
+    """Return what of that concerns an evaluation too."""
     return [*_task(config), *_of_pixels(config), *_folds(config)]
 
 
 def _mixed(config: RunConfig) -> list[str]:
-    """What is done to training samples alone."""
+    """Return problems of what is done to training samples only."""
     problems, dataset = [], config.dataset
     for key in ("mixup", "cutmix"):
         alpha = getattr(config, key)
@@ -69,7 +69,7 @@ def _mixed(config: RunConfig) -> list[str]:
 
 
 def _classes(config: RunConfig) -> list[str]:
-    """What evens out classes, where there are any, once."""
+    """Return problems of what balances classes: there must be some, and one way."""
     task, sampling = config.task, config.dataset.sampling
     if not isinstance(task, Classification):
         return (
@@ -90,7 +90,7 @@ def _classes(config: RunConfig) -> list[str]:
 
 
 def _of_pixels(config: RunConfig) -> list[str]:
-    """Models of a class for each pixel with such a task alone, and the other way round."""
+    """Return problems of models with a class for each pixel."""
     model, task = config.model, config.task
     if isinstance(model, UNet) and not isinstance(task, Segmentation | TargetTask):
         return [
@@ -106,7 +106,7 @@ def _of_pixels(config: RunConfig) -> list[str]:
 
 
 def of_tokens(config: RunConfig) -> list[str]:
-    """Models for tokens with data of such alone, and the other way round."""
+    """Return problems of models for tokens."""
     model, dataset = config.model, config.dataset
     if dataset.has_tokens and not isinstance(model, Transformer | Target):
         return [
@@ -195,7 +195,7 @@ def _objective(config: RunConfig) -> list[str]:
 
 
 def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
-    """What is measured of these splits: in training not those that evaluations alone measure."""
+    """Return the tags of metrics of these splits; some are measured in evaluations only."""
     metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
     return [
         f"{name}/{split}"
@@ -206,12 +206,12 @@ def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
 
 
 def measured_each_epoch(config: RunConfig) -> list[str]:
-    """The tags of metrics that a run has after each epoch."""
+    """Return the tags of metrics that a run has after each epoch."""
     return _tags(config, ["train", config.eval_split])
 
 
 def _watched(config: RunConfig) -> list[str]:
-    """What early stopping and a plateau look at must be there after each epoch."""
+    """Return problems of what early stopping and a plateau watch."""
     watched: dict[str, EarlyStop | Plateau] = {}
     if config.early_stop is not None:
         watched["early_stop"] = config.early_stop

@@ -1,4 +1,4 @@
-"""What a run computes and measures, by the member of the group `task`; expt/tasks/ has the classes.
+"""The keys of the group `task`: what a run computes and measures; expt/tasks/ has the classes.
 
 Free of torch.
 """
@@ -84,7 +84,7 @@ class Segmentation(_Task):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetTask(Target):
-    """A person's own Task, with the names of its metrics and which way each is better."""
+    """A custom Task, with the names of its metrics and which way each is better."""
 
     metrics: Annotated[
         dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
@@ -92,7 +92,7 @@ class TargetTask(Target):
 
     @property
     def own_metrics(self) -> dict[str, Better]:
-        """Those that the task itself measures."""
+        """The metrics that the task itself measures."""
         return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
 
 
@@ -107,11 +107,7 @@ TASKS: dict[str, Any] = {
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
-    """The loss and the metrics of a task, as it is or as a record has it, and which way each is
-    better.
-
-    A record of before there were tasks has None.
-    """
+    """Return the metrics of a task, or of a record of one, and which way each is better."""
     if isinstance(task, Mapping):
         kind, more = _kind(task), task.get("metrics")
         more = more if isinstance(more, Mapping) else {}  # which is refused later
@@ -125,12 +121,12 @@ def metrics_of(task: Any) -> dict[str, Better]:
 
 
 def _kind(task: Mapping[str, Any]) -> Any:
-    """The class of a task as its YAML or a record has it."""
+    """Return the class of a task in YAML or a record."""
     return TargetTask if "_target_" in task else TASKS.get(str(task.get("name")), Classification)
 
 
 def _better(metric: Any) -> Better:
-    """Which way is better of a metric as a task, its YAML or a record has it."""
+    """Return which way a metric is better, as a task, its YAML or a record has it."""
     found: Any = (
         metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
     )
@@ -138,20 +134,18 @@ def _better(metric: Any) -> Better:
 
 
 def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
-    """The task's metrics that are torchmetrics'."""
+    """Return the metrics that are torchmetrics'."""
     return {
         name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
     }
 
 
 def chosen_metric(task: Any) -> str:
-    """The metric to show where there is room for one beside the loss; the loss itself where there
-    is none.
-    """
+    """Return the metric to show besides the loss; the loss itself where there is no other."""
     return next(iter(list(metrics_of(task))[1:]), "loss")
 
 
 def objective_of(task: Any) -> str:
-    """The metric by which the runs of a task are chosen where nothing else is asked for."""
+    """Return the metric by which runs of a task are chosen, unless another is asked for."""
     kind = _kind(task) if isinstance(task, Mapping) else type(task)
     return getattr(kind, "OBJECTIVE", chosen_metric(task))
