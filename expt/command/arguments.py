@@ -16,7 +16,7 @@ from expt.command.conf_files import options as options_of
 from expt.command.overrides import is_readable, parsed
 from expt.command.words import WORDS
 from expt.config import main_code
-from expt.config.datasets import OWN_DATASET_KEYS
+from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.parent import NAMES_A_RUN, for_strategy, key_of, values_of
 from expt.runs.paths import RunPaths, is_sweep
@@ -142,7 +142,7 @@ def with_own_keys(arguments: Sequence[str]) -> list[str]:
     )
     if not chosen or chosen in [path.stem for path in options_of("dataset")]:
         return list(arguments)
-    pattern = re.compile(rf"dataset\.({'|'.join(OWN_DATASET_KEYS)})[.=]")
+    pattern = re.compile(rf"dataset\.({'|'.join(CUSTOM_DATASET_KEYS)})[.=]")
     return [f"++{word}" if pattern.match(word) else word for word in arguments]
 
 

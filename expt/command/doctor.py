@@ -32,7 +32,7 @@ from expt.runs import provenance
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
-    from expt.config.datasets import Downloaded
+    from expt.data.kinds.originals import Downloaded
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
@@ -267,8 +267,7 @@ def _gpu(index: int) -> Finding:
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
-    from expt.config.datasets import Downloaded
-    from expt.data import files
+    from expt.data.kinds.originals import Downloaded
 
     yield Finding("pass", "digits", "come with expt")
     missing = []
@@ -282,7 +281,7 @@ def _datasets(root: str | None) -> Iterator[Finding]:
             mean=None,
             std=None,
         )
-        folder = files.folder_of(plain)
+        folder = plain.folder()
         if folder is None:
             missing.append(name)
         else:
@@ -293,10 +292,8 @@ def _datasets(root: str | None) -> Iterator[Finding]:
 
 
 def _checked(dataset: Downloaded, folder: Path) -> Finding:
-    from expt.data import fingerprint
-
     try:
-        fingerprint.of_data(dataset)
+        dataset.fingerprint()
     except ConfigError as error:
         return Finding(
             "fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER"

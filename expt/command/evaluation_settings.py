@@ -17,7 +17,7 @@ from expt.command.composing import composed_alone
 from expt.command.conf_files import keys
 from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
-from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
+from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.identity import Content
 from expt.config.keys import differing, flat, meaning
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
@@ -215,11 +215,11 @@ def _name(config: RunConfig, asked: Asked) -> str:
     two apart.
     """
     dataset = config.dataset
-    if not isinstance(dataset, TargetDataset):
+    if not dataset.custom_class:
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     return str(
-        secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words]))
+        secrets.hidden(" ".join([asked.chosen or dataset.custom_class.rpartition(".")[2], *words]))
     )
 
 
@@ -241,7 +241,7 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
+        if then["name"] == "_target_" and path[0] not in {*CUSTOM_DATASET_KEYS, "train", "test"}:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
     if "set" in asked.dataset and node.get("image_size") is None:
@@ -304,7 +304,9 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
     if "_target_" not in dataset:
         return dict(dataset)
     own = {
-        key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}
+        key: value
+        for key, value in dataset.items()
+        if key in {*CUSTOM_DATASET_KEYS, "train", "test"}
     }
     kwargs = {
         key: value
@@ -368,4 +370,4 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     """
     if own:
         return "test" if record["data"].get("test_size") else "val"
-    return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
+    return config.dataset.default_split  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from expt.config.constraints import (
     Positive,
     Target,
 )
-from expt.config.datasets import DATASETS
+from expt.config.datasets import kinds
 from expt.config.tasks import TASKS
 
 
@@ -284,7 +284,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "orthogonal": OrthogonalInit,
     },
     "task": TASKS,
-    "dataset": DATASETS,
+    "dataset": kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

@@ -8,7 +8,6 @@ import re
 from typing import TYPE_CHECKING
 
 from expt.config import trackers
-from expt.config.datasets import has_rows
 from expt.config.groups import (
     SGD,
     ConvNet,
@@ -172,7 +171,7 @@ def _model(config: RunConfig) -> list[str]:
         ]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
-    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18):
+    if config.dataset.has_rows and isinstance(config.model, ConvNet | ResNet18):
         name = config.model.name
         return [
             f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers;"

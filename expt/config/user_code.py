@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.config import constraints, datasets
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
 
@@ -36,11 +35,7 @@ def targets(config: RunConfig) -> tuple[str, ...]:
         *config.callbacks,
     )
     metrics = in_evaluations_alone(config.task).values()
-    own = (
-        vars(node)
-        for node in (*chosen, *metrics)
-        if isinstance(node, constraints.Target | datasets.TargetDataset)
-    )
+    own = (vars(node) for node in (*chosen, *metrics) if getattr(node, "name", None) == "_target_")
     transforms = _nested(getattr(config.dataset, "transforms", None))
     return (*(name for node in own for name in _names(node)), *transforms)
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.config import user_code
-from expt.data.files import prepare
 from expt.errors import (
     INTERRUPTED_BEFORE,
     ConfigError,
@@ -145,7 +144,7 @@ def _run_in_process(
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
-    prepare(config.dataset, config.task, learns=not isinstance(request.instead, Evaluation))
+    config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
     user_code.import_anew(
         user_code.targets(config)
     )  # it may have been edited since the run before this, in a notebook

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from expt.data.loading import Batch
-from expt.data.text import NO_TARGET
+from expt.data.windows import NO_TARGET
 from expt.errors import DataError
 from expt.tasks.task import Sum, Task
 

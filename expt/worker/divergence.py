@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from expt.config.datasets import Diabetes, Table
 from expt.config.schema import RunConfig
 from expt.config.tasks import Regression
 from expt.data.iterable import IterableLoader
@@ -34,9 +33,7 @@ def mend_of(config: RunConfig) -> str:
     """
     dataset = config.dataset
     large = (
-        isinstance(dataset, Table | Diabetes)
-        and not dataset.standardise_targets
-        and isinstance(config.task, Regression)
+        dataset.has_rows and not dataset.standardise_targets and isinstance(config.task, Regression)
     )
     return MEND.replace("try ", "try dataset.standardise_targets=true, ") if large else MEND
 

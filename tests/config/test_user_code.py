@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from expt.config import constraints, datasets, groups
+from expt.config import constraints, groups
 from expt.config.identity import shown
 from expt.config.user_code import fingerprint, import_anew, targets, targets_recorded
+from expt.data.kinds.custom import Custom
 from tests.conftest import Configured
 
 
@@ -110,7 +111,7 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
     optimizer = groups.TargetOptimizer(
         target="mine.Opt", kwargs={"inner": [{"_target_": "mine.Deep", "x": {"_target_": "a.B"}}]}
     )
-    data = datasets.TargetDataset(
+    data = Custom(
         target="mine.Data",
         num_classes=2,
         kwargs={"transform": {"_target_": "mine.T"}},

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.config.datasets import Digits
 from expt.data import files, indexing
+from expt.data.kinds.originals import Digits
 from tests.worker.conftest import TrainAlone
 
 STEPS, SEED = 8, 3

@@ -18,11 +18,11 @@ from torch.nn import functional
 import expt
 from expt.command import evaluation_settings
 from expt.config.constraints import Target
-from expt.config.datasets import TargetDataset
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
 from expt.data.fingerprint import content_of
+from expt.data.kinds.custom import Custom
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
@@ -188,7 +188,7 @@ def test_classes_of_ones_own_and_more_metrics(
     mine: dict[str, Any] = {
         "model": Target(target="own_evaluated.Net", kwargs={}),
         "task": TargetTask(target="own_evaluated.Fit", metrics={"bias": "min"}, kwargs={}),
-        "dataset": TargetDataset(target="own_evaluated.Data", num_workers=0, kwargs={}),
+        "dataset": Custom(target="own_evaluated.Data", num_workers=0, kwargs={}),
     }
     config = dataclasses.replace(
         configured("batch_size=9", "epochs=2", "objective=loss/val", *QUIET), **mine

@@ -6,59 +6,136 @@ Nothing is fetched.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from expt.config import tasks
-from expt.config.datasets import HuggingFace, has_masks
-from expt.data import table, table_cells
+from expt.config.constraints import STRICT, Size
+from expt.data import columns
 from expt.data.cache import cache_dir
-from expt.data.huggingface_files import NEEDS
-from expt.data.image_folder_files import MODES
-from expt.data.masks import MaskPictures, MaskValues, of_mask_pictures, values_of
-from expt.data.picture_numbers import of_numbers
-from expt.data.pictures import Pictures, of_pictures
-from expt.data.source import Source
-from expt.data.table_source import of_rows
+from expt.data.checksums import of_files
+from expt.data.image_files import MODES, files_below
+from expt.data.kind import Images, Place, Readers, Standardise, problems_of_masks
+from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from expt.data.images import Pictures
+    from expt.data.source import Source
 
 _PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 _GREY = ("1", "L")
+_NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
-def source(
-    dataset: HuggingFace,
-    task: Any,
-    device: torch.device,
-    num_workers: int,
-    trained_on: Mapping[str, Any] | None = None,
-) -> Source:
-    """Its parts, by the names of its splits, and their images of classes, or rows as the configured
-    `task` takes them.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HuggingFace(Images):
+    """Images by the name of their column; or rows of numbers, by a list of columns."""
 
-    Rows are standardised as those that a record says `trained_on` of, where it is given.
+    name: Literal["huggingface"]
+    path: Place
+    input: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    target: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    standardise: Standardise = True
+    standardise_targets: Standardise = False
+    image_size: Size | None
+    channels: Literal[1, 3] | None = None
+    num_workers: Readers
 
-    Raises ConfigError for a column that it has not, DataError for one that holds something else,
-    and for a folder that is no dataset."""
-    splits = _splits(dataset)
-    if not isinstance(dataset.input, str):
-        rows, parts = _table(dataset, dataset.input, splits, task)
-        return of_rows(dataset, rows, parts, device, trained_on)
-    if has_masks(dataset, isinstance(task, tasks.Segmentation)):
-        return _masks(dataset, dataset.input, splits, values_of(dataset, task), num_workers)
-    if isinstance(task, tasks.Regression | tasks.Multilabel):
-        scales = None if trained_on is None else trained_on.get("standardised", {})
-        return _numbered(dataset, dataset.input, splits, task, num_workers, scales)
-    names, numbers = _classes(dataset, splits)
-    sets = _pictures(dataset, dataset.input, splits, numbers)
-    return of_pictures(sets, tuple(map(str, names)), torch.tensor(numbers["train"]), num_workers)
+    TASKS = ("classification", "multilabel", "regression", "segmentation")
+    names_classes = True
+    may_have_val = True
+
+    @property
+    def has_rows(self) -> bool:
+        """See DatasetConfig."""
+        return not isinstance(self.input, str)
+
+    def has_masks(self, segments: bool) -> bool:
+        """See DatasetConfig."""
+        return segments and not self.has_rows
+
+    @classmethod
+    def noun(cls, settings: Mapping[str, Any]) -> str:
+        """See DatasetConfig."""
+        return "image" if isinstance(settings.get("input"), str) else "row"
+
+    def problems(self, task: Any) -> list[str]:
+        """See DatasetConfig."""
+        problems = problems_of_columns("target", self.target, self.standardise_targets, task)
+        if self.has_rows and (self.image_size or self.transforms):
+            problems.append(
+                "dataset.image_size and transforms: are of images, and dataset.input names columns"
+                " of numbers; leave them out"
+            )
+        if self.standardise_targets and not self.has_rows and task.name != "regression":
+            problems.append(
+                "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
+                f" or name columns of numbers, as in 'dataset.input=[{self.input}]'"
+            )
+        masks = problems_of_masks(self, task) if self.has_masks(task.name == "segmentation") else []
+        return [*dict.fromkeys(problems), *masks]
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """Raise ConfigError without the library, DataError without the folder or for none."""
+        found = importlib.util.find_spec("datasets")
+        if found is None or found.origin is None:  # a folder of that name
+            raise ConfigError(_NEEDS)
+        if not self._files():
+            raise DataError(
+                f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
+                " download one there, as in hf download NAME --repo-type dataset --local-dir FOLDER"
+            )
+
+    def fingerprint(self) -> str:
+        """See DatasetConfig."""
+        self.prepare()
+        return of_files(Path(self.path), self._files())
+
+    def _files(self) -> list[str]:
+        """Return its files below the folder, sorted; without hidden ones, such as a download's."""
+        names = (os.path.relpath(path, self.path) for path in files_below(self.path))
+        return sorted(name for name in names if "." not in {part[0] for part in Path(name).parts})
+
+    def open(
+        self,
+        task: Any,
+        device: torch.device,
+        num_workers: int,
+        trained_on: Mapping[str, Any] | None = None,
+    ) -> Source:
+        """Return its parts, by the names of its splits: images, or rows.
+
+        Raise ConfigError for a column that it has not, DataError for one that holds something else,
+        and for a folder that is no dataset.
+        """
+        import torch
+
+        from expt.data.images import of_pictures
+        from expt.data.rows import of_rows
+
+        splits = _splits(self)
+        if not isinstance(self.input, str):
+            rows, parts = _table(self, self.input, splits, task)
+            return of_rows(self, rows, parts, device, trained_on)
+        if task.name == "segmentation":
+            return _masks(self, self.input, splits, task, num_workers)
+        if task.name in ("regression", "multilabel"):
+            scales = None if trained_on is None else trained_on.get("standardised", {})
+            return _numbered(self, self.input, splits, task, num_workers, scales)
+        names, numbers = _classes(self, splits)
+        sets = _pictures(self, self.input, splits, numbers)
+        classes = torch.tensor(numbers["train"])
+        return of_pictures(sets, tuple(map(str, names)), classes, num_workers)
 
 
 def _pictures(
@@ -68,14 +145,13 @@ def _pictures(
     targets: Mapping[str, Any],
     target: Any = int,
 ) -> dict[str, Pictures]:
-    rows = {part: _Rows(split, column, targets[part]) for part, split in splits.items()}
-    mode = (
-        MODES[dataset.channels]
-        if dataset.channels
-        else "L"
-        if rows["train"][0][0].mode in _GREY
-        else "RGB"
-    )
+    from expt.data.images import Pictures
+
+    rows: dict[str, Any] = {
+        part: _Rows(split, column, targets[part]) for part, split in splits.items()
+    }
+    mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
+    mode = MODES[dataset.channels] if dataset.channels else mode
     return {part: Pictures(each, mode, dataset.image_size, target) for part, each in rows.items()}
 
 
@@ -87,17 +163,19 @@ def _numbered(
     num_workers: int,
     scales: Any,
 ) -> Source:
-    """Images with numbers to predict, or labels."""
+    """Return images with numbers to predict, or labels."""
+    import torch
+
+    from expt.data.images import of_numbers
+
     targets, names = dict[str, torch.Tensor](), tuple[str, ...]()
-    _refuse_pictures(splits["train"], {"target": _names(dataset.target)})
+    _refuse_pictures(splits["train"], {"target": names_of(dataset.target)})
     for part, split in splits.items():
-        path, columns = (
-            Path(dataset.path) / part,
-            {name: _column(split, name) for name in _names(dataset.target)},
-        )
-        values, names = table_cells.numbers_of(path, columns, _names(dataset.target))
-        if isinstance(task, tasks.Multilabel):
-            table_cells.check_labels(path, names, values)
+        path = Path(dataset.path) / part
+        cells = {name: _column(split, name) for name in names_of(dataset.target)}
+        values, names = columns.numbers_of(path, cells, names_of(dataset.target))
+        if task.name == "multilabel":
+            columns.check_labels(path, names, values)
         targets[part] = torch.from_numpy(values).float()
     return of_numbers(
         lambda scaled: _pictures(dataset, column, splits, targets, scaled),
@@ -113,10 +191,13 @@ def _masks(
     dataset: HuggingFace,
     column: str,
     splits: Mapping[str, Any],
-    values: MaskValues,
+    task: Any,
     num_workers: int,
 ) -> Source:
-    (target,) = _names(dataset.target)
+    from expt.data.masks import MaskPictures, of_mask_pictures, values_of
+
+    values = values_of(dataset, task)
+    (target,) = names_of(dataset.target)
     if type(splits["train"].features[target]).__name__ != "Image":
         told = _told(splits["train"].features[target])
         raise DataError(
@@ -124,7 +205,7 @@ def _masks(
         )
     sets = {}
     for part, split in splits.items():
-        pairs = _Pairs(split, column, target)
+        pairs: Any = _Pairs(split, column, target)
         sets[part] = MaskPictures(
             pairs, values, channels=dataset.channels or 3, size=dataset.image_size
         )
@@ -134,8 +215,8 @@ def _masks(
 def _classes(
     dataset: HuggingFace, splits: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, list[int]]]:
-    """The names of the classes, and by part the class of each row."""
-    (target,) = _names(dataset.target)
+    """Return the names of the classes, and by part the class of each row."""
+    (target,) = names_of(dataset.target)
     classes = {part: _column(split, target) for part, split in splits.items()}
     names = _class_names(splits["train"], target, classes["train"])
     named = {part: _by_name(splits[part], names, classes[part], target) for part in splits}
@@ -144,27 +225,27 @@ def _classes(
 
 def _table(
     dataset: HuggingFace, features: Sequence[str], splits: Mapping[str, Any], task: Any
-) -> tuple[table.Rows, dict[str, np.ndarray]]:
-    """The rows of all parts one after the other, and where those of each lie."""
-    _refuse_pictures(splits["train"], {"input": features, "target": _names(dataset.target)})
+) -> tuple[Rows, dict[str, np.ndarray]]:
+    """Return the rows of all parts one after the other, and where those of each are."""
+    import numpy as np
+
+    _refuse_pictures(splits["train"], {"input": features, "target": names_of(dataset.target)})
     found, lengths = dict[str, list[np.ndarray]](), [len(split) for split in splits.values()]
     for part, split in splits.items():
-        path, columns = (
-            Path(dataset.path) / part,
-            {name: _column(split, name) for name in (*features, *_names(dataset.target))},
-        )
-        values, feature_names = table_cells.numbers_of(path, columns, features)
+        path = Path(dataset.path) / part
+        cells = {name: _column(split, name) for name in (*features, *names_of(dataset.target))}
+        values, feature_names = columns.numbers_of(path, cells, features)
         found.setdefault("features", []).append(values)
-        if not isinstance(task, tasks.Classification):
-            answers, target_names = table_cells.numbers_of(path, columns, _names(dataset.target))
+        if not task.name == "classification":
+            answers, target_names = columns.numbers_of(path, cells, names_of(dataset.target))
             found.setdefault("targets", []).append(answers)
-            if isinstance(task, tasks.Multilabel):
-                table_cells.check_labels(path, target_names, answers)
+            if task.name == "multilabel":
+                columns.check_labels(path, target_names, answers)
     names: Sequence[str] = ()
-    if isinstance(task, tasks.Classification):
+    if task.name == "classification":
         known, numbers = _classes(dataset, splits)
         found["targets"] = [np.array(each, np.int64) for each in numbers.values()]
-        target_names, names = _names(dataset.target), [str(name) for name in known]
+        target_names, names = names_of(dataset.target), [str(name) for name in known]
     whole = {key: np.concatenate(values) for key, values in found.items()}
     ends = np.cumsum(lengths)
     parts = {
@@ -172,20 +253,9 @@ def _table(
         for part, end, size in zip(splits, ends, lengths, strict=True)
     }
     return (
-        table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)),
+        Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)),
         parts,
     )
-
-
-def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
-    """Raise ConfigError for a column that is named twice, or to be predicted from itself."""
-    for key, names in (("input", inputs), ("target", targets)):
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"dataset.{key}: names {twice} twice; name it once")
-    if both := next((name for name in inputs if name in targets), None):
-        raise ConfigError(
-            f"dataset.input={both}: is one of dataset.target, to be predicted; leave it out"
-        )
 
 
 def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
@@ -198,11 +268,7 @@ def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns)
-
-
-class _Rows(Dataset[tuple[Any, Any]]):
+class _Rows:
     """(picture, target) of a split."""
 
     def __init__(self, split: Any, column: str, numbers: Sequence[Any]) -> None:
@@ -218,7 +284,7 @@ class _Rows(Dataset[tuple[Any, Any]]):
         return picture, self._numbers[index]
 
 
-class _Pairs(Dataset[tuple[Any, Any]]):
+class _Pairs:
     """(picture, mask) of a split."""
 
     def __init__(self, split: Any, image: str, mask: str) -> None:
@@ -239,7 +305,7 @@ class _Pairs(Dataset[tuple[Any, Any]]):
 
 
 def _splits(dataset: HuggingFace) -> dict[str, Any]:
-    """Of train, val and test those that there are."""
+    """Return those of train, val and test that there are."""
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
@@ -254,8 +320,10 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
             f" {', '.join(found)}"
         )
     features = splits["train"].features
-    _refuse_twice(_names(dataset.input), _names(dataset.target))
-    chosen = [(key, name) for key in ("input", "target") for name in _names(getattr(dataset, key))]
+    refuse_twice({"input": names_of(dataset.input), "target": names_of(dataset.target)})
+    chosen = [
+        (key, name) for key in ("input", "target") for name in names_of(getattr(dataset, key))
+    ]
     for key, column in chosen:
         if wrong := [part for part, split in splits.items() if column not in split.features]:
             known = ", ".join(features)
@@ -278,7 +346,7 @@ def _loaded(dataset: HuggingFace) -> Any:
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise ConfigError(NEEDS) from error
+        raise ConfigError(_NEEDS) from error
     library.disable_progress_bars()
     folder = Path(dataset.path)
     try:
@@ -288,17 +356,17 @@ def _loaded(dataset: HuggingFace) -> Any:
     except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
         told = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"dataset.path={dataset.path}: cannot be read as a dataset ({told}); mend the folder"
+            f"dataset.path={dataset.path}: cannot be read as a dataset ({told})"
         ) from error
 
 
 def _column(split: Any, name: str) -> list[Any]:
-    """Its cell of each row."""
+    """Return the cell of each row."""
     return list(split.select_columns([name])[name])
 
 
 def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
-    """Of a ClassLabel its names, else the texts or integers that there are, in order."""
+    """Return a ClassLabel's names, else the texts or integers that there are, in order."""
     feature = split.features[target]
     if type(feature).__name__ == "ClassLabel":
         return list(feature.names)
@@ -313,9 +381,7 @@ def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -> list[Any]:
-    """The targets of a split whose ClassLabel counts the classes in another order than train's by
-    their names.
-    """
+    """Return targets by their names, if a split's ClassLabel counts them otherwise than train's."""
     own = getattr(split.features[target], "names", None)
     if own is None or list(own) == list(names):
         return values
@@ -326,7 +392,7 @@ def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -
 
 
 def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str) -> list[int]:
-    """The class of each row by its number."""
+    """Return the class of each row by its number."""
     known = {name: number for number, name in enumerate(names)}
     found = []
     for row, value in enumerate(values):

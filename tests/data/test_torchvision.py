@@ -7,20 +7,17 @@ import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from expt.config.datasets import Augment, Torchvision
 from expt.config.schema import RunConfig
-from expt.config.torchvision_sets import INSTEAD, OPTIONS, OTHER_SETS, SEVERAL, SetName
-from expt.data import torchvision_files
 from expt.data.build import Data
-from expt.data.fingerprint import content_of, of_data
-from expt.data.torchvision_kinds import KINDS, kind_of
+from expt.data.fingerprint import content_of
+from expt.data.kinds.torchvision import Torchvision
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
@@ -161,7 +158,7 @@ SETS = [
     Kept(usps, "USPS", ("dataset.train_limit=30",), (1, 16, 16), (30, 4, 10), 10),
     Kept(eurosat, "EuroSAT", ("dataset.val_fraction=0.25",), (3, 9, 8), (30, 10, 0), 10),
     Kept(gtsrb, "GTSRB", ("dataset.image_size=[10,10]",), (3, 10, 10), (77, 9, 5), 43),
-    Kept(dtd, "DTD", (), (3, 10, 13), (47, 47, 47), 47),
+    Kept(dtd, "DTD", ("dataset.options={partition: 1}",), (3, 10, 13), (47, 47, 47), 47),
 ]
 
 
@@ -206,9 +203,8 @@ def test_the_content_is_part_of_what_a_run_is(
     root = tmp_path / "data"
     for make in (kmnist, usps):
         make(root)
-    first, others = content_of(chosen("KMNIST")).data, content_of(chosen("USPS")).data
+    first = content_of(chosen("KMNIST")).data
     assert first is not None
-    assert first != others
     (root / "KMNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(
         b"the archive that it came from"
     )
@@ -227,12 +223,13 @@ def test_what_is_missing_or_damaged_is_told_with_its_folder(
     root, config = tmp_path / "data", chosen("KMNIST")
     with pytest.raises(
         DataError,
-        match=f"dataset.set=KMNIST: KMNIST not found in {root}, and dataset.download is fa",
+        match=f"dataset.set=KMNIST: no files in {root}, and dataset.download is fa",
     ):
         content_of(config)
     assert content_of(config, fetch=False).data is None, "a dry run fetches nothing"
     assert not root.exists()
     (root / "KMNIST").mkdir(parents=True)
+    (root / "KMNIST" / "notes.txt").touch()
     with pytest.raises(DataError, match=rf"its files in {root} cannot be read \(Dataset not found"):
         build_data(config, ALONE)
     usps(root)
@@ -258,6 +255,8 @@ def test_a_download_comes_whole_or_not_at_all(
 
     def fetches(fails: bool) -> Callable[..., None]:
         def fetch(root: str, download: bool, split: str) -> None:
+            if split not in ("train", "test"):
+                raise ValueError(f"Unknown value '{split}' for argument split.")
             seen.append((download, split))
             if not (Path(root) / "gtsrb").exists():
                 gtsrb(Path(root))
@@ -269,55 +268,82 @@ def test_a_download_comes_whole_or_not_at_all(
     monkeypatch.setattr(torchvision.datasets, "GTSRB", fetches(fails=True))
     with pytest.raises(
         DataError,
-        match=r"GTSRB: gtsrb not found in .*the download failed \(the line is dead\); put",
+        match=r"GTSRB: no files in .*the download failed \(the line is dead\); put",
     ):
-        torchvision_files.obtain(dataset)
+        dataset.prepare()
     assert not (tmp_path / "data").exists(), "nothing is left"
     monkeypatch.setattr(torchvision.datasets, "GTSRB", fetches(fails=False))
-    torchvision_files.obtain(dataset)
-    torchvision_files.obtain(dataset)
+    dataset.prepare()
+    dataset.prepare()
     assert seen == [(True, "train"), (True, "test")] * 2, "once"
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["gtsrb"]
-    assert of_data(dataset) is not None
+    assert dataset.fingerprint() is not None
 
 
-def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(
-    chosen: Callable[..., Any],
+def pets(root: Path) -> None:
+    base = root / "oxford-iiit-pet"
+    names = [f"cat_{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        picture(base / "images" / f"{name}.jpg", number, (10, 12))
+        trimap = np.random.default_rng(number).integers(1, 4, size=(10, 12), dtype=np.uint8)
+        (base / "annotations" / "trimaps").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(trimap).save(base / "annotations" / "trimaps" / f"{name}.png")
+    for split, there in (("trainval", names[:8]), ("test", names[8:])):
+        lines = "".join(f"{name} 1 1 1\n" for name in there)
+        (base / "annotations" / f"{split}.txt").write_text(lines)
+
+
+def test_masks_count_classes_from_0(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    pets(tmp_path / "data")
+    words = ("task=segmentation", "model=unet", "dataset.image_size=[8,8]", "batch_size=2")
+    found = parts(build_data(chosen("OxfordIIITPet", *words), ALONE))
+    with Image.open(tmp_path / "data/oxford-iiit-pet/annotations/trimaps/cat_8.png") as mask:
+        numbers = np.array(mask)
+    masks = found["test"][1]
+    assert set(masks.unique().tolist()) == {0, 1, 2}
+    assert masks[0, 0, 0] == numbers[0, 0] - 1
+    with pytest.raises(ConfigError, match="task.num_classes=4: dataset=torchvision has 3"):
+        chosen("OxfordIIITPet", *words, "task.num_classes=4")
+
+
+def test_numbers_and_labels_are_the_targets(
+    chosen: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import inspect
-
+    """As of CelebA: what a sample's target holds is what is predicted."""
     import torchvision.datasets
 
-    assert set(KINDS) == set(get_args(SetName))
-    shown = dataclasses.replace(chosen("SVHN").dataset, augment=Augment())
-    for name in KINDS:
-        options: list[dict[str, Any]] = [
-            {},
-            *({key: value} for key, values in OPTIONS.get(name, {}).items() for value in values),
-        ]
-        for given in options:
-            given = {
-                key: [value] if (name, key) in SEVERAL else value for key, value in given.items()
-            }
-            kind = kind_of(dataclasses.replace(shown, set=name, options=given))
-            assert kind.paths
-            for how in kind.parts.values():
-                fetches = {"download": True} if kind.fetched else {}
-                inspect.signature(getattr(torchvision.datasets, name)).bind(
-                    "root", **fetches, **(how or {})
-                )
+    class Faces:
+        attr_names = ("bald", "smiling", "")
 
+        def __init__(self, root: str, split: str, target_type: str = "attr") -> None:
+            self.type = target_type
 
-def test_of_all_that_torchvision_has_it_is_known_what_to_do() -> None:
-    import torchvision.datasets
+        def __len__(self) -> int:
+            return 20
 
-    there = set(torchvision.datasets.__all__) - {"wrap_dataset_for_transforms_v2"}
-    assert there <= {*get_args(SetName), *OTHER_SETS, *INSTEAD}
+        def __getitem__(self, index: int) -> tuple[Any, torch.Tensor]:
+            attr, place = torch.tensor([index % 2, 1]), torch.tensor([index, 2 * index, 1000])
+            pixels = np.full((6, 5, 3), index, np.uint8)
+            return Image.fromarray(pixels), attr if self.type == "attr" else place
+
+    monkeypatch.setattr(torchvision.datasets, "CelebA", Faces)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "faces").touch()
+    labels = build_data(chosen("CelebA", "task=multilabel"), ALONE)
+    assert labels.info.target_names == ("bald", "smiling")
+    assert parts(labels)["test"][1].tolist() == [[index % 2, 1.0] for index in range(20)]
+    words = ("task=regression", "dataset.options={target_type: landmarks}")
+    numbers = build_data(chosen("CelebA", *words), ALONE)
+    assert parts(numbers)["test"][1][3].tolist() == [3.0, 6.0, 1000.0]
+    assert numbers.info.shapes["num_classes"] == 3
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(configured: Configured) -> None:
-    for wrong, near in (("SVNH", "SVHN"), ("kmnist", "KMNIST")):
-        with pytest.raises(
-            ConfigError, match=f"dataset.set={wrong}: not one of CIFAR10, .* Did you mean '{near}'"
-        ):
-            configured("dataset=torchvision", f"dataset.set={wrong}")
+    with pytest.raises(ConfigError, match="dataset.set=SVNH: .* Did you mean 'SVHN'"):
+        configured("dataset=torchvision", "dataset.set=SVNH")
+
+
+def test_what_a_class_needs_is_asked_for(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    kmnist(tmp_path / "data")
+    with pytest.raises(ConfigError, match="dataset.set=EMNIST: .*split.*dataset.options"):
+        build_data(chosen("EMNIST"), ALONE)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
+from expt.data.kinds.text import Extent
 from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
-from expt.data.text_files import Extent
+from expt.data.source import Part, Source
 from expt.errors import DataError
 
 NO_TARGET = -100
-"""The target of a token that counts for nothing, padding as a rule: what torch's cross-entropy
-ignores.
-"""
+"""The target of a token that counts for nothing: what torch's cross-entropy ignores."""
 _EVAL_TOKENS = 2**15
 """Evaluated at a time by a worker, at least: their logits are what takes memory."""
 
@@ -33,7 +33,7 @@ class Windows:
     """
 
     def __init__(self, extent: Extent, context: int, tokens: np.ndarray | None = None) -> None:
-        """Of a text that a tokenizer has read its `tokens` [N], else the bytes of its files."""
+        """Take the `tokens` [N] of a text that a tokenizer has read, else the bytes of its files."""
         self._start, self._stop, self.context = extent.start, extent.stop, context
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
@@ -55,8 +55,9 @@ class Windows:
         return -(-(self._stop - self._start - 1) // self.context)
 
     def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64 [b, context]; what a shorter window lacks is 0, with the target
-        NO_TARGET.
+        """Return inputs and targets, int64 [b, context].
+
+        What a shorter window lacks is 0, with the target NO_TARGET.
         """
         chosen = list(indices)
         tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)
@@ -106,3 +107,18 @@ class TextLoader(ShardedLoader):
                 piece.global_size,
                 piece.weightless,
             )
+
+
+def of_extents(
+    extents: Sequence[Extent | None], context: int, vocab_size: int, tokens: np.ndarray | None
+) -> Source:
+    """Return a text's parts, by windows of `context` tokens."""
+    train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
+    assert train
+    example = torch.zeros(context, dtype=torch.int64)
+    shapes = {"vocab_size": vocab_size, "context": context}
+    return Source(shapes, (), (example, example), train, test, torch.zeros(train.size), val=val)
+
+
+def _part(windows: Windows) -> Part:
+    return Part(len(windows), functools.partial(TextLoader, windows))

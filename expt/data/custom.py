@@ -1,4 +1,4 @@
-"""A person's own Dataset class."""
+"""The samples of a custom Dataset class, and what a task takes of them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,38 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import datasets, tasks, user_class
-from expt.data import samples
-from expt.data.alike import like, structure_of
-from expt.data.checked_samples import Check, in_words, read
-from expt.data.checks import are_images
-from expt.data.labelled import Labelled
-from expt.data.source import Part, Source, of_images, streamed
-from expt.data.stream import seconds_for, seeded, to_tensor
-from expt.data.target_checks import check_for, checked_class
+from expt.config import tasks, user_class
+from expt.data import masks, samples
+from expt.data.checked_samples import (
+    Check,
+    class_of,
+    in_words,
+    labelled,
+    like,
+    read,
+    structure_of,
+    to_tensor,
+)
+from expt.data.images import of_images, streamed
+from expt.data.kinds.custom import Custom
+from expt.data.samples import Labelled
+from expt.data.source import Part, Source, are_images
+from expt.data.stream import seconds_for, seeded
+from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError, DataError
 
 _SOME = 8  # samples, whose targets tell where all lie
 
 
-def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) -> Source:
+def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Its parts; its first sample tells the shapes, and the configured `task` what its targets are.
 
     Raises ConfigError and DataError.
@@ -58,7 +68,7 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
 
 
 def _of_classes(
-    dataset: datasets.TargetDataset,
+    dataset: Custom,
     train: Dataset[Any],
     test: Dataset[Any],
     num_workers: int,
@@ -91,7 +101,7 @@ def _of_classes(
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
 
 
-def _names(dataset: datasets.TargetDataset, train: Dataset[Any]) -> tuple[str, ...]:
+def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:
     """Of its classes."""
     names = tuple(
         map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes)))
@@ -122,14 +132,14 @@ def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _seconds(dataset: datasets.TargetDataset, train: Dataset[Any]) -> float:
+def _seconds(dataset: Custom, train: Dataset[Any]) -> float:
     """For a sample, where that decides who reads it."""
     is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
     return seconds_for(train) if is_open else math.inf
 
 
 def _own_samples(
-    dataset: datasets.TargetDataset,
+    dataset: Custom,
     train: Dataset[Any],
     test: Dataset[Any],
     num_workers: int,
@@ -150,7 +160,7 @@ def _own_samples(
         Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True)
     )
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
-    targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
+    targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None
     return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
 
 
@@ -160,8 +170,8 @@ def _is_integer(target: Any) -> bool:
     return not (target.is_floating_point() or target.is_complex())
 
 
-def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
-    """Those of a few samples, spread evenly over those at `indices`; of a stream its first."""
+def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
+    """Return targets of a few samples, spread evenly over those at `indices`."""
     places = torch.linspace(0, len(indices) - 1, _SOME).long()
     with seeded(0):
         if isinstance(train, IterableDataset):
@@ -193,7 +203,90 @@ def _size(part: Dataset[Any], target: str, name: str) -> int:
         raise DataError(f"{told}; let __len__ return the number of its samples") from error
 
 
-def _construct(
-    dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]
-) -> Dataset[Any]:
+def _construct(dataset: Custom, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
     return user_class.construct(f"dataset._target_={dataset.target}", cls, (), arguments)
+
+
+_Wrong = Callable[[Any, Any], "str | None"]
+"""Says what is wrong with a sample's inputs and targets, which may be of any kind."""
+
+
+def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
+    """What looks at the samples of `dataset`, where the configured `task` takes not any."""
+    if isinstance(task, tasks.Segmentation):
+        return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
+    if isinstance(task, tasks.Multilabel):
+        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _label))
+    if isinstance(task, tasks.Regression):
+        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _number))
+    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
+        return functools.partial(_unless, wrong=_tokens(dataset.vocab_size))
+    return _any
+
+
+def _any(sample: Any) -> Any:
+    return sample
+
+
+def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
+    """The sample (inputs, label), its label a number. Raises DataError where it is no class."""
+    inputs, label = labelled(sample, "inputs")
+    return inputs, class_of(label, num_classes)
+
+
+def _unless(sample: Any, wrong: _Wrong) -> Any:
+    """The sample as it is. Raises DataError where something is wrong with its inputs and targets."""
+    if isinstance(sample, list | tuple) and len(sample) == 2 and (told := wrong(*sample)):
+        raise DataError(told)
+    return sample
+
+
+def _target(
+    dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any
+) -> str | None:
+    """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no
+    tensor yet.
+    """
+    if isinstance(target, Tensor | np.ndarray | np.number | float | int):
+        return wrong(torch.as_tensor(target))
+    if hasattr(dataset, "collate"):
+        return None
+    return (
+        f"its target is a {type(target).__name__}, expected a tensor; return torch.tensor(target)"
+    )
+
+
+def _label(target: Tensor) -> str | None:
+    if not (wrong := (target != 0) & (target != 1)).any():
+        return None
+    return (
+        f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or"
+        " use task=regression"
+    )
+
+
+def _number(target: Tensor) -> str | None:
+    if not (wrong := ~torch.isfinite(target)).any():
+        return None
+    return f"its target holds {target[wrong][0].item()}; mend it, or leave the sample out"
+
+
+def _tokens(vocab_size: int) -> _Wrong:
+    def check(inputs: Any, targets: Any) -> str | None:
+        for name, tokens, also in (("inputs", inputs, ()), ("targets", targets, (NO_TARGET,))):
+            if not isinstance(tokens, Tensor):
+                continue
+            if tokens.is_floating_point():
+                return f"its {name} are {tokens.dtype}; let them be tokens, int64"
+            wrong = (tokens < 0) | (tokens >= vocab_size)
+            for number in also:
+                wrong &= tokens != number
+            if wrong.any():
+                more = "".join(f", or {number} where nothing counts" for number in also)
+                return (
+                    f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
+                    f" {vocab_size - 1} (vocab_size){more}; mend it, or vocab_size"
+                )
+        return None
+
+    return check
