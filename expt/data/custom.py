@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sized
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ from expt.data.checked_samples import (
     to_tensor,
 )
 from expt.data.images import of_images, streamed
-from expt.data.kinds.custom import Custom
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import seconds_for, seeded
 from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from expt.data.kinds.custom import Custom
 
 _SOME = 8  # samples, whose targets tell where all lie
 

@@ -13,8 +13,8 @@ from expt.data.cache import digest
 from expt.data.checksums import Checksums
 from expt.data.kind import DatasetConfig
 from expt.errors import ConfigError, DataError, RunFailed
-from expt.runs import lineage
-from expt.runs.weights_file import weights_file
+from expt.runs import continuing
+from expt.runs.named_checkpoint import weights_file
 
 
 def content_of(
@@ -26,7 +26,7 @@ def content_of(
     be read, or are another known dataset's, and `to_train` where a folder has nothing to train on;
     ConfigError where a checkpoint to fork is not there. `fork` is of another fork of the same run.
     """
-    return lineage.as_forked(config, _content(config, fetch=fetch, to_train=to_train), fork)
+    return continuing.as_forked(config, _content(config, fetch=fetch, to_train=to_train), fork)
 
 
 def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
@@ -36,7 +36,7 @@ def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) ->
     if to_train:
         refuse_without_train(config.dataset)
     content = Content(config.dataset.fingerprint(), code, of_weights(config))
-    return lineage.as_resumed(config, content)
+    return continuing.as_continued(config, content)
 
 
 def refuse_without_train(dataset: DatasetConfig) -> None:

@@ -7,17 +7,20 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.kinds.text import Extent
 from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.data.source import Part, Source
 from expt.errors import DataError
+
+if TYPE_CHECKING:
+    from expt.data.kinds.text import Extent
 
 NO_TARGET = -100
 """The target of a token that counts for nothing: what torch's cross-entropy ignores."""

@@ -156,13 +156,13 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
     write_folder(tmp_path / "val", test="val")
     (tmp_path / "val/val/fox").mkdir()
-    assert f"have different classes: only one of them has fox" in raised(tmp_path / "val")
+    assert "have different classes: only one of them has fox" in raised(tmp_path / "val")
     (tmp_path / "bare/train").mkdir(parents=True)
     (tmp_path / "bare/test").mkdir()
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
     root = write_folder(tmp_path / "full")
     (root / "train/emu").mkdir()
-    assert f"have different classes: only one of them has emu" in raised(root)
+    assert "have different classes: only one of them has emu" in raised(root)
     with pytest.raises(DataError, match="different classes"):
         folder_config(root).prepare()  # the driver says so before any worker starts
     (root / "test/emu").mkdir()

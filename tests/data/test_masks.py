@@ -187,10 +187,7 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
     [
         (
             WORDS[1:],
-            (
-                "task=classification: dataset=segmentation_folder has a mask for each image; use"
-                " task=segmentation"
-            ),
+            ("task=classification: dataset=segmentation_folder is of task=segmentation"),
         ),
         (("task=segmentation",), "task=segmentation: dataset=digits is of task=classification"),
         (
