@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from expt.config import tasks
 from expt.config.constraints import (
     STRICT,
     Count,
@@ -21,7 +22,6 @@ from expt.config.constraints import (
     Target,
 )
 from expt.config.datasets import DATASETS
-from expt.config.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -283,7 +283,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "kaiming": KaimingInit,
         "orthogonal": OrthogonalInit,
     },
-    "task": TASKS,
+    "task": tasks.kinds(),
     "dataset": DATASETS,
     "optimizer": {
         "sgd": SGD,

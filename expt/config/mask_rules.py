@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from expt.config.datasets import (
     HuggingFace,
     SegmentationFolder,
@@ -10,21 +12,20 @@ from expt.config.datasets import (
     has_masks,
     mask_classes,
 )
-from expt.config.tasks import Segmentation, TargetTask
 from expt.config.torchvision_sets import MASK_SETS
 
 _CHOICES = " or ".join(MASK_SETS)
 
 
-def of_masks(dataset: object, task: object) -> list[str]:
+def of_masks(dataset: object, task: Any) -> list[str]:
     """What does not go together, one line each, with the mend."""
-    segments = isinstance(task, Segmentation)
+    segments = task.TARGETS == "mask"
     if isinstance(dataset, Torchvision) and segments and dataset.set not in MASK_SETS:
         return [
             f"task=segmentation: torchvision's {dataset.set} has no masks; use"
             f" dataset.set={_CHOICES}"
         ]
-    if isinstance(dataset, TargetDataset) and isinstance(task, Segmentation):
+    if isinstance(dataset, TargetDataset) and task.TARGETS == "mask":
         return _own(dataset, task)
     if not isinstance(dataset, SegmentationFolder | Torchvision | HuggingFace) or not has_masks(
         dataset, segments
@@ -47,9 +48,9 @@ def _moved(dataset: SegmentationFolder | Torchvision | HuggingFace) -> list[str]
     return problems
 
 
-def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: object) -> list[str]:
+def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: Any) -> list[str]:
     known = mask_classes(dataset)
-    if isinstance(task, Segmentation):
+    if task.TARGETS == "mask":
         if known is None and task.num_classes is None:
             return [
                 "task.num_classes: the dataset does not tell; give it, as in task.num_classes=21"
@@ -61,7 +62,7 @@ def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: obje
                 else f"{dataset.name}'s num_classes"
             )
             return [f"task.num_classes={task.num_classes}: {has}={known}; leave it out"]
-    elif not isinstance(task, TargetTask):
+    elif task.TARGETS != "any":
         what = (
             f"torchvision's {dataset.set}"
             if isinstance(dataset, Torchvision)
@@ -74,7 +75,7 @@ def _classes(dataset: SegmentationFolder | Torchvision | HuggingFace, task: obje
     return []
 
 
-def _own(dataset: TargetDataset, task: Segmentation) -> list[str]:
+def _own(dataset: TargetDataset, task: Any) -> list[str]:
     if dataset.num_classes is not None:
         number = dataset.num_classes
         return [

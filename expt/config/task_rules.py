@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from expt.config import mask_rules, torchvision_rules
 from expt.config.constraints import Target
@@ -20,65 +20,141 @@ from expt.config.datasets import (
     has_rows,
 )
 from expt.config.groups import Plateau, Transformer, UNet
-from expt.config.tasks import (
-    Classification,
-    LanguageModel,
-    Multilabel,
-    Regression,
-    Segmentation,
-    TargetTask,
-    in_evaluations_alone,
-    metrics_of,
-)
+from expt.config.tasks import Targets, in_evaluations_alone, kinds, metrics_of
 from expt.errors import did_you_mean
 
 if TYPE_CHECKING:
     from expt.config.schema import EarlyStop, RunConfig
 
-TASK_DATASETS: dict[str, tuple[type, ...]] = {
-    "multilabel": (TargetDataset, Table, HuggingFace, Torchvision),
-    "regression": (TargetDataset, Table, Diabetes, HuggingFace, Torchvision),
-    "language_model": (Text, TargetDataset),
-    "segmentation": (SegmentationFolder, TargetDataset, Torchvision, HuggingFace),
+_ANY: tuple[Targets, ...] = ("class", "labels", "numbers", "mask", "tokens")
+_WORDS: dict[Targets, str] = {
+    "class": "one class for each sample",
+    "labels": "labels of 0 and 1",
+    "numbers": "numbers to predict",
+    "mask": "masks",
+    "tokens": "tokens",
 }
-"""What each task but classification can be trained on."""
-_TARGETS = {
-    "table": "columns of numbers or classes; use task=regression, multilabel or classification",
-    "diabetes": "one number to predict; use task=regression",
-}
+
+
+def targets_of(dataset: Any) -> Sequence[Targets]:
+    """Return what a dataset may have for targets."""
+    if isinstance(dataset, TargetDataset):
+        return _ANY
+    if isinstance(dataset, Torchvision | HuggingFace):
+        return ("class", "labels", "numbers", "mask")
+    if isinstance(dataset, Table):
+        return ("class", "labels", "numbers")
+    if isinstance(dataset, Diabetes):
+        return ("numbers",)
+    if isinstance(dataset, SegmentationFolder):
+        return ("mask",)
+    return ("tokens",) if isinstance(dataset, Text) else ("class",)
 
 
 def of_task(config: RunConfig) -> list[str]:
-    """What does not go with the task, one line each, with the mend."""
-    problems = [
-        *_task(config),
-        *_of_pixels(config),
-        *_classes(config),
-        *_mixed(config),
-        *_folds(config),
-    ]
-    return [*problems, *_objective(config), *_watched(config)]
+    """Return what does not go with the task, one line each, with the fix."""
+    problems = [*of_samples(config), *config.task.problems(config), *_of_classes(config)]
+    return [*problems, *_transforms(config), *_objective(config), *_watched(config)]
 
 
 def of_samples(config: RunConfig) -> list[str]:
-    """What of that concerns an evaluation too."""
-    return [*_task(config), *_of_pixels(config), *_folds(config)]
+    """Return what of that concerns an evaluation too."""
+    return [*_targets(config), *_metrics(config), *_of_pixels(config), *_folds(config)]
 
 
-def _mixed(config: RunConfig) -> list[str]:
-    """What is done to training samples alone."""
+def _targets(config: RunConfig) -> list[str]:
+    """Return why the task can't be trained on the dataset."""
+    task, dataset = config.task, config.dataset
+    if task.TARGETS not in (*targets_of(dataset), "any"):
+        fits = [
+            name
+            for name, kind in kinds().items()
+            if kind.TARGETS in targets_of(dataset) and name != "_target_"
+        ]
+        has = " or ".join(_WORDS[kind] for kind in targets_of(dataset))
+        return [
+            f"task={task.name}: dataset={dataset.name} has {has}; use task={' or '.join(fits)}, or"
+            " another dataset"
+        ]
+    if isinstance(dataset, TargetDataset):
+        problems = _of_own(dataset, task)
+    elif isinstance(dataset, Table | HuggingFace):
+        problems = _of_columns(dataset, task)
+    else:
+        problems = []
+    problems += mask_rules.of_masks(dataset, task)
+    if isinstance(dataset, Torchvision):
+        problems += torchvision_rules.of_torchvision(dataset, task)
+    return problems
+
+
+def _of_own(dataset: TargetDataset, task: Any) -> list[str]:
+    if task.TARGETS == "class" and dataset.num_classes is None:
+        return [f"dataset.num_classes: task={task.name} needs it, as in dataset.num_classes=10"]
+    if task.TARGETS in ("labels", "numbers", "tokens") and dataset.num_classes is not None:
+        return [
+            f"dataset.num_classes={dataset.num_classes}: task={task.name} takes no classes; leave"
+            " it out of the dataset"
+        ]
+    return []
+
+
+def _of_columns(dataset: Table | HuggingFace, task: Any) -> list[str]:
+    key = "targets" if isinstance(dataset, Table) else "target"
+    targets, problems = getattr(dataset, key), []
+    rows = has_rows(dataset)
+    if task.TARGETS == "class" and not isinstance(targets, str) and len(targets) > 1:
+        problems.append(
+            f"task={task.name}: dataset.{key} names {len(targets)} columns, and a class is one;"
+            " name one, or use task=multilabel or task=regression"
+        )
+    predicts = task.TARGETS == "numbers" or (
+        isinstance(dataset, HuggingFace) and rows and task.TARGETS != "class"
+    )
+    if dataset.standardise_targets and task.TARGETS in _ANY and not predicts:
+        problems.append("dataset.standardise_targets=true: is of numbers to predict; use false")
+    if isinstance(dataset, HuggingFace) and rows and dataset.image_size:
+        problems.append(
+            f"dataset.image_size={list(dataset.image_size)}: dataset.input names columns of"
+            " numbers; use null"
+        )
+    return problems
+
+
+def _metrics(config: RunConfig) -> list[str]:
+    return [
+        f"task.metrics.{name}: the task has one of that name; choose another"
+        for name in in_evaluations_alone(config.task)
+        if name in {"loss", *getattr(config.task, "METRICS", ())}
+    ]
+
+
+def _of_classes(config: RunConfig) -> list[str]:
+    """Return settings of classes where there are none."""
     problems, dataset = [], config.dataset
-    for key in ("mixup", "cutmix"):
-        alpha = getattr(config, key)
-        if alpha is not None and not isinstance(config.task, Classification):
-            problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
+    settings = {
+        "label_smoothing": (config.label_smoothing, 0.0),
+        "mixup": (config.mixup, None),
+        "cutmix": (config.cutmix, None),
+        "dataset.sampling": (dataset.sampling, None),
+    }
+    for key, (value, default) in settings.items():
+        if value != default and config.task.TARGETS != "class":
+            default_word = "null" if default is None else default
+            problems.append(f"{key}={value}: is of task=classification; use {key}={default_word}")
     if config.cutmix is not None and has_rows(dataset):
         problems.append(
             f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers;"
             " use mixup"
         )
+    return problems
+
+
+def _transforms(config: RunConfig) -> list[str]:
+    dataset = config.dataset
     if not isinstance(dataset, Images) or dataset.transforms is None:
-        return problems
+        return []
+    problems = []
     if not dataset.transforms:
         problems.append("dataset.transforms=[]: is empty; use dataset.transforms=null")
     for place, node in enumerate(dataset.transforms):
@@ -89,7 +165,7 @@ def _mixed(config: RunConfig) -> list[str]:
             )
         elif str(node["_target_"]).endswith(".Normalize"):
             problems.append(
-                f"dataset.transforms.{place}: would normalise training images alone; give"
+                f"dataset.transforms.{place}: would normalise training images only; give"
                 " dataset.mean and std instead"
             )
     if has_rows(dataset):
@@ -104,45 +180,24 @@ def _mixed(config: RunConfig) -> list[str]:
     return problems
 
 
-def _classes(config: RunConfig) -> list[str]:
-    """What evens out classes, where there are any, once."""
-    task, sampling = config.task, config.dataset.sampling
-    if not isinstance(task, Classification):
-        return (
-            [f"dataset.sampling={sampling}: is of task=classification; use dataset.sampling=null"]
-            if sampling
-            else []
-        )
-    if isinstance(task.class_weights, tuple) and not any(task.class_weights):
-        return [
-            "task.class_weights: all are 0, which leaves nothing to train on; give a class a weight"
-        ]
-    if sampling and task.class_weights == "balanced":
-        return [
-            f"task.class_weights=balanced: dataset.sampling={sampling} evens the classes out too;"
-            " use one of them"
-        ]
-    return []
-
-
 def _of_pixels(config: RunConfig) -> list[str]:
-    """Models of a class for each pixel with such a task alone, and the other way round."""
+    """Models of a class for each pixel go with such a task only, and the other way round."""
     model, task = config.model, config.task
-    if isinstance(model, UNet) and not isinstance(task, Segmentation | TargetTask):
+    if isinstance(model, UNet) and task.TARGETS not in ("mask", "any"):
         return [
             f"model=unet: gives a class for each pixel, and task={task.name} takes one for a"
             " sample; use model=mlp"
         ]
-    if isinstance(task, Segmentation) and not isinstance(model, UNet | Target):
+    if task.TARGETS == "mask" and not isinstance(model, UNet | Target):
         return [
-            f"model={model.name}: gives a class for each image; task=segmentation needs model=unet,"
+            f"model={model.name}: gives a class for each image; task={task.name} needs model=unet,"
             " or one of your own"
         ]
     return []
 
 
 def of_tokens(config: RunConfig) -> list[str]:
-    """Models for tokens with data of such alone, and the other way round."""
+    """Models for tokens go with data of such only, and the other way round."""
     model, dataset = config.model, config.dataset
     if isinstance(dataset, Text) and not isinstance(model, Transformer | Target):
         return [
@@ -154,81 +209,6 @@ def of_tokens(config: RunConfig) -> list[str]:
             " dataset=text"
         ]
     return []
-
-
-def _task(config: RunConfig) -> list[str]:
-    problems, task, dataset = [], config.task, config.dataset
-    has_classes = getattr(dataset, "num_classes", 1) is not None
-    if isinstance(task, Classification) and not has_classes:
-        problems.append(
-            "dataset.num_classes: task=classification needs it, as in dataset.num_classes=10"
-        )
-    if (
-        isinstance(dataset, TargetDataset)
-        and isinstance(task, Multilabel | Regression | LanguageModel)
-        and has_classes
-    ):
-        problems.append(
-            f"dataset.num_classes={dataset.num_classes}: task={task.name} takes no classes; leave"
-            " it out of the dataset"
-        )
-    if isinstance(task, Classification) and isinstance(dataset, Diabetes):
-        problems.append(
-            "task=classification: dataset=diabetes has a number to predict, no class; use"
-            " task=regression"
-        )
-    key = "target" if isinstance(dataset, HuggingFace) else "targets"
-    targets = getattr(dataset, key) if isinstance(dataset, Table | HuggingFace) else ""
-    if isinstance(dataset, HuggingFace):
-        problems += _rows_or_images(dataset, task)
-    if isinstance(task, Classification) and not isinstance(targets, str) and len(targets) > 1:
-        problems.append(
-            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"
-            " name one, or use task=multilabel or task=regression"
-        )
-    if (
-        isinstance(dataset, Table)
-        and isinstance(task, Classification)
-        and dataset.standardise_targets
-    ):
-        problems.append(
-            "dataset.standardise_targets=true: is of numbers to predict, and a class is none; use"
-            " false"
-        )
-    problems += mask_rules.of_masks(dataset, task)
-    if isinstance(dataset, Torchvision):
-        problems += torchvision_rules.of_torchvision(dataset, task)
-    for name in in_evaluations_alone(task):
-        if name in {"loss", *getattr(task, "METRICS", ())}:
-            problems.append(f"task.metrics.{name}: the task has one of that name; choose another")
-    if isinstance(dataset, Text) and not isinstance(task, LanguageModel | TargetTask):
-        problems.append(f"task={task.name}: dataset=text has tokens alone; use task=language_model")
-    elif isinstance(task, LanguageModel) and not isinstance(dataset, TASK_DATASETS[task.name]):
-        problems.append(
-            f"task=language_model: dataset={dataset.name} has no tokens; use dataset=text"
-        )
-    elif not isinstance(task, Classification | TargetTask) and not isinstance(
-        dataset, TASK_DATASETS.get(task.name, ())
-    ):
-        has = _TARGETS.get(dataset.name, "one class for each image; use task=classification")
-        problems.append(
-            f"task={task.name}: dataset={dataset.name} has {has}, or a dataset of your own with"
-            " _target_"
-        )
-    for name in task.metrics if isinstance(task, TargetTask) else ():
-        if name == "loss" or not name.isidentifier():
-            why = (
-                "is always there; leave it out"
-                if name == "loss"
-                else "use letters, digits and underscores alone"
-            )
-            problems.append(f"task.metrics.{name}: {why}")
-    if config.label_smoothing and not isinstance(task, Classification):
-        problems.append(
-            f"label_smoothing={config.label_smoothing}: is of task=classification; use"
-            " label_smoothing=0.0"
-        )
-    return problems
 
 
 def _folds(config: RunConfig) -> list[str]:
@@ -246,23 +226,6 @@ def _folds(config: RunConfig) -> list[str]:
     if folds is not None and fold is not None and fold >= folds:
         return [
             f"dataset.fold={fold}: dataset.folds={folds} are counted from 0; use 0 to {folds - 1}"
-        ]
-    return []
-
-
-def _rows_or_images(dataset: HuggingFace, task: object) -> list[str]:
-    if has_rows(dataset):
-        size = dataset.image_size
-        return (
-            [f"dataset.image_size={list(size)}: dataset.input names columns of numbers; use null"]
-            if size
-            else []
-        )
-    mend = f"name columns of numbers, as in 'dataset.input=[{dataset.input}]'"
-    if dataset.standardise_targets and not isinstance(task, Regression):
-        return [
-            "dataset.standardise_targets=true: is of numbers to predict; use task=regression, or "
-            + mend
         ]
     return []
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from expt.config.datasets import Torchvision, has_masks
-from expt.config.tasks import Classification, Multilabel, Regression, Segmentation
 from expt.config.torchvision_sets import OPTIONS, POSITIONS, SEVERAL, options_of, targets_of
 from expt.errors import did_you_mean
 
 _GOES_WITH = {
-    "classes": ("one class", Classification, "classification"),
-    "labels": ("labels of 0 and 1", Multilabel, "multilabel"),
-    "numbers": ("numbers to predict", Regression, "regression"),
+    "classes": ("one class", "class", "classification"),
+    "labels": ("labels of 0 and 1", "labels", "multilabel"),
+    "numbers": ("numbers to predict", "numbers", "regression"),
 }
 
 
@@ -23,10 +22,8 @@ def of_torchvision(dataset: Torchvision, task: Any) -> list[str]:
         return problems
     targets = targets_of(dataset.set, dataset.options)
     has, fits, use = _GOES_WITH[targets]
-    counts = dataset.set == "CLEVRClassification" and isinstance(task, Regression)
-    takes_others = isinstance(task, Classification | Multilabel | Regression) and not isinstance(
-        task, fits
-    )
+    counts = dataset.set == "CLEVRClassification" and task.TARGETS == "numbers"
+    takes_others = task.TARGETS in {"class", "labels", "numbers"} - {fits}
     if takes_others and not counts and not has_masks(dataset, segments=False):
         other = ", or another target_type in dataset.options" if dataset.set == "CelebA" else ""
         return [
@@ -34,7 +31,7 @@ def of_torchvision(dataset: Torchvision, task: Any) -> list[str]:
             f" task={use}{other}"
         ]
     if dataset.standardise_targets and (
-        isinstance(task, Segmentation) or not (targets == "numbers" or counts)
+        task.TARGETS == "mask" or not (targets == "numbers" or counts)
     ):
         return ["dataset.standardise_targets=true: is of numbers to predict; use false"]
     return _moved(dataset)

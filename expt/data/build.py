@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config import datasets, tasks
+from expt.config import datasets
 from expt.data import (
     checks,
     huggingface,
@@ -218,7 +218,7 @@ def _info(
         feature_names=source.feature_names,
         target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
-        target_origin=_origin(source, train) if isinstance(task, tasks.Regression) else 0.0,
+        target_origin=_origin(source, train) if task.TARGETS == "numbers" else 0.0,
     )
 
 
@@ -259,7 +259,7 @@ def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: 
             *synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers
         )
     if isinstance(dataset, datasets.Torchvision):
-        if datasets.has_masks(dataset, isinstance(task, tasks.Segmentation)):
+        if datasets.has_masks(dataset, task.TARGETS == "mask"):
             return torchvision_masks.source(dataset, num_workers, masks.values_of(dataset, task))
         return torchvision_sets.source(dataset, task, device, num_workers)
     if isinstance(dataset, datasets.HuggingFace):

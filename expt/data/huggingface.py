@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from expt.config import tasks
 from expt.config.datasets import HuggingFace, has_masks
 from expt.data import table, table_cells
 from expt.data.cache import cache_dir
@@ -51,9 +50,9 @@ def source(
     if not isinstance(dataset.input, str):
         rows, parts = _table(dataset, dataset.input, splits, task)
         return of_rows(dataset, rows, parts, device, trained_on)
-    if has_masks(dataset, isinstance(task, tasks.Segmentation)):
+    if has_masks(dataset, task.TARGETS == "mask"):
         return _masks(dataset, dataset.input, splits, values_of(dataset, task), num_workers)
-    if isinstance(task, tasks.Regression | tasks.Multilabel):
+    if task.TARGETS in ("numbers", "labels"):
         scales = None if trained_on is None else trained_on.get("standardised", {})
         return _numbered(dataset, dataset.input, splits, task, num_workers, scales)
     names, numbers = _classes(dataset, splits)
@@ -96,7 +95,7 @@ def _numbered(
             {name: _column(split, name) for name in _names(dataset.target)},
         )
         values, names = table_cells.numbers_of(path, columns, _names(dataset.target))
-        if isinstance(task, tasks.Multilabel):
+        if task.TARGETS == "labels":
             table_cells.check_labels(path, names, values)
         targets[part] = torch.from_numpy(values).float()
     return of_numbers(
@@ -155,13 +154,13 @@ def _table(
         )
         values, feature_names = table_cells.numbers_of(path, columns, features)
         found.setdefault("features", []).append(values)
-        if not isinstance(task, tasks.Classification):
+        if task.TARGETS != "class":
             answers, target_names = table_cells.numbers_of(path, columns, _names(dataset.target))
             found.setdefault("targets", []).append(answers)
-            if isinstance(task, tasks.Multilabel):
+            if task.TARGETS == "labels":
                 table_cells.check_labels(path, target_names, answers)
     names: Sequence[str] = ()
-    if isinstance(task, tasks.Classification):
+    if task.TARGETS == "class":
         known, numbers = _classes(dataset, splits)
         found["targets"] = [np.array(each, np.int64) for each in numbers.values()]
         target_names, names = _names(dataset.target), [str(name) for name in known]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import datasets, tasks
+from expt.config import datasets
 from expt.data import samples
 from expt.data.image_folder_files import MODES, in_mode
 from expt.data.loading import Finish, Loader, LoaderOptions
@@ -45,7 +45,7 @@ class MaskValues:
 
 def values_of(dataset: object, task: Any) -> MaskValues:
     """What masks may hold by the configuration: the dataset says how many classes, else the task."""
-    settings = {"ignore_index": task.ignore_index} if isinstance(task, tasks.Segmentation) else {}
+    settings = {"ignore_index": task.ignore_index} if task.TARGETS == "mask" else {}
     return MaskValues(num_classes=datasets.mask_classes(dataset) or task.num_classes, **settings)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import datasets, tasks, user_class
+from expt.config import datasets, user_class
 from expt.data import samples
 from expt.data.alike import like, structure_of
 from expt.data.checked_samples import Check, in_words, read
@@ -47,11 +47,9 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
     found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
-    if isinstance(task, tasks.Segmentation):
+    if task.TARGETS == "mask":
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    if isinstance(task, tasks.TargetTask) and _is_integer(
-        found.example[1]
-    ):  # a class of how many, or a count
+    if task.TARGETS == "any" and _is_integer(found.example[1]):  # a class of how many, or a count
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
         return dataclasses.replace(found, shapes=shapes)
     return found
@@ -75,7 +73,7 @@ def _of_classes(
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), task is None or isinstance(task, tasks.Classification))
+        kind = Labelled(len(names), task is None or task.TARGETS == "class")
         found = _own_samples(dataset, train, test, num_workers, check, first, kind)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from expt.config import datasets, tasks
+from expt.config import datasets
 from expt.data.table_cells import MEND, check_labels, check_learnable, classes_of, numbers_of
 from expt.data.table_files import Column, columns_of
 from expt.errors import ConfigError, DataError, did_you_mean
@@ -64,9 +64,9 @@ def load(dataset: TableConfig, task: Any, *, learns: bool = True) -> Rows:
 
 
 def _kind(task: Any) -> Kind:
-    if isinstance(task, tasks.Classification):
+    if task.TARGETS == "class":
         return "class"
-    return "label" if isinstance(task, tasks.Multilabel) else "number"
+    return "label" if task.TARGETS == "labels" else "number"
 
 
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep

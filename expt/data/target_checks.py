@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import datasets, tasks
+from expt.config import datasets
 from expt.data import masks
 from expt.data.checked_samples import Check
 from expt.data.stream import class_of, labelled
@@ -24,13 +24,13 @@ _Wrong = Callable[[Any, Any], "str | None"]
 
 def check_for(dataset: Dataset[Any], config: datasets.TargetDataset, task: Any) -> Check:
     """What looks at the samples of `dataset`, where the configured `task` takes not any."""
-    if isinstance(task, tasks.Segmentation):
+    if task.TARGETS == "mask":
         return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
-    if isinstance(task, tasks.Multilabel):
+    if task.TARGETS == "labels":
         return functools.partial(_unless, wrong=functools.partial(_target, dataset, _label))
-    if isinstance(task, tasks.Regression):
+    if task.TARGETS == "numbers":
         return functools.partial(_unless, wrong=functools.partial(_target, dataset, _number))
-    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
+    if task.TARGETS == "tokens" and hasattr(dataset, "vocab_size"):
         return functools.partial(_unless, wrong=_tokens(dataset.vocab_size))
     return _any
 

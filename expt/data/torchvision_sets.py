@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import tasks
 from expt.config.datasets import Torchvision
 from expt.config.torchvision_sets import targets_of
 from expt.data.image_folder_files import MODES
@@ -53,7 +52,7 @@ def source(
     kind = kind_of(dataset)
     sets = {part: found for part in kind.parts if _has_targets(found := construct(dataset, part))}
     mode, size = MODES[dataset.channels or kind.channels], dataset.image_size
-    counts = dataset.set == "CLEVRClassification" and isinstance(task, tasks.Regression)
+    counts = dataset.set == "CLEVRClassification" and task.TARGETS == "numbers"
     if counts or targets_of(dataset.set, dataset.options) != "classes":
         values, names = _values_of(sets["train"], counts=counts)
         return of_numbers(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine
-from expt.config import datasets, tasks
+from expt.config import datasets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
@@ -184,7 +184,7 @@ def _check_split(split: str, record: Record) -> None:
 def _check_top(top: int | None, config: RunConfig, record: Record) -> None:
     if top is None:
         return
-    if not isinstance(config.task, tasks.Classification):
+    if config.task.TARGETS != "class":
         raise ConfigError(
             f"--top {top}: is of classes, and the run's task is {config.task.name}; leave it out"
         )

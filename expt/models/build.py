@@ -16,7 +16,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from expt.config import constraints, groups, user_class
 from expt.config.datasets import TargetDataset
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.errors import ConfigError
 from expt.models import named
 from expt.models.convnet import ConvNet
@@ -45,11 +44,7 @@ def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     a person's own makes of these is for its model to say, if that does."""
     dataset, model = config.dataset, config.model
     is_said = not isinstance(dataset, TargetDataset) or dataset.num_classes is not None
-    if (
-        is_said
-        or not isinstance(config.task, TargetTask)
-        or not isinstance(model, constraints.Target)
-    ):
+    if is_said or config.task.TARGETS != "any" or not isinstance(model, constraints.Target):
         return shapes
     return {
         name: shape

@@ -11,7 +11,7 @@ from typing import Any
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask, metrics_of
+from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.metrics_file import of_epochs
@@ -167,11 +167,7 @@ def check_tag(key: str, tag: str, config: RunConfig) -> None:
     """Raise ConfigError where no run like `config` will have the tag; code of a person's own may
     log any.
     """
-    if (
-        config.callbacks
-        or isinstance(config.task, TargetTask)
-        or isinstance(config.dataset, Target)
-    ):
+    if config.callbacks or config.task.TARGETS == "any" or isinstance(config.dataset, Target):
         return
     known = [tags.metric(name, split) for name in metrics_of(config.task) for split in SPLITS]
     known += [*tags.COMPARABLE, "running/loss"]

@@ -13,7 +13,6 @@ from torch import nn
 
 from expt.config.datasets import Diabetes, Table
 from expt.config.schema import RunConfig
-from expt.config.tasks import Regression
 from expt.data.iterable import IterableLoader
 from expt.data.loading import Loader
 from expt.data.tree import named_leaves
@@ -36,7 +35,7 @@ def mend_of(config: RunConfig) -> str:
     large = (
         isinstance(dataset, Table | Diabetes)
         and not dataset.standardise_targets
-        and isinstance(config.task, Regression)
+        and config.task.TARGETS == "numbers"
     )
     return MEND.replace("try ", "try dataset.standardise_targets=true, ") if large else MEND
 

@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.data.build import Data
 from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, sharding
@@ -189,7 +188,7 @@ def of_learner(
     """
     if not config.is_sharded:
         return {}
-    own = _is_own(config) or isinstance(config.task, TargetTask)  # the others use all
+    own = _is_own(config) or config.task.TARGETS == "any"  # the others use all
     return {
         **(
             {"drop_unused": Unused(module, worker.device, compiled=bool(config.compile)).drop}

@@ -14,7 +14,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.tasks.averages import refuse_weightless
 from expt.tasks.classification import Classification
-from expt.tasks.phases import PhasedTask
+from expt.tasks.task import PhasedTask
 from expt.tasks.regression import Regression
 from expt.tasks.sums import MAX_KEPT, Sums, loss_is_finite
 from expt.tasks.task import Sum, Task
