@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from expt.command import terminal
 from expt.command.evaluate import evaluate as evaluate_as
@@ -21,11 +21,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
 from expt.runs.weights_file import Which, run_and_which
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from expt.python.settings import Settings, SweepSettings
 
 __all__ = [
     "Predictions",
@@ -57,7 +52,7 @@ def run(
     *arguments: str | Mapping[str, Any],
     folder: str | Path | None = None,
     quiet: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Any,
 ) -> Result:
     """Train one run, and wait for it: what `python -m expt` does.
 
@@ -101,7 +96,7 @@ def sweep(
     *arguments: str | Mapping[str, Any],
     folder: str | Path | None = None,
     quiet: bool = False,
-    **settings: Unpack[SweepSettings],
+    **settings: Any,
 ) -> SweepResult:
     """Train every combination of values, and wait for all: what `python -m expt -m` does.
 

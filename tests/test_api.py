@@ -8,19 +8,15 @@ import dataclasses
 import doctest
 import math
 import sys
-import typing
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
-from typing_extensions import Unpack
 
 import expt
 from expt import api
-from expt.config.schema import RunConfig
 from expt.errors import SweepFailed
-from expt.python import settings
 from expt.python.sweep_result import FailedResult, SweepResult
 
 
@@ -186,48 +182,3 @@ def test_quiet_is_a_word_of_functions_too(
     (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", world_size=1)
     assert result.record["steps"] == 1
     assert not capsys.readouterr().out
-
-
-def parts(hint: Any) -> set[object]:
-    """The kinds and the literal values that a type allows, without what constrains a number."""
-    if get_origin(hint) is typing.Annotated:
-        return parts(get_args(hint)[0])
-    if get_origin(hint) is typing.Literal:
-        return {*get_args(hint)}
-    if get_origin(hint) in (tuple, list, dict):
-        return {Sequence}
-    if get_args(hint) and get_origin(hint) is not type:
-        return (
-            set().union(*map(parts, get_args(hint)))
-            if get_origin(hint) is not Sequence
-            else {Sequence}
-        )
-    return {hint}
-
-
-Sequence = get_origin(typing.Sequence[int])
-NESTED = {"ddp": settings.DDP, "sharding": settings.Sharding, "tensorboard": settings.TensorBoard,
-          "patches": settings.Patches,
-          "checkpoint": settings.Checkpoint, "early_stop": settings.EarlyStop, "mlflow": settings.MLflow,
-          "wandb": settings.Wandb}  # fmt: skip
-GROUPS = {"model", "init", "task", "dataset", "optimizer", "scheduler"}
-
-
-def test_the_keywords_are_those_of_the_schema() -> None:
-    schema = get_type_hints(RunConfig, include_extras=True)
-    schema.pop("secrets")
-    given = get_type_hints(settings.Settings)
-    assert given.keys() == {*schema, "experiment", "hydra"}
-    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep", "search"}
-    for key, cls in NESTED.items():
-        nested = next(
-            part
-            for part in (schema[key], *get_args(schema[key]))
-            if hasattr(part, "__dataclass_fields__")
-        )
-        assert get_type_hints(cls).keys() == get_type_hints(nested).keys()
-        for name, hint in get_type_hints(nested, include_extras=True).items():
-            assert parts(hint) <= parts(get_type_hints(cls)[name]), f"{key}.{name}"
-    for key in schema.keys() - NESTED.keys() - GROUPS:
-        assert parts(schema[key]) <= parts(given[key]), key
-    assert api.run.__annotations__["settings"] in ("Unpack[Settings]", Unpack[settings.Settings])

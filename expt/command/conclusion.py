@@ -13,7 +13,6 @@ from types import MappingProxyType
 from rich.console import Console
 
 from expt.command.arguments import without_quotes
-from expt.command.search_conclusion import NAMED, bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, warn
@@ -26,6 +25,7 @@ from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
 from expt.runs.worker_error import in_one_line
+from expt.search.conclusion import NAMED, bad_trials, conclude_search
 
 
 def conclude(
@@ -56,7 +56,7 @@ def conclude(
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     written = _write_summary(folder, runs)  # after the table, for which somebody may wait
-    bad = bad_points(runs)
+    bad = bad_trials(runs)
     failed = [run for run in runs if run["status"] == FAILED and run not in bad]
     if bad:
         say(

@@ -170,8 +170,8 @@ def _value(word: Override) -> Any:
     value = word.value()
     if not isinstance(value, str | list | dict):
         return value
-    with secrets.environment_read():
-        return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+    secrets.remember(dict(secrets.interpolations({"value": value})))
+    return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:

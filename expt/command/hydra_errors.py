@@ -182,14 +182,14 @@ def _unreadable(word: str) -> str:
 
 
 def _set_together(key: str) -> str | None:
-    from expt.config.problems import NOT_SET, PLAIN_GROUPS  # late: for a mistake alone
+    from expt.config import keys  # late: for a mistake alone
 
     group = key.partition(".")[0]
-    if group not in NOT_SET:
+    names, example = keys.names_beside([group, ""], {}), keys.meaning(group).example
+    if group in keys.holders() or not names or example is None:
         return None
-    names = [field.name for field in dataclasses.fields(PLAIN_GROUPS[group])]
     near = "" if _last(key) in names else did_you_mean(_last(key), names)
-    return f"{near} Type its keys together, as in '{NOT_SET[group]}'"
+    return f"{near} Type its keys together, as in '{example}'"
 
 
 def _keys_of_the_pool() -> set[str]:

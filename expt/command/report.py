@@ -13,7 +13,6 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.conclusion import conclude, print_lost
-from expt.command.search_conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.files import write_atomically
@@ -26,6 +25,7 @@ from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import say
+from expt.search.conclusion import search_in
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
@@ -114,12 +114,8 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     broken = set[Path]()
     for folder, own in by_sweep.items():
         if (search := search_in(folder, own)) and search.limits:
-            points = [
-                run
-                for run in own
-                if run["status"] == COMPLETED and run["folder"].name not in search.others
-            ]
-            broken.update(run["folder"] for run in points if search.breaks_limits(run))
+            completed = [run for run in own if run["status"] == COMPLETED]
+            broken.update(run["folder"] for run in completed if search.breaks_limits(run))
     return [run for run in runs if run["folder"] not in broken]
 
 

@@ -63,7 +63,7 @@ def identity(
 def shown(config: RunConfig) -> dict[str, Any]:
     """Return the configuration as it is written to disk: without what came from the environment."""
     settings = {name: value for name, value in keys.plain(config).items() if name != "secrets"}
-    hidden: dict[str, Any] = secrets.hidden_settings(settings, config.secrets)
+    hidden: dict[str, Any] = secrets.hidden(settings, config.secrets)
     return hidden
 
 

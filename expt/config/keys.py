@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_SET, Key
+from expt.config.constraints import IS_SET, Key, kind
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
@@ -94,18 +94,59 @@ def meaning(key: str, member: str | None = None) -> Key:
     counts. A key that is not in the schema, such as a custom class's argument, is as the one above.
     """
     parts, found = key.split("."), _DEFAULT
-    kinds: list[Any] = [RunConfig]
-    for part in parts:
-        hints = [hints[part] for kind in kinds if part in (hints := _hints(kind))]
+    for end, part in enumerate(parts):
+        hints = [
+            hints[part] for kind in _classes(parts[:end], member) if part in (hints := _hints(kind))
+        ]
         if not hints:
             return found
         found = _below(found, _annotation(hints[0]))
+    return found
+
+
+def _classes(path: Sequence[str], member: str | None, root: Any = RunConfig) -> list[Any]:
+    """Return the dataclasses that may lie at a path, where `member` is chosen of its group."""
+    kinds: list[Any] = [root]
+    for part in path:
         if part in GROUPS and kinds == [RunConfig]:
             members = GROUPS[part]
             kinds = [members[member]] if member in members else [*members.values()]
-        else:
+        elif not part.isdigit():  # the elements of a list have the class that its type names
+            hints = [hints[part] for kind in kinds if part in (hints := _hints(kind))]
             kinds = [kind for hint in hints for kind in classes_in(hint)]
-    return found
+    return kinds
+
+
+def names_beside(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
+    """Return the keys that there are beside the last one of `path`, in a configuration `node`."""
+    member = kind(node.get(path[0])) if path[0] in GROUPS else None
+    return [name for cls in _classes(path[:-1], member, root) for name in names_of(cls)]
+
+
+def example_of(path: Sequence[str]) -> str:
+    """Return a value as it is typed for a key that takes a list, or has keys below it."""
+    key = ".".join(part for part in path if not part.isdigit())
+    if example := meaning(key).example:
+        return example
+    below = next((names_of(cls)[0] for cls in _classes(path, None)), None)
+    if below is None:
+        return f"{key}=[1,2]"
+    return f"{key}.{below}=..." if key in holders() else f"{key}=[{{{below}: ...}}]"
+
+
+@functools.cache
+def holders() -> tuple[str, ...]:
+    """Return the keys that have others below them, each of which is set by itself."""
+    found = [name for name in names_of(RunConfig) if name not in GROUPS]
+    found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
+    return tuple(key for key in found if any(dataclasses.is_dataclass(hint) for hint in _bare(key)))
+
+
+def _bare(key: str) -> list[Any]:
+    """Return the types of a key without their annotations."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    return [typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint for hint in hints]
 
 
 _DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
@@ -158,8 +199,8 @@ def all_keys() -> Mapping[str, Key]:
         members = GROUPS[name].items() if name in GROUPS else ((None, cls) for cls in [None])
         found.setdefault(name, meaning(name))
         for member, cls in members:
-            for kind in [cls] if cls else classes_in(hint):
-                for key in _keys_below(kind, name):
+            for holder in [cls] if cls else classes_in(hint):
+                for key in _keys_below(holder, name):
                     found.setdefault(key, meaning(key, member))
     return found
 

@@ -44,12 +44,13 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
         )
 
-    with secrets.environment_read() as read:
-        own = [str(key) for key in composed if key != "hydra"]
-        content = {key: contained(composed[key]) for key in own}
-        if read:
-            read.add_made(composed, own)
-    node = {**content, "secrets": dict(read)}
+    own = [str(key) for key in composed if key != "hydra"]
+    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+    found = dict(secrets.interpolations({key: unresolved[key] for key in own}))
+    secrets.remember(found)  # first, for an error may show them
+    content = {key: contained(composed[key]) for key in own}
+    secrets.remember(found, content)
+    node = {**content, "secrets": found}
     return fill_auto_of_a_sweep(node) if sweep else node
 
 
@@ -119,8 +120,7 @@ def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
     """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way
     here.
     """
-    node, read = _with_secrets(hidden)
-    return parse({**node, "secrets": read}, machine)
+    return parse(_restored(hidden), machine)
 
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -143,8 +143,7 @@ def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig
 
 def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `identity.shown` gave for a run, by the keys and the environment of today."""
-    node, read = _with_secrets(shown)
-    return {**node, "secrets": read}
+    return _restored(shown)
 
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:
@@ -152,11 +151,11 @@ def recorded(shown: Mapping[str, Any]) -> RunConfig:
     return _typed(settings_of(shown))
 
 
-def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    read: dict[str, str] = {}
-    node = secrets.restored(hidden, read)
-    secrets.remember(read)
-    return node, read
+def _restored(hidden: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(secrets.interpolations(hidden))
+    node = secrets.restored(hidden)
+    secrets.remember(found, node)
+    return {**node, "secrets": found}
 
 
 def _typed(node: dict[str, Any]) -> RunConfig:

@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.config.problems import PLAIN_GROUPS, explain
+from expt.config.problems import explain
 from expt.errors import ConfigError
 
-SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2", "pbt"]
+SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -31,26 +31,22 @@ class Search:
     constraints: tuple[str, ...] = ()
     when: tuple[str, ...] = ()
     warm_start: tuple[Folder, ...] = ()
-    rungs: Literal["asha", "hyperband", "median"] | None = None
+    rungs: Literal["asha", "median"] | None = None
     min_epochs: Count = 1
     reduction: Annotated[int, Field(ge=2)] = 3
     keep_checkpoints: bool = False
     batch: Count | None = None
     random_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     population: Annotated[int, Field(ge=2)] | None = None
-    interval: Count = 1
-    quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
-    resample: Annotated[float, Field(ge=0, le=1)] = 0.25
 
 
-PLAIN_GROUPS["search"] = Search
 HEEDED_BY: Mapping[str, Sequence[SamplerName]] = {
     "random_fraction": ("tpe", "gp", "cmaes", "nsga2", "qmc"),
     "population": ("cmaes", "nsga2"),
-    **dict.fromkeys(("interval", "quantile", "resample"), ("pbt",)),
+    "warm_start": ("tpe", "gp", "nsga2"),
 }
 """The samplers to which a key says anything; one that is not here says something to all."""
-OF_RUNGS = {"min_epochs": ("asha", "hyperband", "median"), "reduction": ("asha", "hyperband")}
+OF_RUNGS = {"min_epochs": ("asha", "median"), "reduction": ("asha",)}
 """The same of kinds of rungs."""
 
 
@@ -71,7 +67,7 @@ def parse_search(node: Mapping[str, Any]) -> Search:
             TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
         )
     except ValidationError as error:
-        raise ConfigError(explain(error, {"search": found})) from None
+        raise ConfigError(explain(error, {"search": found}, _Composed)) from None
     if problems := [*_ignored(search)]:
         raise ConfigError(problems)
     return search

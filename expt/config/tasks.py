@@ -17,7 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 import expt
-from expt.config.constraints import STRICT, Target
+from expt.config.constraints import STRICT, Key, Target
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
@@ -49,7 +49,10 @@ class TaskConfig:
     METRICS: ClassVar[Mapping[str, Better]] = {}
     OBJECTIVE: ClassVar[str]
     """The metric by which runs are compared where nothing else is asked for."""
-    metrics: dict[MetricName, TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[MetricName, TargetMetric],
+        Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
+    ] = dataclasses.field(default_factory=dict)
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return what of the run's other settings does not go with the task, one line each."""
@@ -65,7 +68,9 @@ class TargetTask(Target):
     """A custom Task, with the names of its metrics and which way each is better."""
 
     TARGETS: ClassVar[Targets] = "any"
-    metrics: dict[str, Better | TargetMetric] = dataclasses.field(default_factory=dict)
+    metrics: Annotated[
+        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
+    ] = dataclasses.field(default_factory=dict)
 
     @property
     def own_metrics(self) -> dict[str, Better]:

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from pydantic.dataclasses import dataclass
 
-from expt.config import secrets
 from expt.config.constraints import STRICT
 from expt.errors import ConfigError, did_you_mean
 
@@ -96,7 +95,7 @@ def uri_problems(key: str, uri: str, read: dict[str, str] | None = None) -> list
         return [f"{key}={shown}: is no address ({error}); write it as in http://HOST:5000"]
     if missing:
         return [f"{key}={shown}: names no host; write it as in http://HOST:5000"]
-    if read is not None and secrets.hidden(uri, read) == uri and shown != uri:
+    if read is not None and key not in read and shown != uri:
         return [
             f"{key}={shown}: a password would be written into the run's folder; leave this key out"
             f" and set {TRACKING_URI}, or give ${{oc.env:NAME}}"

@@ -44,8 +44,6 @@ class Job:
     devices: tuple[str, ...] = ()
     retries: int = 0
     """How often it has been started again."""
-    least_restarts: int = 0
-    """How often it may be, where neither max_restarts nor the sweep allows as much."""
     workers: Live | None = field(default=None, repr=False)
     started_at: float = 0.0
     """By time.monotonic, which is no time of day."""
@@ -65,7 +63,7 @@ class Job:
 
     def may_retry(self, error: ExptError, retries: int) -> bool:
         """Whether it gets another try, and one may come to something else."""
-        restarts = max(retries, request_of(self).config.max_restarts, self.least_restarts)
+        restarts = max(retries, request_of(self).config.max_restarts)
         if isinstance(error, WorkersLost) and not self.paths.metrics.exists():
             restarts = max(restarts, 1)  # it had not even begun
         if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:

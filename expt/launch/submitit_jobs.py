@@ -273,7 +273,7 @@ class ClusterJob:
         """Train. A job that Slurm started again resumes from its last checkpoint."""
         requeue: Callable[[int, None], Any] | Any = signal.getsignal(PREEMPTED)
         sys.argv = self.argv
-        os.environ.update(secrets.restored(self.sent["env"], {}))
+        os.environ.update(secrets.restored(self.sent["env"]))
         slurm_variables.adopt(os.environ)
         try:
             self._train(time.monotonic())

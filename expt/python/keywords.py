@@ -8,18 +8,13 @@ from typing import Any
 
 from expt.command.arguments import Exact
 from expt.config.groups import GROUPS
-from expt.config.problems import BELOW_A_CHOICE, PLAIN_GROUPS
+from expt.config.keys import holders
 from expt.errors import ConfigError
 from expt.python.interval import Interval
 from expt.python.values import as_setting, text_of
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a person's own class."""
-_OPEN = {*PLAIN_GROUPS, "hydra", *BELOW_A_CHOICE} - {
-    "early_stop",
-    "groups",
-}
-"""Keys with others below them, each of which is set by itself."""
 _LISTS_OF_CLASSES = ("callbacks", "dataset.transforms")
 
 
@@ -65,7 +60,7 @@ class _Setting:
         self._key, self._sweep = key, sweep
         group, _, below = key.partition(".")
         self._is_group = not below and group in GROUPS
-        self._is_open = self._is_group or key.rpartition(".")[2] in _OPEN or group == "hydra"
+        self._is_open = self._is_group or key in holders() or group == "hydra"
 
     def words(self, value: Any) -> Iterator[str]:
         """One or several for `value`; the choice of a group comes before what is set of it."""

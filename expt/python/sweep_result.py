@@ -119,7 +119,7 @@ class SweepResult(Runs):
             "search" in run.record for run in self
         ):
             return None
-        from expt.command.search_conclusion import search_in  # late: a grid has no need of it
+        from expt.search.conclusion import search_in  # late: a grid has no need of it
 
         found = self._found()
         search = search_in(self[0].folder.parent, found)

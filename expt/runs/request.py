@@ -95,11 +95,10 @@ class RunRequest:
             {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
         )
         pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
-        read = self.config.secrets
         settings = {key: value for key, value in self.settings.items() if key != "secrets"}
         return {
-            **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}, read),
-            "settings": secrets.hidden_settings(settings, read),
+            **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}),
+            "settings": secrets.hidden(settings, self.config.secrets),
             "may_have_run": self.may_have_run,
             "content": self.content._asdict(),
             **begins,
@@ -118,7 +117,7 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         content=Content(**sent["content"]),
         paths=RunPaths(Path(sent["folder"])),
         about=sent["about"],
-        env=secrets.restored(sent["env"], {}),
+        env=secrets.restored(sent["env"]),
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
         goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,

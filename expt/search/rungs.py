@@ -1,313 +1,190 @@
-"""How long a run of a search trains before it pauses, which one goes on, and which never will.
+"""Early stopping: after which epochs trials pause, which of them continue, and which never will.
 
-Pure functions.
-
-`asha` is asynchronous successive halving by promotion (Li et al. 2020, arXiv 1810.05934, algorithm
-2), `hyperband` several brackets of it side by side, each with a later first rung (Li et al. 2018,
-arXiv 1603.06560), and `median` the rule of Vizier (Golovin et al. 2017): a run waits until it is no
-worse than the median of those that have completed."""
+Pure functions. `asha` is asynchronous successive halving by promotion (Li et al. 2020, arXiv
+1810.05934, algorithm 2), `median` the rule of Vizier (Golovin et al. 2017).
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
 
+from expt.config.schema import RunConfig
+from expt.config.search import Search as Settings
+from expt.config.task_rules import measured_each_epoch
+from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, PAUSED
+from expt.search.goals import Goal
+from expt.search.trial import Trial
 
-Kind: TypeAlias = Literal["asha", "hyperband", "median"]
-BEST, WORST = -math.inf, math.inf
+WORST = math.inf
 MEDIAN_OF = 3
-"""Runs that must have completed before `median` holds another back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A run of a search, as it is compared with the others."""
-
-    number: int
-    status: str
-    """As in result.json."""
-    costs: Mapping[int, float]
-    """After each epoch that was evaluated: the lower the better."""
-    is_allowed: bool = True
-    """Whether it keeps all limits; one that does not counts as worst where it came to exceed them,
-    and no earlier.
-    """
-    is_past_rungs: bool = False
-    """Whether it has completed, and it is not known what it was at each rung: it counts as best
-    there.
-    """
-
-    @property
-    def epochs(self) -> int:
-        """How many it has been trained and evaluated."""
-        return max(self.costs, default=0)
-
-    def cost_at(self, rung: int) -> float | None:
-        """Its cost when it came to the epoch `rung`; None where it has not, and may yet.
-
-        A run that completed before keeps what it had come to; one that failed on the way, or then
-        exceeds a limit, is the worst."""
-        has_ended = self.status == COMPLETED and bool(self.costs) and rung >= self.epochs
-        if has_ended and not self.is_allowed:
-            return WORST
-        if rung in self.costs:
-            cost = self.costs[rung]
-            return WORST if math.isnan(cost) else cost
-        if self.status == FAILED:
-            return WORST
-        if self.is_past_rungs:
-            return BEST
-        return self.cost_at(self.epochs) if has_ended else None
+"""Trials that must have completed before `median` holds another one back."""
 
 
 class Rungs(ABC):
-    """Where the runs of a search pause, and who goes on from there.
+    """The epochs after which trials pause, and the rule by which they continue."""
 
-    Trials may come in any order.
-    """
+    def __init__(self, epochs: Sequence[int]) -> None:
+        self.epochs = list(epochs)
+
+    def next_stop(self, epochs_done: int) -> int | None:
+        """Return the epoch after which a trial pauses next, or None where it runs to its end."""
+        return next((epoch for epoch in self.epochs if epoch > epochs_done), None)
 
     @abstractmethod
-    def of(self, number: int) -> Sequence[int]:
-        """The epochs after which the run of that number pauses, rising; it may go on to its end
-        without any.
+    def promotable(self, trials: Sequence[Trial]) -> Trial | None:
+        """Return the paused trial that continues first."""
+
+    @abstractmethod
+    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
+        """Return the paused trials that can't continue, whatever comes of all others.
+
+        So many further trials are `planned`.
         """
 
-    def next_stop(self, number: int, epochs_done: int) -> int | None:
-        """The epoch after which the run pauses next; None where it goes to its end."""
-        return next((epoch for epoch in self.of(number) if epoch > epochs_done), None)
-
-    @abstractmethod
-    def promotable(self, trials: Sequence[Trial]) -> int | None:
-        """The number of the paused run that is to go on first; None where none is to."""
-
-    @abstractmethod
-    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
-        """The paused runs that will never go on in a search of the runs of these numbers, whatever
-        others come to.
-        """
+    def _waits(self, trial: Trial, rung: int) -> bool:
+        """Return whether it has paused at this rung."""
+        passed = [epoch for epoch in self.epochs if epoch <= trial.epochs]
+        return trial.status == PAUSED and passed[-1:] == [rung]
 
 
 class Halving(Rungs):
-    """At each rung of a bracket the best go on, one of so many."""
+    """At each rung the best continue, one of `reduction`."""
 
-    def __init__(
-        self, brackets: Sequence[Sequence[int]], weights: Sequence[int], reduction: int
-    ) -> None:
-        """Of so many runs of each bracket as `weights` say, evenly mixed."""
-        self._brackets, self._reduction = brackets, reduction
-        self._turns = list(_mixed(weights))
+    def __init__(self, epochs: Sequence[int], reduction: int) -> None:
+        super().__init__(epochs)
+        self._reduction = reduction
 
-    def of(self, number: int) -> Sequence[int]:
-        """Those of its bracket."""
-        return self._brackets[self.bracket(number)]
+    def promotable(self, trials: Sequence[Trial]) -> Trial | None:
+        """Return the best that may continue from the highest rung that has one."""
+        for rung in reversed(self.epochs):
+            ranked = self._ranked(trials, rung)
+            for cost, trial in ranked[: len(ranked) // self._reduction]:
+                if cost < WORST and self._waits(trial, rung):
+                    return trial
+        return None
 
-    def bracket(self, number: int) -> int:
-        """The index of its bracket."""
-        return self._turns[number % len(self._turns)]
-
-    def promotable(self, trials: Sequence[Trial]) -> int | None:
-        """From the highest rung that has one, and there the best."""
-        found: list[tuple[int, float, int]] = []
-        for bracket, rungs in enumerate(self._brackets):
-            mine = [trial for trial in trials if self.bracket(trial.number) == bracket]
-            found += _astray(mine, rungs)
-            for rung in rungs:
-                ranked = _ranked(mine, rungs, rung)
-                best = ranked[: self._quota(len(ranked))]
-                found += [
-                    (-rung, cost, one.number)
-                    for cost, one in best
-                    if _waits(one, rungs, rung) and cost < WORST
-                ]
-        return min(found)[2] if found else None
-
-    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
-        """Who would not be among the best even if all that can still come to its rung were worse."""
-        found = list[int]()
-        for bracket, rungs in enumerate(self._brackets):
-            mine = [trial for trial in trials if self.bracket(trial.number) == bracket]
-            known = {trial.number for trial in mine}
-            to_come = sum(
-                self.bracket(number) == bracket and number not in known for number in planned
-            )
-            to_come += len(_astray(mine, rungs))
-            for rung in rungs:
-                ranked = _ranked(mine, rungs, rung)
-                under_way = sum(_is_on_its_way(trial, rungs, rung) for trial in mine)
-                quota = self._quota(len(ranked) + to_come + under_way)
-                left = 0
-                for rank, (cost, trial) in enumerate(ranked):
-                    if not _waits(trial, rungs, rung):
-                        continue
-                    if rank >= quota or cost == WORST:
-                        found.append(trial.number)
+    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
+        """Return those not among the best even if all that can still come there are worse."""
+        found, to_come = list[Trial](), planned
+        for rung in self.epochs:
+            ranked = self._ranked(trials, rung)
+            running = [t for t in trials if t.status not in (PAUSED, COMPLETED, FAILED)]
+            under_way = sum(self.next_stop(trial.epochs) == rung for trial in running)
+            places = (len(ranked) + to_come + under_way) // self._reduction
+            left = 0
+            for rank, (cost, trial) in enumerate(ranked):
+                if self._waits(trial, rung):
+                    if rank >= places or cost == WORST:
+                        found.append(trial)
                     else:
                         left += 1
-                to_come += under_way + left  # may all come to the next rung
-        return sorted(found)
+            to_come += under_way + left  # all of these may come to the next rung
+        return found
 
-    def _quota(self, count: int) -> int:
-        return count // self._reduction
+    def _ranked(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
+        """Return the trials that came to a rung, the best first.
+
+        One that failed counts as the worst of the first rung that it did not come to.
+        """
+        before = max((epoch for epoch in self.epochs if epoch < rung), default=0)
+        found = []
+        for trial in trials:
+            cost = self._cost(trial, rung)
+            if cost is not None and not (trial.status == FAILED and trial.epochs < before):
+                found.append((cost, trial))
+        return sorted(found, key=lambda pair: (pair[0], pair[1].number or 0))
+
+    def _cost(self, trial: Trial, rung: int) -> float | None:
+        """Return the cost at a rung; one that violates a limit is the worst only where it waits.
+
+        It keeps its places at the rungs before: the trials that these could go to may have lost
+        their checkpoints already.
+        """
+        if not trial.is_allowed and self._waits(trial, rung):
+            return WORST
+        return cost_at(trial, rung)
 
 
 class Median(Rungs):
-    """A run goes on while it is no worse than the median of the completed ones was after as many
-    epochs.
+    """A trial continues while it is no worse than the median of the completed ones was then."""
+
+    def promotable(self, trials: Sequence[Trial]) -> Trial | None:
+        """Return the best that may continue from the highest rung that has one."""
+        completed = [trial for trial in trials if trial.status == COMPLETED]
+        for rung in reversed(self.epochs):
+            others = [cost for each in completed if (cost := cost_at(each, rung)) is not None]
+            bound = statistics.median(others) if len(others) >= MEDIAN_OF else WORST
+            waiting = [
+                (cost, trial.number or 0, trial)
+                for trial in trials
+                if trial.is_allowed and self._waits(trial, rung)
+                if (cost := cost_at(trial, rung)) is not None and cost < WORST and cost <= bound
+            ]
+            if waiting:
+                return min(waiting)[-1]
+        return None
+
+    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
+        """Return all paused ones at the end: until then a worse one may move the median."""
+        running = any(trial.status not in (PAUSED, COMPLETED, FAILED) for trial in trials)
+        if planned or running or self.promotable(trials):
+            return []
+        return [trial for trial in trials if trial.status == PAUSED]
+
+
+def cost_at(trial: Trial, rung: int) -> float | None:
+    """Return a trial's cost after the epoch `rung`, or None where it may still come to it.
+
+    One that completed before keeps what it had come to; one that failed, or completed and violates
+    a limit, is the worst.
     """
-
-    def __init__(self, rungs: Sequence[int]) -> None:
-        self._rungs = rungs
-
-    def of(self, number: int) -> Sequence[int]:
-        """The same for all."""
-        return self._rungs
-
-    def promotable(self, trials: Sequence[Trial]) -> int | None:
-        """From the highest rung that has one, and there the best."""
-        found = _astray(trials, self._rungs)
-        waiting = self._waiting(trials)
-        found += [
-            (-rung, cost, one.number)
-            for one, rung, cost in waiting
-            if self._may(trials, rung, cost)
-        ]
-        return min(found)[2] if found else None
-
-    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
-        """Who would stay below the median even if all others that can still complete were the
-        worst.
-        """
-        waiting = {one.number: (rung, cost) for one, rung, cost in self._waiting(trials)}
-        ended = {trial.number for trial in trials if trial.status in (COMPLETED, FAILED)}
-        coming = {number for number in planned if number not in waiting and number not in ended}
-        coming |= {
-            trial.number
-            for trial in trials
-            if trial.number not in waiting and trial.number not in ended
-        }
-        left = {number: each for number, each in waiting.items() if each[1] < WORST}
-        grown = True
-        while grown:  # who goes on may make the median worse, and so let another go on
-            grown = False
-            for number, (rung, cost) in sorted(left.items()):
-                # Now, as too few have completed, maybe; later the more likely, the more have that
-                # were worse.
-                if self._may(trials, rung, cost) or self._may(
-                    trials, rung, cost, worse=len(coming)
-                ):
-                    coming.add(number)
-                    del left[number]
-                    grown = True
-        return sorted(number for number in waiting if number not in coming)
-
-    def _waiting(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, int, float]]:
-        for trial in trials:
-            rung = next((each for each in self._rungs if _waits(trial, self._rungs, each)), None)
-            cost = None if rung is None else _cost(trial, self._rungs, rung)
-            if rung is not None and cost is not None:
-                yield trial, rung, cost
-
-    def _may(self, trials: Sequence[Trial], rung: int, cost: float, *, worse: int = 0) -> bool:
-        """Whether a run of this cost goes on from there, with so many more completed that were
-        worse.
-        """
-        found = [trial.cost_at(rung) for trial in trials if trial.status == COMPLETED]
-        costs = [*(each for each in found if each is not None), *[WORST] * worse]
-        return cost < WORST and (len(costs) < MEDIAN_OF or cost <= statistics.median(costs))
+    has_ended = trial.status == COMPLETED and bool(trial.costs) and rung >= trial.epochs
+    if has_ended and not trial.is_allowed:
+        return WORST
+    if rung in trial.costs or has_ended:
+        cost = trial.costs[min(rung, trial.epochs)]
+        return WORST if math.isnan(cost) else cost
+    return WORST if trial.status == FAILED else None
 
 
-def rungs_of(
-    kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins_at: int = 0
-) -> Rungs:
-    """The rungs of a search whose runs have so many epochs, and of which none pauses before
-    `min_epochs`.
+def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Rungs | None:
+    """Return the rungs of a search whose runs are like `config`.
 
-    Of forks, which have `begins_at` epochs of another run, those epochs do not count.
+    Raises ConfigError where such runs can't be compared after an epoch.
     """
-    if kind == "median":
-        return Median(range(begins_at + min_epochs, epochs, min_epochs))
-    rungs = [begins_at + rung for rung in _geometric(min_epochs, epochs - begins_at, reduction)]
-    if kind == "asha":
-        return Halving([rungs], [1], reduction)
-    most = len(rungs)
-    # As many runs begin in each as Hyperband has there: with s halvings to come, (most + 1) / (s +
-    # 1) * reduction^s.
-    weights = [
-        math.ceil((most + 1) / (most - skip + 1) * reduction ** (most - skip))
-        for skip in range(most + 1)
-    ]
-    return Halving([rungs[skip:] for skip in range(most + 1)], weights, reduction)
-
-
-@functools.cache
-def _geometric(first: int, epochs: int, reduction: int) -> list[int]:
-    """The first, and each `reduction` times the one before; the last leaves a fair part of the
-    epochs to be saved.
-    """
-    found, rung = [first], first * reduction
-    while rung * math.sqrt(reduction) <= epochs:
-        found.append(round(rung))
-        rung *= reduction
-    return found
-
-
-def _mixed(weights: Sequence[int]) -> Iterator[int]:
-    """Each index as often as its weight says, as evenly as can be: smooth weighted round robin."""
-    credit = [0] * len(weights)
-    for _ in range(sum(weights)):
-        credit = [have + more for have, more in zip(credit, weights, strict=True)]
-        chosen = credit.index(max(credit))
-        credit[chosen] -= sum(weights)
-        yield chosen
-
-
-def _ranked(trials: Sequence[Trial], rungs: Sequence[int], rung: int) -> list[tuple[float, Trial]]:
-    """Who has come to a rung, the best first; who failed on the way counts at the first that it did
-    not come to.
-    """
-    found = []
-    for trial in trials:
-        cost = _cost(trial, rungs, rung)
-        before = max((each for each in rungs if each < rung), default=0)
-        if cost is None or (trial.status == FAILED and trial.epochs < before):
-            continue
-        found.append((cost, trial))
-    return sorted(found, key=lambda pair: (pair[0], pair[1].number))
-
-
-def _cost(trial: Trial, rungs: Sequence[int], rung: int) -> float | None:
-    """That of `cost_at`; who waits at this rung and exceeds a limit is the worst: it had kept all
-    until the one before.
-
-    There it keeps its place. No other may take that: the best of the others could have lost its
-    checkpoints by then."""
-    return WORST if not trial.is_allowed and _waits(trial, rungs, rung) else trial.cost_at(rung)
-
-
-def _waits(trial: Trial, rungs: Sequence[int], rung: int) -> bool:
-    """Whether it has paused at this rung, and at no later one."""
-    return trial.status == PAUSED and rung == max(
-        (each for each in rungs if each <= trial.epochs), default=None
+    if settings.rungs is None:
+        return None
+    key = f"search.rungs={settings.rungs}"
+    if len(goals) > 1:
+        raise ConfigError(f"{key}: compares runs by one objective; name one, or leave rungs out")
+    if config.fork:
+        raise ConfigError(f"{key}: can't be used with fork={config.fork}; leave one out")
+    measured = measured_each_epoch(config)
+    if goals[0].tag not in measured:
+        raise ConfigError(
+            f"{key}: objective={goals[0].tag} is not measured after each epoch; use one of"
+            f" {', '.join(measured)}"
+        )
+    if settings.min_epochs >= config.epochs:
+        raise ConfigError(
+            f"search.min_epochs={settings.min_epochs}: no run would pause with"
+            f" epochs={config.epochs}; give less, or more epochs"
+        )
+    if settings.rungs == "median":
+        return Median(range(settings.min_epochs, config.epochs, settings.min_epochs))
+    return Halving(
+        geometric(settings.min_epochs, config.epochs, settings.reduction), settings.reduction
     )
 
 
-def _astray(trials: Sequence[Trial], rungs: Sequence[int]) -> list[tuple[int, float, int]]:
-    """Who has paused before the first rung, as there were others then: all of them go on, after
-    those at a rung.
-    """
-    first = min(rungs, default=math.inf)
-    paused = (trial for trial in trials if trial.status == PAUSED and trial.is_allowed)
-    return [(0, 0.0, trial.number) for trial in paused if trial.epochs < first]
-
-
-def _is_on_its_way(trial: Trial, rungs: Sequence[int], rung: int) -> bool:
-    """Whether it trains, or is to, towards this rung as the next."""
-    if trial.status in (PAUSED, COMPLETED, FAILED):
-        return False
-    return rung == next((each for each in rungs if each > trial.epochs), None)
+def geometric(first: int, epochs: int, reduction: int) -> list[int]:
+    """Return `first` and each `reduction` times the one before, none just before the end."""
+    found, rung = [first], first * reduction
+    while rung * math.sqrt(reduction) <= epochs:
+        found.append(rung)
+        rung *= reduction
+    return found

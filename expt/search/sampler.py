@@ -1,170 +1,149 @@
-"""Who chooses the next point: a pure function of the space, the settings, and what is known so far.
+"""Choose the next trial: a pure function of the space, the settings and the trials so far.
 
-Nothing is kept between two points. Optuna's study is made anew from the history, and its sampler
-seeded by the number of the point; so a search that was killed, and one whose space was edited, go
-on as if nothing had happened."""
+Nothing is kept between two trials. Optuna's study is rebuilt from the history, and its sampler is
+seeded by the number of the trial, so a search that was killed continues with the same trials.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.search.goals import Goal
-from expt.search.history import Point
-from expt.search.rated import Rated, rated
+from expt.runs.result import COMPLETED, FAILED
+from expt.search.goals import Goal, costs_of
 from expt.search.space import Parameter, Space, Value, Values, as_key
+from expt.search.trial import Trial
 
 if TYPE_CHECKING:
     import optuna
 
 REDRAWS = 10
-"""How often a point that is known already is drawn again, before one is taken from what is left of
-a small space.
-"""
-POPULATION = 16
-"""Of a generation of NSGA-II, where nothing else is said."""
-STARTUP = 10
-"""Points that TPE draws at random first."""
-RANDOM_FRACTION = {"tpe": 0.25}
-"""Of each sampler's points, where nothing else is said."""
-LEAST_OTHERS = 10
-"""Runs of others that CMA-ES takes its start from: it goes by their best tenth."""
+"""Draws of the sampler until a new point is taken at random."""
 FURTHER_DRAWS = 200
-"""Of a point that is still known, in a space with too many points to name what is left."""
-PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"], "pbt": []}
-"""What each sampler needs; all others need Optuna, and `gp` scipy too."""
+"""Draws in all, of a space with too many points to list what is left."""
+POPULATION = 16
+"""The default size of a generation of NSGA-II."""
+STARTUP = 10
+"""Trials that TPE draws at random first."""
+RANDOM_FRACTION = {"tpe": 0.25}
+"""The default share of a sampler's trials that are drawn at random.
+
+TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
+"""
+PACKAGES = {"qmc": "scipy", "cmaes": "cmaes", "gp": "scipy"}
+"""What a sampler needs besides Optuna."""
+GENERATION = "NSGAIISampler:generation"
+"""The key under which Optuna's NSGA-II keeps a trial's generation."""
 
 
-def refuse_missing(name: str) -> None:
-    """Raise ConfigError where a package of the sampler is not installed."""
-    from importlib.util import find_spec
-
-    for package in [
-        "numpy",
-        *PACKAGES.get(name, ["optuna", "scipy"] if name == "gp" else ["optuna"]),
-    ]:
+def check(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> None:
+    """Raise ConfigError where the sampler can't search this, or a package is not installed."""
+    for package in ("optuna", PACKAGES.get(name, "optuna")):
         if find_spec(package) is None:
-            raise ConfigError(
-                f"search={name}: needs the package {package}; pip install 'expt[search]'"
-            )
-
-
-def refuse_unfit(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> None:
-    """Raise ConfigError where the sampler cannot do what is asked for."""
-    problems = []
-    if name == "cmaes":
-        words = [each.name for each in space.parameters if each.kind == "categorical"]
-        problems += [f"{key}: search=cmaes moves numbers alone; give an interval or a range, or use search=tpe"
-                     for key in words]  # fmt: skip
-    if name in ("cmaes",) and len(goals) > 1:
+            install = "pip install 'expt[search]'"
+            raise ConfigError(f"search={name}: needs the package {package}; {install}")
+    if name != "cmaes":
+        return
+    problems = [
+        f"{each.name}: search=cmaes takes only numbers; give a range, or use search=tpe"
+        for each in space.parameters
+        if each.kind == "categorical" or each.when
+    ]
+    if len(goals) > 1:
+        problems.append("objective: search=cmaes takes only one; use search=nsga2 or tpe")
+    if limited:
         problems.append(
-            f"objective: search={name} has one goal alone; use search=nsga2 or tpe for {len(goals)}"
-        )
-    if name in ("cmaes",) and limited:
-        problems.append(
-            f"search.constraints: search={name} does not heed them; use search=tpe, gp or nsga2"
+            "search.constraints: search=cmaes ignores them; use search=tpe, gp or nsga2"
         )
     if problems:
         raise ConfigError(problems)
 
 
+class _Known(NamedTuple):
+    """What a sampler draws from."""
+
+    space: Space
+    trials: Sequence[Trial]
+    number: int
+    settings: Search
+    goals: Sequence[Goal]
+
+
 def suggest(
     space: Space,
-    points: Sequence[Point],
+    trials: Sequence[Trial],
     number: int,
     settings: Search,
     goals: Sequence[Goal],
-    later: Sequence[Point] = (),
+    tried: Sequence[Values] = (),
 ) -> Values | None:
-    """The point of that number, one that is not among the known ones; None where the space has no
-    further one.
+    """Return the values of the trial of that number, or None where the space has no further point.
 
-    `points` are in the order of their numbers. From `later` ones nothing is learnt: the point once
-    came before them."""
-    tried = [point for point in (*points, *later) if not point.is_of_others]
-    known = {as_key(point.values) for point in tried}
-    if _is_random(number, settings):
-        settings = replace(settings, name="random")
-    draw = _SAMPLERS.get(settings.name, _ask_optuna)
-    for attempt in range(REDRAWS):
-        values = draw(space, points, number, attempt, settings, goals)
-        if as_key(values) not in known:
-            return values
-    left = space.without([point.values for point in tried])
-    if left is None:
-        return _further(space, number, settings, goals, known) or values
-    return left[_seed(settings.seed, number) % len(left)] if left else None
-
-
-def _further(
-    space: Space, number: int, settings: Search, goals: Sequence[Goal], known: Collection[Hashable]
-) -> Values | None:
-    """A new point of a space with few choices of which most are known, whatever has come of those:
-    at random.
+    The sampler learns from `trials`, which are in the order of their numbers; it repeats none of
+    those `tried`.
     """
-    draw = _SAMPLERS.get(settings.name, _ask_optuna)
-    settings = settings if settings.name in _SAMPLERS else replace(settings, name="random")
-    for attempt in range(REDRAWS, FURTHER_DRAWS):
-        values = draw(space, (), number, attempt, settings, goals)
+    known = {as_key(values) for values in tried}
+    history = _Known(space, trials, number, settings, goals)
+    share = settings.random_fraction
+    share = RANDOM_FRACTION.get(settings.name, 0.0) if share is None else share
+    is_random = int((number + 1) * share) > int(number * share)
+    draw = _random if is_random else SAMPLERS[settings.name]
+    for attempt in range(FURTHER_DRAWS):
+        if attempt == REDRAWS:
+            left = space.without(tried)
+            if left is not None:
+                return left[_seed(settings.seed, number) % len(left)] if left else None
+            draw = _sobol if settings.name == "qmc" else _random
+        values = draw(history, attempt)
         if as_key(values) not in known:
             return values
     return None
 
 
-def _is_random(number: int, settings: Search) -> bool:
-    """Whether the point of that number is drawn at random: a share of them is, evenly spread.
-
-    TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
-    """
-    share = (
-        RANDOM_FRACTION.get(settings.name, 0.0)
-        if settings.random_fraction is None
-        else settings.random_fraction
-    )
-    return int((number + 1) * share) > int(number * share)
-
-
 def _seed(*parts: int) -> int:
-    """Of 32 bits; another for any other parts."""
+    """Return 32 bits that differ for any other parts."""
     import numpy as np
 
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-def _ask_optuna(
-    space: Space,
-    points: Sequence[Point],
-    number: int,
-    attempt: int,
-    settings: Search,
-    goals: Sequence[Goal],
-) -> Values:
+def _random(known: _Known, attempt: int) -> Values:
+    """Draw from the whole space."""
+    return _optuna(
+        known._replace(trials=(), settings=replace(known.settings, name="random")), attempt
+    )
+
+
+def _optuna(known: _Known, attempt: int) -> Values:
+    """Ask one of Optuna's samplers."""
     import optuna
 
+    space, settings = known.space, known.settings
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is new in Optuna
-        padded = settings.name in ("gp", "nsga2")
-        known = list(rated(points, goals))
-        num_bad = sum(each.is_bad for each in known)
-        sampler = _sampler(settings, space, _seed(settings.seed, number, attempt), num_bad)
+        warnings.simplefilter("ignore")  # experimental features
+        is_dense = settings.name in ("gp", "nsga2")
+        rated = list(_rated(known.trials, known.goals))
+        num_bad = sum(each.is_bad for each in rated)
         study = optuna.create_study(
-            directions=["maximize" if goal.highest else "minimize" for goal in goals],
-            sampler=sampler,
+            directions=["maximize" if goal.highest else "minimize" for goal in known.goals],
+            sampler=_sampler(known, num_bad, _seed(settings.seed, known.number, attempt)),
         )
-        if settings.name != "random":
-            study.add_trials(_trials(space, known, settings, goals, padded=padded))
+        study.add_trials(_frozen(known, rated, is_dense=is_dense))
         trial = study.ask()
         found: Values = {}
         for label, parameter in zip(space.labels, space.parameters, strict=True):
             is_active = parameter.is_active(found)
-            value = _asked(trial, label, parameter) if padded or is_active else None
-            if value is not None and is_active:
-                found[parameter.name] = parameter.rounded(value)
+            if is_active or is_dense:
+                value = _asked(trial, label, parameter)
+                if is_active:
+                    found[parameter.name] = parameter.rounded(value)
     return found
 
 
@@ -188,17 +167,14 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
     return FloatDistribution(low, high, log=log, step=parameter.step)
 
 
-def _sampler(
-    settings: Search, space: Space, seed: int, num_bad: int
-) -> optuna.samplers.BaseSampler:
+def _sampler(known: _Known, num_bad: int, seed: int) -> optuna.samplers.BaseSampler:
     from optuna import samplers
 
+    settings = known.settings
     if settings.name == "tpe":
-        startup = max(
-            1, STARTUP - num_bad
-        )  # the bad ones are known too, and Optuna counts none that runs
+        startup = max(1, STARTUP - num_bad)  # Optuna counts no bad one, see `_frozen`
         return samplers.TPESampler(
-            seed=seed, group=space.is_conditional, n_startup_trials=startup, constant_liar=True
+            seed=seed, group=known.space.is_conditional, n_startup_trials=startup
         )
     if settings.name == "gp":
         return samplers.GPSampler(seed=seed)
@@ -207,120 +183,127 @@ def _sampler(
     return samplers.RandomSampler(seed=seed)
 
 
-def _trials(
-    space: Space, known: Sequence[Rated], settings: Search, goals: Sequence[Goal], *, padded: bool
-) -> Iterator[optuna.trial.FrozenTrial]:
-    """The history as Optuna has it.
+class _Rated(NamedTuple):
+    """A trial as a sampler learns from it."""
 
-    With `padded` each has all parameters, those that it lacks in their middle.
+    trial: Trial
+    costs: list[float]
+    """The cost by each goal; none while it runs."""
+    is_bad: bool = False
+
+
+def _rated(trials: Sequence[Trial], goals: Sequence[Goal]) -> Iterator[_Rated]:
+    """Rate each trial, a bad one as the worst of all that was measured, also at rungs.
+
+    Failures of the code or the machine, and runs of other sweeps that did not complete, are left
+    out.
+    """
+    costs = [_costs(trial, goals) for trial in trials]
+    measured = [each for each in costs if each and all(map(math.isfinite, each))]
+    worst = [max(each) for each in zip(*measured, strict=True)]
+    for trial, cost in zip(trials, costs, strict=True):
+        if cost and not all(map(math.isfinite, cost)):
+            if worst:
+                yield _Rated(trial, worst, is_bad=True)
+        elif cost or (trial.status != FAILED and trial.number is not None):
+            yield _Rated(trial, cost)
+
+
+def _costs(trial: Trial, goals: Sequence[Goal]) -> list[float]:
+    """Return the cost by each goal: infinite for a bad trial, none where it is not known yet."""
+    is_refused = trial.status == FAILED and trial.error_kind == ConfigError.__name__
+    if trial.is_bad or is_refused:
+        return [math.inf] * len(goals)
+    if trial.status == COMPLETED:
+        return costs_of(goals, trial.objectives)
+    if trial.status != FAILED and trial.costs and len(goals) == 1:
+        return [trial.costs[trial.epochs]]  # at its last rung
+    return []
+
+
+def _frozen(
+    known: _Known, rated: Sequence[_Rated], *, is_dense: bool
+) -> Iterator[optuna.trial.FrozenTrial]:
+    """Yield the history as Optuna has it.
+
+    With `is_dense` each trial has all parameters, those that it lacks in the middle of their range.
     """
     import optuna
     from optuna.trial import TrialState
 
-    named = dict(
-        zip(space.labels, space.parameters, strict=True)
-    )  # one distribution for each name, as Optuna wants
+    space, goals, name = known.space, known.goals, known.settings.name
+    named = dict(zip(space.labels, space.parameters, strict=True))
     distributions = {label: _distribution(parameter) for label, parameter in named.items()}
-    middle = {label: parameter.at(0.5) for label, parameter in named.items()}
-    completed = 0
-    for point, costs, is_of_rung, is_bad in known:
-        values = (
-            {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
-        )
-        state, result, seen = TrialState.RUNNING, None, {}
-        if is_bad and settings.name == "tpe":
-            # TPE never takes a trial that runs for a good one, and the worst of few it may
-            costs = None
-        if costs is not None:
-            state, result = (
-                TrialState.COMPLETE,
-                [-c if goal.highest else c for c, goal in zip(costs, goals, strict=True)],
-            )
-            if is_of_rung and settings.name == "tpe":
-                state, result, seen = TrialState.PRUNED, None, dict(point.rung_values)
-        attrs = {}
-        if settings.name == "nsga2" and state == TrialState.COMPLETE:
-            attrs = {_GENERATION: completed // (settings.population or POPULATION)}
+    middle = {label: parameter.at(0.5) for label, parameter in named.items()} if is_dense else {}
+    completed, population = 0, known.settings.population or POPULATION
+    for trial, costs, is_bad in rated:
+        state, attrs = TrialState.COMPLETE if costs else TrialState.RUNNING, {}
+        if name == "tpe" and is_bad:  # TPE takes no running trial for a good one; the worst it may
+            state = TrialState.RUNNING
+        elif name == "tpe" and costs and trial.status != COMPLETED:
+            state = TrialState.PRUNED
+        if name == "nsga2" and state == TrialState.COMPLETE:
+            attrs = {GENERATION: completed // population}
             completed += 1
+        values = [goal.cost(cost) for goal, cost in zip(goals, costs, strict=bool(costs))]
+        seen = {epoch: goals[0].cost(cost) for epoch, cost in trial.costs.items()}
+        params = {**middle, **space.labelled(trial.values)}
         yield optuna.trial.create_trial(
             state=state,
-            values=result,
-            params=values,
-            distributions={name: distributions[name] for name in values},
-            intermediate_values=seen,
+            values=values if state == TrialState.COMPLETE else None,
+            params=params,
+            distributions={label: distributions[label] for label in params},
+            intermediate_values=seen if state == TrialState.PRUNED else {},
             system_attrs=attrs,
-            constraints=dict(point.violations) if costs is not None else None,
+            constraints=dict(trial.violations) if state != TrialState.RUNNING else None,
         )
 
 
-_GENERATION = "NSGAIISampler:generation"
-"""Under which Optuna's sampler keeps a trial's generation."""
-
-
-def _sobol(
-    space: Space,
-    points: Sequence[Point],
-    number: int,
-    attempt: int,
-    settings: Search,
-    goals: Sequence[Goal],
-) -> Values:
-    """The point of that number in a scrambled Sobol sequence, whatever has come of the others."""
+def _sobol(known: _Known, attempt: int) -> Values:
+    """Return the point of that number in a scrambled Sobol sequence."""
     from scipy.stats import qmc
 
-    engine = qmc.Sobol(len(space.parameters), scramble=True, rng=_seed(settings.seed, attempt))
-    if number:
-        engine.fast_forward(number)
+    space = known.space
+    seed = _seed(known.settings.seed, attempt)
+    engine = qmc.Sobol(len(space.parameters), scramble=True, rng=seed)
+    if known.number:
+        engine.fast_forward(known.number)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one point is no power of two; it is one of a sequence
+        warnings.simplefilter("ignore")  # that one point is no power of two
         shares = engine.random(1)[0]
-    return space.point(
-        [p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)]
-    )
+    pairs = zip(space.parameters, shares, strict=True)
+    return space.point([parameter.at(float(share)) for parameter, share in pairs])
 
 
-def _cmaes(
-    space: Space,
-    points: Sequence[Point],
-    number: int,
-    attempt: int,
-    settings: Search,
-    goals: Sequence[Goal],
-) -> Values:
-    """Of the generation that comes after those that are complete: all of them are told again, in
-    order.
-
-    Runs that this search has not made give the first mean and covariance (Nomura et al. 2021).
-    """
+def _cmaes(known: _Known, attempt: int) -> Values:
+    """Return a point of the generation after those that are complete, which are told in order."""
     import cmaes
     import numpy as np
 
-    def told(point: Point, costs: Sequence[float]) -> tuple[Any, float]:
-        return np.array([p.share(point.values[p.name]) for p in space.parameters]), costs[0]
-
-    known = [(each.point, each.costs) for each in rated(points, goals) if each.costs is not None]
-    own = [told(*each) for each in known if each[0].number is not None]
-    others = [told(*each) for each in known if each[0].number is None]
-    size = len(space.parameters)
-    mean, sigma, covariance = np.full(size, 0.5), 1 / 6, None
-    if len(others) >= max(2 * size + 1, LEAST_OTHERS):
-        mean, sigma, covariance = cmaes.get_warm_start_mgd(others)
+    parameters, settings = known.space.parameters, known.settings
+    told = [
+        (np.array([each.share(trial.values[each.name]) for each in parameters]), costs[0])
+        for trial, costs, _ in _rated(known.trials, known.goals)
+        if costs and trial.number is not None
+    ]
+    size = len(parameters)
     optimizer = cmaes.CMA(
-        mean=np.clip(mean, 0.0, 1.0),
-        sigma=max(sigma, 1e-6),
-        cov=covariance,
+        mean=np.full(size, 0.5),
+        sigma=1 / 6,
         bounds=np.array([[0.0, 1.0]] * size),
         n_max_resampling=10 * size,
         population_size=settings.population,
-        seed=_seed(settings.seed, number, attempt),
+        seed=_seed(settings.seed, known.number, attempt),
     )
-    for start in range(0, len(own) - optimizer.population_size + 1, optimizer.population_size):
-        optimizer.tell(own[start : start + optimizer.population_size])
-    return {
-        p.name: p.at(min(float(share), 1 - 1e-9))
-        for p, share in zip(space.parameters, optimizer.ask(), strict=True)
-    }
+    generation = optimizer.population_size
+    for start in range(0, len(told) - generation + 1, generation):
+        optimizer.tell(told[start : start + generation])
+    shares = [min(float(share), 1 - 1e-9) for share in optimizer.ask()]
+    return {each.name: each.at(share) for each, share in zip(parameters, shares, strict=True)}
 
 
-Draw: TypeAlias = Callable[[Space, Sequence[Point], int, int, Search, Sequence[Goal]], Values]
-_SAMPLERS: dict[str, Draw] = {"qmc": _sobol, "cmaes": _cmaes}
+SAMPLERS: dict[str, Callable[[_Known, int], Values]] = {
+    **dict.fromkeys(("random", "tpe", "gp", "nsga2"), _optuna),
+    "qmc": _sobol,
+    "cmaes": _cmaes,
+}

@@ -1,305 +1,323 @@
-"""What a search does next, decided from its history alone."""
+"""The iterator of a search: yields the next job to the pool, and learns from those that ended.
+
+Its only state is the run folders: a search that is typed again finds the same trials.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from expt.config.search import Search
-from expt.errors import warn
-from expt.runs import forkable
+from expt.config.search import Search as Settings
+from expt.errors import ConfigError, FolderInUse
+from expt.launch.job import QUEUED, Job
+from expt.runs import checkpoint_file, spending
+from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, Record, read_result
-from expt.runs.spending import device_s
-from expt.search.folder import forget_training, of_another, read
-from expt.search.history import Point, Reader, best, in_order
-from expt.search.pausing import Pausing
-from expt.search.population import NewRun, PopulationTraining
+from expt.runs.result import (
+    COMPLETED,
+    INTERRUPTED,
+    PAUSED,
+    RUNNING,
+    Record,
+    read_result,
+    results,
+    update_result,
+)
+from expt.search.rungs import Rungs
 from expt.search.sampler import suggest
-from expt.search.space import Space, Values
+from expt.search.space import Values
+from expt.search.trial import Reader, Trial, best, in_order
+
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:gpu|core)-)?(s|min|h|d)\s*")
+LOOK_S = 1.0
+"""How often running jobs are looked at for the budget."""
 
 
-class Searching:
-    """A search in one folder: what is known of it, and which point comes next."""
+class Budget:
+    """What a search may spend: time of the command, or of the devices of the folder's runs."""
+
+    def __init__(self, text: str, clock: Callable[[], float] = time.monotonic) -> None:
+        match = _BUDGET.fullmatch(text)
+        if match is None or float(match[1]) <= 0:
+            written = "write it such as 30min, 2h (of this command) or 20gpu-h (core-h on a CPU)"
+            raise ConfigError(f"search.budget={text}: is no budget; {written}")
+        self.text, self.of_devices = text, match[2] is not None
+        self.limit_s = float(match[1]) * UNITS[match[3]]
+        self._clock, self._began_at = clock, clock()
+
+    def left_s(self, device_s: float) -> float:
+        """Return the seconds that are left where devices were busy for `device_s`."""
+        return self.limit_s - (device_s if self.of_devices else self._clock() - self._began_at)
+
+
+class Search(Iterator[Job | None]):
+    """Yields the jobs of a search, each chosen when there is room for it; None is "not now"."""
 
     def __init__(
         self,
         folder: Path,
-        space: Space,
-        settings: Search,
+        settings: Settings,
         reader: Reader,
-        pausing: Pausing | PopulationTraining | None = None,
+        rungs: Rungs | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        self.space, self.settings, self.goals, self.pausing = space, settings, reader.goals, pausing
-        self._reader = reader
-        self._population = pausing if isinstance(pausing, PopulationTraining) else None
-        self._new: dict[int, NewRun] = {}
-        self.found = found = read(folder, reader)
-        """What lay in the folder when the search began."""
-        self._points, self._taken, self._num_repeated = found.points, {*found.numbers}, 0
-        if self._population:
-            self._population.taken = self._taken
-        warm = (of_another(reader, Path(source), found.points) for source in settings.warm_start)
-        self._others = list(itertools.chain(*warm))
+        self.space, self.goals = reader.space, reader.goals
+        self.settings, self.budget = settings, budget
+        self._reader, self._rungs = reader, rungs
+        trials, self.others = reader.own(folder)
+        self._trials = {trial.folder: trial for trial in trials}
+        sources = [reader.of_another(Path(source)) for source in settings.warm_start]
+        self._warm_start = list(itertools.chain(*sources))
+        self._spent = {paths.folder: spending.device_s(record) for paths, record in results(folder)}
+        self._repeated = set[int]()
+        self._jobs: dict[Path, Job] = {}
+        self._running: list[Job] = []
+        self._unfinished = self.unfinished
         self._leader = self.best
+        self._left_of_batch, self._look_at = 0, 0.0
+        self._make: Callable[[int, Values], Job | None] = lambda *_: None
+        self._has_room: Callable[[], bool] = lambda: True
+        self._finish: Callable[[str], None] = lambda _: None
+        self._batch: int | None = None
+        self.is_over = False
+        """Whether no further job comes."""
+        self.is_exhausted = False
+        """Whether the space has no further point."""
+        self.is_spent = False
+        """Whether the budget is used up."""
+
+    def begin(
+        self,
+        make: Callable[[int, Values], Job | None],
+        *,
+        has_room: Callable[[], bool] | None = None,
+        finish: Callable[[str], None] = lambda _: None,
+        batch: int | None = None,
+    ) -> None:
+        """Yield jobs from now on.
+
+        `make` returns the job of a trial's number and values, or None where it is the run of an
+        earlier trial. With `batch`, so many jobs come together, and the next when all have ended;
+        else one comes whenever there is room. `finish` ends the running jobs.
+        """
+        self._make, self._finish, self._batch = make, finish, batch
+        self._has_room = has_room or (lambda: True)
+
+    def __next__(self) -> Job | None:
+        if self.has_spent_all():
+            raise StopIteration
+        if not self._may_start():
+            return None
+        job = self._next()
+        if job is not None:
+            self._running.append(job)
+            self._jobs[job.paths.folder] = job
+        elif not self._running:
+            self.is_over = True
+            self._remove_checkpoints()
+            raise StopIteration
+        return job
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials in this search's folder, in order."""
+        return in_order(list(self._trials.values()))
 
     @property
     def count(self) -> int:
-        """How many points the search has, those that turned out to be others under other names too."""
-        return self._num_repeated + sum(point.number is not None for point in self._points.values())
+        """How many trials were chosen, with those that turned out to be runs of earlier ones."""
+        return len(self._numbers)
 
     @property
-    def total(self) -> int:
-        """How many points there are to be, as far as is known; a population has others for each
-        place given up.
-        """
-        forks = sum(point.replaces is not None for point in self._points.values())
-        return forks + max(self.settings.runs, self.count - forks)
-
-    @property
-    def own(self) -> list[Point]:
-        """The points in this search's folder, in their order."""
-        return in_order(self._points.values())
-
-    @property
-    def points(self) -> list[Point]:
-        """All that a sampler can learn from, in its order."""
-        return [*self._others, *self.own]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there are as many points as were asked for; of a population, whether none is to
-        begin now.
-        """
-        if self._population:
-            return not self._population.wants_more(self.own)
-        return self.count >= self.settings.runs
-
-    @property
-    def unfinished(self) -> list[Point]:
-        """Points that were begun and have come to no end: the command was killed, maybe, or had
-        rungs.
-        """
-        ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
-        replaced = {point.replaces for point in self.own}
-        own = [
-            point for point in self.own if point.number is not None and point.number not in replaced
-        ]
-        return [point for point in own if point.status not in ended and not point.is_bad]
-
-    @property
-    def stopped(self) -> list[RunPaths]:
-        """The runs that were begun and would go on in another command."""
+    def unfinished(self) -> list[Trial]:
+        """The trials that were chosen and did not come to their end, or to a rung."""
+        ended = (COMPLETED, PAUSED) if self._rungs else (COMPLETED,)
         return [
-            RunPaths(point.folder)
-            for point in self.unfinished
-            if point.folder and _has_begun(point)
+            trial
+            for trial in self.trials
+            if trial.number is not None and trial.status not in ended and not trial.is_bad
         ]
-
-    @property
-    def num_begun(self) -> int:
-        """How many points have begun: others were chosen, and stopped before they had come to a
-        record.
-        """
-        return self.count - sum(not _has_begun(point) for point in self.unfinished)
 
     @property
     def num_left(self) -> int:
-        """How many runs are to begin, or to be brought to their end; not those that wait at a rung."""
-        known = self.space.without([point.values for point in self.points])
+        """How many trials are to begin or to continue, apart from those that wait at a rung."""
         new = max(0, self.settings.runs - self.count)
-        return len(self.unfinished) + (new if known is None else min(new, len(known)))
+        left = self.space.without([trial.values for trial in self.trials])
+        return len(self.unfinished) + (new if left is None else min(new, len(left)))
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial so far in this folder."""
+        return best(self.trials, self.goals)
 
     @property
     def spent_s(self) -> float:
-        """What the devices of its runs have been busy for."""
-        return sum(self.found.spent_elsewhere_s.values()) + sum(
-            point.device_s for point in self._points.values()
-        )
-
-    @property
-    def best(self) -> Point | None:
-        """The best so far in this folder."""
-        going_on = [
-            replace(each, status=PAUSED)
-            for each in self.own
-            if each.status == RUNNING and each.objectives
-        ]
-        return best([*self.own, *going_on], self.goals)
+        """The seconds that devices were busy with the runs in the folder."""
+        for job in self._running:
+            self._spent[job.paths.folder] = _device_s(read_result(job.paths))
+        return sum(self._spent.values())
 
     def is_new_best(self, paths: RunPaths) -> bool:
-        """Whether the run that has just ended has become the best so far, or the best has become
-        better by it.
-        """
-        self.look(paths)
+        """Return whether the run that has just ended is the best, or is better than before."""
+        self._read(paths)
         before, self._leader = self._leader, self.best
         if self._leader is None or self._leader.folder != paths.folder:
             return False
-        return before is None or (before.folder, before.objectives) != (
-            paths.folder,
-            self._leader.objectives,
-        )
-
-    def next(self) -> tuple[int, Values] | None:
-        """The next point and its number; None where there is none left."""
-        if self._population:
-            number = self._population.next_number(self.own)
-            self._new[number] = new = self._population.new(self.own, number)
-            return number, new.values
-        (number,) = self._free_numbers(1)
-        of_others = sum(other < number for other in self.found.numbers_of_others)
-        before = [point for point in self.points if point.number is None or point.number < number]
-        later = [point for point in self.own if point.number is not None and point.number > number]
-        values = suggest(self.space, before, number - of_others, self.settings, self.goals, later)
-        return None if values is None else (number, values)
+        return before is None or before.objectives != self._leader.objectives
 
     def has(self, paths: RunPaths) -> bool:
-        """Whether a run is one of its points, with a number: whatever else gives that run is a
-        point named twice.
-        """
-        point = self._points.get(paths.folder)
-        return point is not None and point.number is not None
+        """Return whether the run is a trial with a number."""
+        trial = self._trials.get(paths.folder)
+        return trial is not None and trial.number is not None
 
-    def is_missing(self, number: int) -> bool:
-        """Whether no run has the number, though one has a higher one: its run is gone, or damaged,
-        or had another's.
-        """
-        return number not in self._taken and number < max(self._taken, default=-1)
+    def suggest(self) -> tuple[int, Values] | None:
+        """Return the number and the values of the next trial; None where there is none."""
+        number = next(n for n in itertools.count() if n not in self._numbers)
+        trials = [t for t in self.trials if t.number is None or t.number < number]
+        values = suggest(
+            self.space,
+            [*self._warm_start, *trials],
+            number,
+            self.settings,
+            self.goals,
+            [trial.values for trial in self.trials],
+        )
+        return None if values is None else (number, values)
+
+    def has_spent_all(self) -> bool:
+        """Take the ends of jobs; return whether the budget is used up, and end all jobs then."""
+        self._take_ends()
+        now = time.monotonic()
+        if self.budget and not self.is_spent and now >= self._look_at:
+            self._look_at = now + LOOK_S
+            if self.budget.left_s(self.spent_s if self.budget.of_devices else 0.0) <= 0:
+                self.is_over = self.is_spent = True
+                self._finish(f"search.budget={self.budget.text} is used up")
+        return self.is_spent
 
     @property
-    def forks_gone(self) -> list[int]:
-        """The numbers of forks of a population that are gone, where there is something left to do."""
-        if not self._population or (self.is_complete and not self._population.next(self.own)):
-            return []
-        return self._population.gone(self.own)
+    def _numbers(self) -> set[int]:
+        own = {trial.number for trial in self._trials.values() if trial.number is not None}
+        return own | self._repeated
 
-    def _free_numbers(self, count: int) -> list[int]:
-        """The lowest that no run of the folder has, and no point had in this command."""
-        return list(
-            itertools.islice(
-                (number for number in itertools.count() if number not in self._taken), count
-            )
-        )
+    def _may_start(self) -> bool:
+        if self._batch is None:
+            return self._has_room()
+        if not self._running:
+            self._left_of_batch = self._batch
+        self._left_of_batch -= 1
+        return self._left_of_batch >= 0
 
-    def new(self, number: int) -> NewRun:
-        """What is asked for beside the values of the point that `next` has given that number."""
-        return self._new.get(number, NewRun({}))
-
-    def promote(self) -> tuple[Point, int | None] | None:
-        """The paused run that goes on now, counted as under way, and the epoch after which it
-        pauses again.
-        """
-        while found := self.pausing.next(self.own) if self.pausing else None:
-            record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
-            if folder is None or record:
-                if (
-                    folder
-                    and record.get("resumable") is False
-                    and not self._can_begin_again(folder, record)
-                ):
-                    continue
-                self._points[folder] = replace(found[0], status=RUNNING)
-                return found
-            del self._points[folder]  # a person has removed it since
+    def _next(self) -> Job | None:
+        while self._unfinished:
+            trial = self._unfinished.pop(0)
+            assert trial.number is not None
+            if job := self._make(trial.number, trial.values):
+                self._trials.pop(trial.folder)
+                self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
+                job.pause_after(self._stop_of(job.paths))
+                return job
+        if job := self._promoted():
+            return job
+        while not self.is_exhausted and self.count < self.settings.runs:
+            found = self.suggest()
+            if found is None:
+                self.is_exhausted = True
+                break
+            number, values = found
+            job = self._make(number, values)
+            if job is None:
+                self._repeated.add(number)
+                continue
+            trial = Trial(values=values, status=RUNNING, number=number, folder=job.paths.folder)
+            self._trials[job.paths.folder] = trial
+            job.pause_after(self._stop_of(job.paths))
+            return job
         return None
 
-    def _can_begin_again(self, folder: Path, record: Record) -> bool:
-        """Say so of a paused run whose checkpoints were removed; one that cannot goes on no more in
-        this command.
-        """
-        if forkable.has_beginning(record, RunPaths(folder)):
-            warn(
-                f"{folder}: goes on after all, and from its beginning, as its checkpoints were"
-                " removed"
-            )
-            return True
-        began = f"the one that it is a fork of ({record['forked_from']['given']})"
-        left = f"{began} is gone too; this cannot be mended, and it is left as it is"
-        warn(f"{folder}: was to go on, but its checkpoints were removed, and {left}")
-        self.drop(folder)
-        return False
+    def _stop_of(self, paths: RunPaths) -> int | None:
+        """Return the epoch after which a run pauses first; one that has begun has it on record."""
+        record = read_result(paths)
+        if self._rungs is None or "attempts" in record:
+            return record.get("until_epoch") if self._rungs else None
+        return self._rungs.next_stop(0)
 
-    def stop_of(self, point: Point) -> int | None:
-        """The epoch after which a run that was begun pauses; None where it goes to its end."""
-        if self.pausing is None or point.number is None or point.folder is None:
+    def _promoted(self) -> Job | None:
+        trial = self._rungs.promotable(self._for_rungs()) if self._rungs else None
+        if self._rungs is None or trial is None:
             return None
-        return self.pausing.stop_of(point.number, read_result(RunPaths(point.folder)))
+        assert trial.folder is not None
+        assert trial.number is not None
+        job = self._jobs.get(trial.folder) or self._make(trial.number, trial.values)
+        if job is not None:
+            job.go_on(self._rungs.next_stop(trial.epochs))
+        return job
 
-    def first_stop(self, number: int) -> int | None:
-        """The epoch after which a new run of that number pauses; None where it goes to its end."""
-        return self.pausing.first_stop(number) if self.pausing else None
+    def _for_rungs(self) -> list[Trial]:
+        """Return the trials with numbers; those that continue in this command are running."""
+        running = {job.paths.folder for job in self._running}
+        return [
+            replace(trial, status=RUNNING) if trial.folder in running else trial
+            for trial in self.trials
+            if trial.number is not None
+        ]
 
-    def clear(self, planned: int | None = None) -> None:
-        """Remove the checkpoints of which none goes on, in a search of as many points as are
-        `planned`.
-        """
-        if self.pausing:
-            to_come = max(0, (self.settings.runs if planned is None else planned) - self.count)
-            own = {point.number for point in self.own if point.number is not None}
-            self.pausing.clear(self.own, own.union(self._free_numbers(to_come)))
+    def _take_ends(self) -> None:
+        ended = [job for job in self._running if job.status not in (QUEUED, RUNNING)]
+        for job in ended:
+            self._running.remove(job)
+            self._spent[job.paths.folder] = _device_s(read_result(job.paths))
+            trial, until = self._read(job.paths), job.request and job.request.until_epoch
+            if trial is not None and trial.status == PAUSED and trial.epochs < (until or math.inf):
+                # It could not continue, and would be promoted again at once.
+                self._trials[job.paths.folder] = replace(trial, status=INTERRUPTED)
+        if ended:
+            self._remove_checkpoints()
 
-    def begin_again(self, point: Point) -> None:
-        """Let a run that has lost what it had measured be trained from its beginning."""
-        if point.folder is not None and point.folder in self.found.damaged:
-            forget_training(RunPaths(point.folder))
-
-    def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
-        """Count a point as under way; without `paths` it is another under another name."""
-        self._taken.add(number)
-        new, known = self.new(number), self._points.get(paths.folder) if paths else None
-        if self._population and paths is not None:
-            self._population.keep(self.own, new)
-        if paths is None or (known and known.number is not None):
-            self._num_repeated += 1
-            if self._population:
-                self._population.repeat(number, values, new)
-        else:
-            status = RUNNING if known is None else known.status
-            objectives = () if known is None else known.objectives
-            self._points[paths.folder] = Point(
-                values=values,
-                status=status,
-                number=number,
-                objectives=objectives,
-                replaces=new.replaces,
-                parent=new.parent,
-                began_at=new.began_at,
-                folder=paths.folder,
-            )
-
-    def drop(self, folder: Path) -> None:
-        """Let a run that has paused not go on in this command."""
-        point = self._points.get(folder)
-        if point is not None and point.status == PAUSED:
-            self._points[folder] = replace(point, status=INTERRUPTED)
-
-    def count_spent(self, paths: RunPaths) -> None:
-        """Let what a run has cost so far count, which is still under way: it waits for another
-        turn.
-        """
-        known, spent_s = self._points.get(paths.folder), device_s(read_result(paths))
-        if known is not None:
-            self._points[paths.folder] = replace(known, device_s=spent_s)
-        else:
-            self.found.spent_elsewhere_s[paths.folder] = spent_s
-
-    def look(self, paths: RunPaths) -> Point | None:
-        """Read again what has become of a run."""
-        before, point = self._points.get(paths.folder), self._reader.point(paths)
-        if point is None:
-            self.count_spent(paths)
+    def _read(self, paths: RunPaths) -> Trial | None:
+        """Read again what became of a run."""
+        before, trial = self._trials.get(paths.folder), self._reader.trial(paths)
+        if trial is None:
             return before
-        self.found.spent_elsewhere_s.pop(paths.folder, None)
         if before is not None and before.number is not None:
-            point = replace(
-                point,
-                number=before.number,
-                is_past_rungs=before.is_past_rungs and point.is_measured,
-            )
-        self._points[paths.folder] = point
-        return point
+            trial = replace(trial, number=before.number)
+        self._trials[paths.folder] = trial
+        return trial
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the checkpoints of trials that can't continue, except the best trial's."""
+        if self._rungs is None or self.settings.keep_checkpoints:
+            return
+        planned = 0 if self.is_exhausted else max(0, self.settings.runs - self.count)
+        leader = self.best
+        for trial in self._rungs.hopeless(self._for_rungs(), planned):
+            if trial.folder is not None and (leader is None or trial.folder != leader.folder):
+                remove_checkpoints(RunPaths(trial.folder))
 
 
-def _has_begun(point: Point) -> bool:
-    return point.folder is not None and RunPaths(point.folder).result.exists()
+def _device_s(record: Record) -> float:
+    """Return what a run's devices were busy for, up to now where it runs."""
+    if record.get("status") == RUNNING:
+        return spending.until_now(record).get("device_s", 0.0)
+    return spending.device_s(record)
+
+
+def remove_checkpoints(paths: RunPaths) -> None:
+    """Remove the checkpoints of a paused run, unless another command is at work in its folder."""
+    if not any(paths.checkpoints.glob("*")):
+        return
+    try:
+        with at_work(paths):
+            if read_result(paths).get("status") == PAUSED:
+                update_result(paths, resumable=False)
+                paths.remove_checkpoints()
+                checkpoint_file.remove_unnamed(paths.checkpoints)
+    except FolderInUse:
+        pass

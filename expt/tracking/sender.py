@@ -193,7 +193,7 @@ def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow |
     Raises ConfigError for a variable that is not set.
     """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
-    found = {**secrets.restored(recorded, {}), **chosen}
+    found = {**secrets.restored(recorded), **chosen}
     return (
         MLflow(**found)
         if name == "mlflow"

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import Store
 
 from expt import signals
-from expt.config import secrets
+from expt.config import keys, secrets
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
@@ -55,7 +55,7 @@ def main(
     if driven:
         die_with_the_driver()
     signals.heed_in_worker()
-    secrets.remember(config.secrets)
+    secrets.remember(config.secrets, keys.plain(config))
     watchdog.answer_dumps(when_asked=driven)
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(

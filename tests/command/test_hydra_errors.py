@@ -111,8 +111,8 @@ MISTAKES = {
         " 'optimizer.lr'?"
     ),
     "~model": (
-        "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18,"
-        " torchvision, timm, transformer, unet and your own"
+        "model: names none of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, transformer,"
+        " unet; its YAML needs a name: or a _target_:"
     ),
     "optimizer=adam ~optimizer.nesterov": (
         "~optimizer.nesterov: the chosen optimizer has no key 'optimizer.nesterov'; another"
@@ -209,10 +209,10 @@ OWN = {
     "experiment/lost.yaml": "epochs: 3\nseed: 1\n",
 }
 OF_OWN = {
-    "model=nameless": "model: its YAML names none; add a line to it, as in _target_: mine.Model",
+    "model=nameless": "model: names none of mlp, convnet, paddle_convnet, resnet18, torchvision, timm,"
+    " transformer, unet; its YAML needs a name: or a _target_:",
     "experiment=lost": (
-        "experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package"
-        " _global_"
+        "experiment: there is no such key; a group's own YAML begins with # @package _global_"
     ),
     "model=linear model.breadth=3": (
         "model.breadth=3: the YAML has no key 'model.breadth'; add it there, or type"

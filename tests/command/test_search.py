@@ -4,35 +4,27 @@ all its state.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from filelock import FileLock
-from hydra.errors import OverrideParseException
 
 import expt
 from expt.command import report
 from expt.command.conf_files import groups
-from expt.command.search_settings import FixedSettings
 from expt.command.search_space import space_of
-from expt.errors import ConfigError, ExptError, Interrupted
-from expt.launch.job import Job, request_of
-from expt.launch.pool import Pool
+from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
-from expt.runs.result import create_result, update_result
-from expt.search.budget import Budget
-from expt.search.search import Searching
+from expt.runs.result import update_result
 from expt.search.space import Parameter
 from tests.composing import composed
 from tests.conftest import run, start
@@ -108,7 +100,7 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
 
 
 def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not_among_its_runs(
-    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    searched: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "search"
     shutil.copytree(searched, folder)
@@ -118,11 +110,6 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
     (folder / best / "result.json").write_text(json.dumps(record))
     runs = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 2}, folder=folder)
     assert (len(runs), runs.best.folder.name) == (3, best), "nothing is trained"
-    assert (
-        capsys.readouterr().err
-        == f"warning: hydra.sweep.dir={folder}: has 1 run of this space that no search has chosen;"
-        " such runs may be the best and inform the search, and are not among search.runs=2\n"
-    )
 
 
 def test_a_point_named_twice_is_so_in_a_second_command_too(
@@ -150,41 +137,6 @@ def test_a_point_named_twice_is_so_in_a_second_command_too(
         "named twice",
     ]
     assert told[1] == [line for line in told[0] if line.startswith("named twice")]
-
-
-def test_a_warm_start_informs_and_counts_for_nothing(
-    searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    real = Searching.next
-
-    def following(self: Searching) -> Any:
-        seen.append([(point.number, point.objectives) for point in self.points])
-        return real(self)
-
-    monkeypatch.setattr(Searching, "next", following)
-    search = {"name": "random", "runs": 1, "warm_start": [str(searched)]}
-    expt.sweep(
-        SMALL,
-        optimizer=LR,
-        model={"hidden": [(8,), (16,)]},
-        search=search,
-        folder=tmp_path / "warm",
-        quiet=True,
-    )
-    values = sorted(value for _, value in points(searched).values())
-    assert [number for number, _ in seen[0]] == [None] * 3
-    assert sorted(objectives[0] or 0.0 for _, objectives in seen[0]) == values
-    with pytest.raises(
-        ConfigError, match=r"search\.warm_start=.*: holds no run with a point of this space"
-    ):
-        expt.sweep(
-            SMALL,
-            optimizer={"momentum": expt.interval(0.91, 0.99)},
-            search=search,
-            folder=tmp_path / "b",
-            quiet=True,
-        )
 
 
 def test_a_search_concludes_with_its_best_and_report_does(
@@ -233,71 +185,18 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
     ]
 
 
-def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
-    class Maker:
-        def config(self, _: object) -> Any:
-            raise OverrideParseException("a=b=c", "no viable alternative")
-
-    maker: Any = Maker()
-    assert (
-        FixedSettings(maker, ["a"], ()).differences(
-            {"a": "b=c"}, {"status": "completed", "config": {}}
-        )
-        == []
-    )
-
-
-def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As a cluster's job that is cancelled in the queue."""
-
-    def stop_two(pool: Pool, source: Iterator[Job | None]) -> None:
-        for number in range(2):
-            job = next(source)
-            assert job is not None
-            pool._observer.job_starting(job)
-            if number == 0:
-                about: Any = request_of(job).about
-                create_result(job.paths, **about)
-                record_end(job.paths, Interrupted("stopped"))
-            job.end(Interrupted("stopped"), 1.0)
-        monkeypatch.setattr(Budget, "left_s", lambda *_: 0.0)
-        assert next(source, None) is None
-
-    monkeypatch.setattr(Pool, "run", stop_two)
-    search: Any = {"name": "random", "runs": 3, "budget": "60s"}
-    with contextlib.suppress(ExptError):
-        expt.sweep(SMALL, **{**SPACE, "quiet": False}, search=search, folder=tmp_path)
-    told = (
-        "budget       60s is used up: 1 of 3 points, 1 stopped, none of them with a checkpoint, 2"
-        " not begun\n"
-    )
-    assert told in capsys.readouterr().out
-    assert len([*tmp_path.glob("*/")]) == 1
-
-
-def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_next_trial(searched: Path, tmp_path: Path) -> None:
     words = (
         "-m",
         "search=tpe",
         "optimizer.lr=tag(log,interval(0.001,1.0))",
         "hydra.launcher.dry_run=true",
     )
-    budget = ("gpus=0", "search.budget=20gpu-h")
-    first = run(*words, *budget, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
-    told = (
-        "search.budget=20gpu-h: its runs are on CPU cores, whose time counts; write 20core-h, or"
-        " another number"
-    )
-    assert first.stderr == f"warning: {told}\n"
-    assert (
-        first.stdout.splitlines()[-1]
-        == "point 1 of 6; each later one is chosen when its turn comes"
-    )
+    first = run(*words, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
+    assert first.stdout.splitlines()[-1] == "trial 1 of 6", first.stderr
     of_searched = ("model.hidden=[8],[16]", "epochs=1", "world_size=1", "dataset.train_limit=64")
     none = run(*words, *of_searched, "search.runs=3", f"hydra.sweep.dir={searched}", cwd=tmp_path)
-    assert none.stdout == "no further point of 3\n", none.stderr
+    assert none.stdout == "no further trial of 3\n", none.stderr
 
 
 def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(
@@ -345,20 +244,20 @@ def space(
     return {parameter.name: parameter for parameter in found.parameters}
 
 
-def test_a_run_is_of_one_choice_alone() -> None:
-    told = "a run may have patience and min_delta, and be both; name the same keys in each mapping"
-    with pytest.raises(ConfigError, match=told):
-        space("early_stop={metric:loss/val,patience:1},{metric:loss/val,min_delta:0}")
-    assert space(
-        "early_stop=null,{metric:loss/val,patience:1},{metric:loss/val,patience:2}"
-    ).keys() == {"early_stop"}
-
-
 def test_hydras_grammar_is_the_space() -> None:
-    found = space("optimizer.lr=tag(log,interval(1e-4,1))", "batch_size=interval(16,64)", "epochs=int(interval(1,8))",
-                  "model=mlp,convnet", "seed=range(3)", "label_smoothing=range(0,0.3,0.1)", "ema=null,0.9",
-                  when=("model=convnet: model.dropout=interval(0,0.5)",
-                        "model=mlp: model.hidden=[8],[16,16]"))  # fmt: skip
+    found = space(
+        "optimizer.lr=tag(log,interval(1e-4,1))",
+        "batch_size=interval(16,64)",
+        "epochs=int(interval(1,8))",
+        "model=mlp,convnet",
+        "seed=range(3)",
+        "label_smoothing=range(0,0.3,0.1)",
+        "ema=null,0.9",
+        when=(
+            "model=convnet: model.dropout=interval(0,0.5)",
+            "model=mlp: model.hidden=[8],[16,16]",
+        ),
+    )
     kinds: dict[str, Any] = {
         name: (each.kind, each.low, each.high, each.log, each.step) for name, each in found.items()
     }
@@ -410,113 +309,56 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "key"),
     [
-        (
-            ["model=interval(0,1)"],
-            "model=interval(0,1): a model has a name, and no number; give several, as in",
-        ),
-        (
-            ["optimizer.lr=tag(log,interval(0,1))"],
-            "on a scale of logarithms all values are above 0",
-        ),
-        (
-            ["optimizer.lr=interval(1,1)"],
-            "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
-        ),
-        (["seed=range(3,3)"], "seed: its range is empty"),
-        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of "),
-        (
-            ["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"],
-            "batch_size=0: input should be greater than",
-        ),
+        (["model=interval(0,1)"], "model=interval(0,1): "),
+        (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr=tag(log,interval(0,1)): "),
+        (["optimizer.lr=interval(1,1)"], "optimizer.lr=interval(1,1): is empty"),
+        (["seed=range(3,3)"], "seed=range(3,3): "),
+        (["model=glob(zz*)"], "model=glob(zz*): matches nothing"),
+        (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: "),
         (["amp=interval(0,1)"], "amp="),
-        (
-            ["optimizer.lr=tag(steep,interval(0,2))"],
-            "optimizer.lr: the tag steep says nothing here",
-        ),
-        (["seed=tag(log,choice(1,2))"], "choices have no scale"),
-        (["epochs=3"], "search: nothing to search; type an axis"),
+        (["seed=tag(log,choice(1,2))"], "seed=tag(log,choice(1,2)): "),
+        (["epochs=3"], "search: nothing to search"),
     ],
 )
-def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+def test_a_wrong_axis_is_refused(words: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(key)):
         space(*words)
-    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("when", "problem"),
+    ("when", "said"),
     [
-        ("model=resnet18: model.dropout=0.1,0.2", "resnet18 is none of model=mlp,convnet"),
-        (
-            "modl=mlp: model.dropout=0.1,0.2",
-            "modl is no axis with choices in this search. Did you mean 'model'?",
-        ),
-        (
-            "optimzer=sgd: epochs=1,2",
-            "optimzer is no axis with choices in this search. Did you mean 'optimizer'?",
-        ),
-        (
-            "seeed=1: epochs=1,2",
-            "seeed is no axis with choices in this search. Did you mean 'seed'?",
-        ),
-        (
-            "zz=1: epochs=1,2",
-            "zz is no axis with choices in this search. Name a key that has several values, as in",
-        ),
-        ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
+        ("model=resnet18: model.dropout=0.1,0.2", "resnet18"),
+        ("modl=mlp: model.dropout=0.1,0.2", "Did you mean 'model'?"),
+        ("zz=1: epochs=1,2", "zz"),
+        ("model=mlp: model.dropout=0.1", "model.dropout=0.1"),
         ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
-        ("optimizer=sdg: optimizer.lr=0.1,0.2", "sdg is no optimizer. Did you mean 'sgd'?"),
-        (
-            "model=mlp: seed=range(3,5)",
-            "seed: is searched twice in one point; name it once, or below different",
-        ),
+        ("optimizer=sdg: optimizer.lr=0.1,0.2", "Did you mean 'sgd'?"),
     ],
 )
-def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+def test_a_wrong_condition_is_refused(when: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'search.when={when}: ')}") as raised:
         space("model=mlp,convnet", "seed=range(3)", when=(when,))
-    assert problem in str(raised.value)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "said"),
     [
-        (
-            ["lr=interval(0.1,1)"],
-            "lr=interval(0.1,1): there is no key 'lr'. Did you mean 'optimizer.lr'?",
-        ),
+        (["lr=interval(0.1,1)"], "Did you mean 'optimizer.lr'?"),
         (
             ["model=mlp,convnet", 'search.when=["model=mlp: model.hiden=[32],[64]"]'],
-            "model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
+            "Did you mean 'model.hidden'?",
         ),
-        (
-            ["model=mlp,convnet", 'search.when=["model=mlp: model.widths=[8,8,8],[4,4,4]"]'],
-            "model.widths: the chosen model has no key 'model.widths'; another model=... has",
-        ),
-        (
-            ["model=interval(mlp,convnet)"],
-            (
-                "model=interval(mlp,convnet): a model has a name, and no number; give several, as"
-                " in model=A,B"
-            ),
-        ),
-        (
-            ["optimizer.lr=interval(1)"],
-            (
-                "optimizer.lr=interval(1): an interval has two numbers as its ends, as in"
-                " optimizer.lr=interval(0.1,1)"
-            ),
-        ),
+        (["optimizer.lr=interval(1)"], "optimizer.lr=interval(1): "),
     ],
 )
-def test_a_mistyped_axis_is_told_as_that_of_a_grid(
-    words: list[str], problem: str, tmp_path: Path
-) -> None:
+def test_a_mistyped_axis_leaves_no_folder(words: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         expt.sweep("search=random", *words, folder=tmp_path / "none")
-    assert str(raised.value) == problem
+    assert said in str(raised.value)
     assert not (tmp_path / "none").exists()
 
 
@@ -532,7 +374,7 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
     ), "the last of two"
     chain = ("model=mlp: model.hidden=[8],[16]", "model.hidden=[8]: model.dropout=interval(0,0.5)")
     assert space("model=mlp,convnet", when=chain)["model.dropout"].when == ("model.hidden", "[8]")
-    with pytest.raises(ConfigError, match="seed: is searched twice in one point"):
+    with pytest.raises(ConfigError, match=r"^seed: is searched twice"):
         space(
             "model=mlp,convnet",
             "optimizer=sgd,adam",
@@ -541,36 +383,20 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "when", "by"),
+    ("words", "when"),
     [
-        (["model=mlp,convnet"], ["model=mlp: model=mlp,convnet"], ""),
-        ([], ["model=mlp: model=mlp,convnet"], ""),  # of what is not searched else
-        (["seed=1,2"], ["seed=1: model=mlp,convnet", "model=mlp: seed=1,2"], ", by model"),
-        (
-            [],
-            ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"],
-            ", by optimizer",
-        ),
-        (
-            ["seed=1,2"],
-            [
-                "seed=1: model=mlp,convnet",
-                "model=mlp: optimizer=sgd,adam",
-                "optimizer=sgd: seed=1,2",
-            ],
-            ", by optimizer",
-        ),
+        (["seed=range(3)", "model=mlp,convnet"], ["model=mlp: seed=range(3,5)"]),
+        (["model=mlp,convnet"], ["model=mlp: model=mlp,convnet"]),
+        ([], ["model=mlp: model=mlp,convnet"]),
+        (["seed=1,2"], ["seed=1: model=mlp,convnet", "model=mlp: seed=1,2"]),
+        ([], ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"]),
     ],
 )
-def test_what_depends_on_itself_is_told(words: list[str], when: list[str], by: str) -> None:
-    name = when[-1].split(": ")[1].partition("=")[0]
-    with pytest.raises(ConfigError) as raised:
+def test_a_key_that_is_searched_twice_or_depends_on_itself_is_refused(
+    words: list[str], when: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"would depend on itself|is searched twice"):
         space(*words, when=tuple(when))
-    assert (
-        str(raised.value)
-        == f"search.when={when[-1]}: {name} would depend on itself{by}; give its values once, in an"
-        " axis of all points or below a key that does not depend on it"
-    )
 
 
 def test_a_condition_names_a_choice_as_it_is_typed() -> None:
@@ -582,18 +408,26 @@ def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:
     blocks = ("model=mlp: model.hidden=[8],[16]", "model=convnet: seed=1,2")
     found = space(when=blocks)  # model=mlp is the default
     assert {name: each.when for name, each in found.items()} == {"model.hidden": None}
-    with pytest.raises(
-        ConfigError, match=r"nothing to search, and no condition of search\.when holds"
-    ):
+    with pytest.raises(ConfigError, match=r"^search: nothing to search"):
         space(when=blocks[1:])
 
 
 def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_path: Path) -> None:
     """By SIGKILL, after its second point has begun; nothing but the run folders is left of it."""
     folder = tmp_path / "killed"
-    words = ["-m", "search=tpe", "search.runs=3", "optimizer.lr=tag(log,interval(0.001,1.0))", "model.hidden=[8],[16]",
-             "epochs=1", "world_size=1", "dataset.train_limit=64", "tensorboard.images=false",
-             "hydra.launcher.max_concurrent=1", f"hydra.sweep.dir={folder}"]  # fmt: skip
+    words = [
+        "-m",
+        "search=tpe",
+        "search.runs=3",
+        "optimizer.lr=tag(log,interval(0.001,1.0))",
+        "model.hidden=[8],[16]",
+        "epochs=1",
+        "world_size=1",
+        "dataset.train_limit=64",
+        "tensorboard.images=false",
+        "hydra.launcher.max_concurrent=1",
+        f"hydra.sweep.dir={folder}",
+    ]
     process = start(*words, cwd=tmp_path)
     while process.poll() is None and len(list(folder.glob("*/result.json"))) < 2:
         time.sleep(0.01)
@@ -619,9 +453,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_
 def test_runs_of_other_settings_in_the_folder_do_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a grid would train anew: not what changes no number, and `resume=auto` goes on from a
-    shorter run.
-    """
+    """What changes no number makes no other run, and `resume=auto` continues a shorter one."""
     folder = tmp_path / "search"
 
     def search(runs: int, **more: Any) -> Any:
@@ -634,29 +466,14 @@ def test_runs_of_other_settings_in_the_folder_do_not_count(
     capsys.readouterr()
     search(1, epochs=2)
     out, err = capsys.readouterr()
-    assert (
-        f"hydra.sweep.dir={folder}: has 2 runs of other settings (epochs), which do not count here"
-        in err
-    )
+    assert f"hydra.sweep.dir={folder}: has 2 runs of other settings (epochs)" in err
     assert "[1/1] done" in out
-    (longer,) = [each for each in records(folder).values() if each["config"]["epochs"] == 2]
-    assert longer["search"]["number"] == 2
-    assert longer["overrides"]["optimizer.lr"] == short[0].record["overrides"]["optimizer.lr"], (
-        "the first point again"
-    )
-    assert f"best         {longer['name']}  " in out
-    assert report.main([str(folder)]) == 0
-    assert f"best         {longer['name']}  " in capsys.readouterr().out, (
-        "whichever has the highest value"
-    )
     again = search(2, epochs=2, threads=1, print_every=100, resume="auto")
-    assert len(again) == 2, "what changes no number makes no other run"
-    assert (
-        "has 2 runs of other settings (epochs), which do not count here" in capsys.readouterr().err
-    )
-    further = records(folder)[3]
-    assert further["overrides"]["optimizer.lr"] == short[1].record["overrides"]["optimizer.lr"]
-    assert short[1].folder.name in further["resumed_from"]["checkpoint"]
-    shutil.rmtree(folder / longer["name"])
-    search(2, epochs=2)
-    assert f"point 3 has no run in {folder} any more; it is made now" in capsys.readouterr().out
+    assert len(again) == 2
+    found = [json.loads(path.read_text()) for path in folder.glob("*/result.json")]
+    longer = {each["search"]["number"]: each for each in found if each["config"]["epochs"] == 2}
+    assert {*longer} == {0, 1}
+    for number, each in longer.items():
+        shorter = short[number].record
+        assert each["overrides"]["optimizer.lr"] == shorter["overrides"]["optimizer.lr"]
+    assert short[1].folder.name in longer[1]["resumed_from"]["checkpoint"]

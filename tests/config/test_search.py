@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, get_args
 
 import pytest
@@ -12,20 +13,13 @@ from expt.command.conf_files import options
 from expt.config.search import SamplerName, Search, parse_search
 from expt.errors import ConfigError
 
-OF_POPULATIONS = {"interval", "quantile", "resample"}
-"""Keys of search=pbt alone."""
-
 
 def test_every_sampler_has_all_keys_at_their_defaults() -> None:
     found = {path.stem: yaml.safe_load(path.read_text()) for path in options("search")}
-    assert {*get_args(SamplerName)} <= found.keys()
-    assert {*found["pbt"]} >= OF_POPULATIONS
+    assert {*get_args(SamplerName)} == found.keys()
     for name in get_args(SamplerName):
         content = {key: value for key, value in found[name].items() if key != "defaults"}
-        if name != "pbt":
-            assert {*content} == {
-                field.name for field in dataclasses.fields(Search)
-            } - OF_POPULATIONS
+        assert {*content} == {field.name for field in dataclasses.fields(Search)}
         assert parse_search(content) == parse_search({"name": name, "runs": content["runs"]})
 
 
@@ -33,8 +27,7 @@ def test_every_sampler_has_all_keys_at_their_defaults() -> None:
     "given",
     [
         {"name": "nsga2", "population": 8, "random_fraction": 0.1},
-        {"name": "pbt", "interval": 2, "quantile": 0.5, "resample": 0.5},
-        {"name": "random", "rungs": "hyperband", "reduction": 2, "min_epochs": 2},
+        {"name": "random", "rungs": "asha", "reduction": 2, "min_epochs": 2},
         {"name": "random", "reduction": 3, "population": None},
     ],
 )
@@ -51,47 +44,19 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("given", "key"),
     [
-        ({"runs": 0}, "search.runs=0: input should be greater than or equal to 1"),
-        ({"rungs": "asah"}, "search.rungs='asah': input should be 'asha', 'hyperband' or 'median'"),
-        ({"run": 3}, "search.run=3: there is no such key. Did you mean 'runs'?"),
-        ({"reduction": 1}, "search.reduction=1: input should be greater than or equal to 2"),
-        (
-            {"population": 8},
-            (
-                "search.population=8: search=tpe does not heed it; leave it out, or use"
-                " search=cmaes or nsga2"
-            ),
-        ),
-        (
-            {"name": "random", "random_fraction": 0.4},
-            (
-                "search.random_fraction=0.4: search=random does not heed it; leave it out, or use"
-                " search=tpe or gp or cmaes or nsga2 or qmc"
-            ),
-        ),
-        (
-            {"interval": 2},
-            "search.interval=2: search=tpe does not heed it; leave it out, or use search=pbt",
-        ),
-        (
-            {"min_epochs": 2},
-            (
-                "search.min_epochs=2: search.rungs=null does not heed it; leave it out, or use"
-                " search.rungs=asha or hyperband or median"
-            ),
-        ),
-        (
-            {"rungs": "median", "reduction": 2},
-            (
-                "search.reduction=2: search.rungs=median does not heed it; leave it out, or use"
-                " search.rungs=asha or hyperband"
-            ),
-        ),
+        ({"runs": 0}, "search.runs=0"),
+        ({"rungs": "hyperband"}, "search.rungs="),
+        ({"run": 3}, "search.run=3"),
+        ({"reduction": 1}, "search.reduction=1"),
+        ({"population": 8}, "search.population=8"),
+        ({"name": "random", "random_fraction": 0.4}, "search.random_fraction=0.4"),
+        ({"name": "random", "warm_start": "a"}, "search.warm_start="),
+        ({"min_epochs": 2}, "search.min_epochs=2"),
+        ({"rungs": "median", "reduction": 2}, "search.reduction=2"),
     ],
 )
-def test_a_wrong_value_is_told(given: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+def test_a_wrong_value_is_refused_by_its_key(given: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)}"):
         parse_search({"name": "tpe", **given})
-    assert str(raised.value) == problem

@@ -13,7 +13,7 @@ from tests.conftest import Configured
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["send=mlflo"], "send='mlflo': input should be 'mlflow' or 'wandb'"),
+        (["send=mlflo"], "send=['mlflo']: input should be 'mlflow' or 'wandb'"),
         (["send=[wandb,wandb]"], "send=[wandb,wandb]: names a dashboard twice"),
         (["mlflow.tracking_uri='localhost:5000'"], "has no scheme; use http://localhost:5000"),
         (["mlflow.tracking_uri='htp://a'"], "MLflow knows no htp://. Did you mean 'http'?"),

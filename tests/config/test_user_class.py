@@ -103,7 +103,7 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
         build(f"{__name__}.Holder", dict, below=[{"_target_": name, "width": 4}])
     with pytest.raises(RuntimeError, match="allocate"):
         build(name, dict, width=5)
-    monkeypatch.setattr(secrets, "_names", {"a-rather-long-secret-0815-4711": "TOKEN"})
+    monkeypatch.setattr(secrets, "_texts", {"a-rather-long-secret-0815-4711": "${oc.env:TOKEN}"})
     with pytest.raises(
         ConfigError, match=r"Net\(width='\$\{oc\.env:TOKEN\}'\)"
     ):  # and none of it where it is cut
@@ -263,8 +263,7 @@ def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
 def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(secrets, "_names", {})
-    secrets.remember({"TOKEN": "first\nsecond"})
+    monkeypatch.setattr(secrets, "_texts", {"first\nsecond": "${oc.env:TOKEN}"})
     for given, told in (
         ("\n  no text  \nmore", "ValueError: no text "),
         ("of first\nsecond", "of ${oc.env:TOKEN} "),

@@ -146,9 +146,7 @@ def test_a_rerun_takes_it_from_the_environment_again(
     expt.rerun(first.folder, tmp_path / "again")
     assert RunFolder(tmp_path / "again").points == first.points
     monkeypatch.delenv("EXPT_TEST_TOKEN")
-    with pytest.raises(
-        ConfigError, match="EXPT_TEST_TOKEN: the run took this variable from the environment"
-    ):
+    with pytest.raises(ConfigError, match="EXPT_TEST_TOKEN.*cannot be resolved"):
         expt.rerun(first.folder, tmp_path / "never")
 
 

@@ -32,17 +32,9 @@ SEARCHES = {
         "objective=[loss/val,loss/train]",
         "epochs=1",
     ),
-    "pbt": ("search=pbt", "search.runs=4", "epochs=3"),
     "asha": (
-        "search=random",
-        "search.rungs=asha",
-        "search.runs=5",
-        "search.reduction=2",
-        "epochs=4",
-    ),
-    "hyperband": (
         "search=tpe",
-        "search.rungs=hyperband",
+        "search.rungs=asha",
         "search.runs=5",
         "search.reduction=2",
         "epochs=4",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import expt
-from expt.launch.job import has_come_so_far
 from expt.runs import checkpoint
 from tests.conftest import RunFolder, Trained, run, start
 from tests.integration.test_resume import _same
@@ -77,28 +75,6 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     assert later.best.folder == done.folder
     arguments = [word for word in done.record["arguments"] if not word.startswith("hydra.")]
     assert_same(RunFolder(done.folder), trained(*arguments, name="whole"))
-
-
-def test_a_fork_pauses_after_an_epoch_of_its_own(tmp_path: Path, trained: Trained) -> None:
-    alone = (*SHORT, "world_size=1", "threads=1", "tensorboard.images=false")
-    parent = trained(*alone, "epochs=2", name="parent")
-    words = (
-        "search=random",
-        "search.rungs=asha",
-        "search.runs=1",
-        LR,
-        f"fork='{parent.folder}'",
-        "epochs=5",
-    )
-    (fork,) = expt.sweep(*words, folder=tmp_path / "forks")
-    assert (fork.record["until_epoch"], len(fork.record["epoch_s"])) == (3, 1)
-    assert has_come_so_far(fork.record, 3)
-    assert not has_come_so_far(fork.record, 4)
-    shutil.rmtree(parent.folder)
-    again = expt.sweep(*words, "search.reduction=4", folder=tmp_path / "forks")
-    assert [run.status for run in again] == ["paused"], (
-        "the sweep's own records say where its forks begin"
-    )
 
 
 def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(

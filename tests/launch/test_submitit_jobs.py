@@ -30,7 +30,6 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.search.source import running_elsewhere_s
 from expt.signals import Heeded
 from tests.requests import request
 
@@ -161,8 +160,8 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXPT_TEST_ROOT", "/home/very-secret")
-    monkeypatch.setattr(secrets, "_names", {})
-    secrets.remember({"EXPT_TEST_ROOT": "/home/very-secret"})
+    monkeypatch.setattr(secrets, "_texts", {})
+    secrets.remember({"dataset.root": "${oc.env:EXPT_TEST_ROOT}"})
     asked = request(tmp_path / "a", may_have_run=True)
     settings = {**asked.settings, "dataset": {**asked.settings["dataset"], "train_limit": 7}}
     with_secret = type(asked)(
@@ -345,12 +344,3 @@ def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_
     queue.look_on = look
     queue.run(iter([late, other]))
     assert (late.status, other.status) == (COMPLETED, COMPLETED)
-
-
-def test_a_job_in_the_queue_has_cost_nothing_yet(tmp_path: Path) -> None:
-    (job,) = jobs(tmp_path, 1)
-    assert running_elsewhere_s(job, 9e9) == 0
-    create_result(job.paths, status=RUNNING, started=time.time() - 100, devices=["0", "1"])
-    assert running_elsewhere_s(job, 9e9) == pytest.approx(200, abs=20)
-    update_result(job.paths, status=INTERRUPTED)
-    assert running_elsewhere_s(job, 9e9) == 0, "its record says what it has cost"

@@ -249,8 +249,7 @@ def test_an_error_without_a_traceback_is_none(tmp_path: Path, text: str | None) 
 @pytest.fixture
 def a_secret(monkeypatch: pytest.MonkeyPatch) -> str:
     """The value of a variable that a run took from the environment."""
-    monkeypatch.setattr(secrets, "_names", {})
-    secrets.remember({"TOKEN": "tok-12345"})
+    monkeypatch.setattr(secrets, "_texts", {"tok-12345": "${oc.env:TOKEN}"})
     return "tok-12345"
 
 

@@ -1,22 +1,26 @@
-"""The source that the pool asks: when it gives a point, when it waits, and when it ends."""
+"""The iterator that the pool pulls: which jobs it yields, when it waits, ends, and after kills."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import random
 import shutil
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from expt.config.search import Search as Settings
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
-from expt.launch.job import QUEUED, Job
+from expt.launch.job import Job, request_of
 from expt.runs.attempt import record_end
+from expt.runs.folder_lock import at_work
+from expt.runs.metrics_file import MetricsReader, MetricsWriter
 from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -24,19 +28,19 @@ from expt.runs.result import (
     PAUSED,
     RUNNING,
     create_result,
+    read_result,
     update_result,
 )
-from expt.search.budget import budget_of, stopped_in_words
 from expt.search.goals import Goal, Limit
-from expt.search.history import Point, Reader
-from expt.search.pausing import Pausing
-from expt.search.search import Searching
-from expt.search.source import Source
+from expt.search.rungs import Halving, Median
+from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
+from expt.search.trial import Reader, Trial
 from tests.requests import request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
-LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0)
+LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)
+ACCURACY = Goal("accuracy/val", highest=True)
 
 
 class Folder:
@@ -45,32 +49,37 @@ class Folder:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder, self.jobs, self.room, self.finished = folder, list[Job](), True, list[str]()
         self.settings = parse_search({"name": "random", "runs": 4, **settings})
-        self.searching = self.read()
 
-    def read(self, space: Space = SPACE, **more: Any) -> Searching:
-        """As a command does that begins there."""
-        reader = Reader(
-            space=space, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT], **more
-        )
-        return Searching(self.folder, space, self.settings, reader)
+    def search(self, space: Space = SPACE, *, batch: int | None = None, **more: Any) -> Search:
+        """Begin as a command does there."""
+        budget = more.pop("budget", None)
+        rungs = more.pop("rungs", None)
+        reader = Reader(space=space, goals=[ACCURACY], limits=[LIMIT], **more)
+        found = Search(self.folder, self.settings, reader, rungs, budget)
+        has_room = (lambda: self.room) if batch is None else None
+        found.begin(self.make, has_room=has_room, finish=self.finished.append, batch=batch)
+        return found
 
     def make(self, number: int, values: Values) -> Job:
         asked = request(self.folder / f"{number}")
-        create_result(asked.paths, search={"number": number}, overrides={**values})
+        about: Any = {"search": {"number": number}, "overrides": {**values}, "identity": "a"}
+        create_result(asked.paths, may_exist=True, **about)
         self.jobs.append(Job(asked.paths, asked, RUNNING))
         return self.jobs[-1]
 
-    def source(self, **options: Any) -> Source:
-        return Source(self.searching, self.make, lambda _: None, lambda: self.room, **options)
-
     def complete(self, job: Job, value: float = 0.5, **fields: Any) -> None:
-        update_result(
-            job.paths,
-            status=COMPLETED,
-            objective={"name": "accuracy/val", "value": value},
-            **fields,
-        )
+        objective: Any = {"name": "accuracy/val", "value": value}
+        update_result(job.paths, status=COMPLETED, objective=objective, **fields)
         job.status = COMPLETED
+
+    def completed(self, search: Search) -> dict[int, float]:
+        """Let a command complete all its trials; return their values."""
+        found = {}
+        for job in search:
+            assert job is not None
+            self.complete(job)
+            found[int(job.name)] = read_result(job.paths)["overrides"]["optimizer.lr"]
+        return found
 
 
 @pytest.fixture
@@ -78,145 +87,86 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def taken(source: Iterator[Job | None], times: int) -> list[str]:
-    return ["wait" if job is None else job.name for job in (next(source) for _ in range(times))]
+def taken(search: Iterator[Job | None], times: int) -> list[str]:
+    return ["wait" if job is None else job.name for job in (next(search) for _ in range(times))]
 
 
-def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_run(
+def test_a_trial_is_chosen_when_there_is_room_and_the_end_waits_for_running_ones(
     folder: Folder,
 ) -> None:
-    source = folder.source()
-    assert taken(source, 2) == ["0", "1"]
+    search = folder.search()
+    assert taken(search, 2) == ["0", "1"]
     folder.room = False
-    assert taken(source, 2) == ["wait", "wait"]
+    assert taken(search, 2) == ["wait", "wait"]
     folder.room = True
     folder.complete(folder.jobs[0], 0.75)
-    assert taken(source, 3) == ["2", "3", "wait"], "four points are all, and three of them run"
-    assert folder.searching.best is not None
-    assert folder.searching.best.objectives == (0.75,), (
-        "what has ended is known before the next is chosen"
-    )
+    assert taken(search, 3) == ["2", "3", "wait"], "four trials are all, and three of them run"
+    assert search.best is not None
+    assert search.best.objectives == (0.75,), "an end is known before the next is chosen"
     for job in folder.jobs:
         folder.complete(job)
     with pytest.raises(StopIteration):
-        next(source)
-    assert source.is_over
-    assert not source.is_spent
+        next(search)
+    assert (search.is_over, search.is_spent) == (True, False)
 
 
-class FirstGoesOn:
-    """Rungs at which the first of the paused runs goes on."""
-
-    def next(self, points: Sequence[Point]) -> tuple[Point, int | None] | None:
-        return next(((point, None) for point in points if point.status == PAUSED), None)
-
-    def first_stop(self, number: int) -> int:
-        return 1
-
-    def clear(self, points: Sequence[Point], planned: int) -> None:
-        pass
-
-
-def test_who_leads_is_told_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
-    source, told = folder.source(), list[bool]()
-    assert taken(source, 3) == ["0", "1", "2"]
+def test_a_new_best_is_reported_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
+    search, told = folder.search(), list[bool]()
+    assert taken(search, 3) == ["0", "1", "2"]
     for number, status, value in (
         (1, PAUSED, 0.5),
         (1, COMPLETED, 0.5),
         (2, COMPLETED, 0.5),
         (0, COMPLETED, 0.75),
     ):
-        update_result(
-            folder.jobs[number].paths,
-            status=status,
-            objective={"name": "accuracy/val", "value": value},
-        )
-        told.append(folder.searching.is_new_best(folder.jobs[number].paths))
+        objective: Any = {"name": "accuracy/val", "value": value}
+        paths = folder.jobs[number].paths
+        update_result(paths, status=status, objective=objective)
+        told.append(search.is_new_best(paths))
     assert told == [True, False, False, True]
-    assert not folder.read().is_new_best(folder.jobs[0].paths), (
-        "a later command has known it from its beginning"
-    )
+    assert not folder.search().is_new_best(folder.jobs[0].paths), "a later command knows it"
 
 
-def test_what_is_left_are_points_to_come_and_those_that_were_begun(folder: Folder) -> None:
-    assert folder.searching.num_left == 4
-    taken(folder.source(), 2)
+def test_trials_to_come_and_begun_ones_are_left(folder: Folder) -> None:
+    search = folder.search()
+    assert search.num_left == 4
+    taken(search, 2)
     folder.complete(folder.jobs[0])
     update_result(folder.jobs[1].paths, status=INTERRUPTED)
-    assert folder.read().num_left == 3
-    small = Space(
-        (Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2)),)
-    )
-    reader = Reader(space=small, goals=[Goal("accuracy/val", highest=True)])
-    assert Searching(folder.folder, small, folder.settings, reader).num_left == 2, (
-        "the space has no more"
-    )
+    assert folder.search().num_left == 3
+    choices = Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2))
+    assert folder.search(Space((choices,))).num_left == 2, "the space has no more"
 
 
 def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:
     folder = Folder(tmp_path, runs=5)
-    source = folder.source(batch=2)
-    assert taken(source, 4) == ["0", "1", "wait", "wait"]
+    search = folder.search(batch=2)
+    assert taken(search, 4) == ["0", "1", "wait", "wait"]
     folder.complete(folder.jobs[0])
-    assert taken(source, 1) == ["wait"]
+    assert taken(search, 1) == ["wait"]
     folder.complete(folder.jobs[1])
-    assert taken(source, 3) == ["2", "3", "wait"]
+    assert taken(search, 3) == ["2", "3", "wait"]
 
 
-def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> None:
-    budget = budget_of("100core-s")
-    source = folder.source(budget=budget, finish=folder.finished.append)
-    assert taken(source, 1) == ["0"]
-    folder.complete(folder.jobs[0], device_s=99.0)
-    assert taken(source, 1) == ["1"]
+def test_a_budget_of_devices_counts_all_runs_of_the_folder(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("expt.search.search.LOOK_S", 0.0)
+    other: Any = {"overrides": {"optimizer.lr": 7.0}, "device_s": 50.0}
+    create_result(RunPaths(folder.folder / "outside"), status=COMPLETED, **other)
+    search = folder.search(budget=Budget("100core-s"))
+    assert taken(search, 1) == ["0"]
+    folder.complete(folder.jobs[0], device_s=49.0)
+    assert taken(search, 1) == ["1"]
     folder.complete(folder.jobs[1], device_s=2.0)
     with pytest.raises(StopIteration):
-        next(source)
-    assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
-    assert folder.read().spent_s == 101.0, "another command knows what was spent"
+        next(search)
+    assert (search.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
+    assert folder.search().spent_s == 101.0, "another command knows what was spent"
 
 
-def test_what_was_stopped_had_begun_and_is_saved_where_it_has_a_checkpoint(folder: Folder) -> None:
-    source, saved = folder.source(), RunPaths(folder.folder / "1")
-    assert taken(source, 3) == ["0", "1", "2"]
-    folder.jobs[2].paths.result.unlink()  # a job that was cancelled before it could begin
-    searching = folder.searching
-    for job in folder.jobs:
-        searching.look(job.paths)
-    assert (searching.count, searching.num_begun, len(searching.stopped)) == (3, 2, 2)
-    assert stopped_in_words(searching.stopped) == "2 stopped, none of them with a checkpoint"
-    saved.checkpoints.mkdir()
-    saved.last.touch()
-    assert stopped_in_words(searching.stopped) == "2 stopped, 1 of them with a checkpoint"
-    assert stopped_in_words([saved]) == "1 stopped and saved"
-
-
-def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
-    folder.searching.pausing = cast("Pausing", FirstGoesOn())
-    source = folder.source()
-    assert taken(source, 3) == ["0", "1", "2"]
-    at_rung, by_person, _ = folder.jobs
-    for job in folder.jobs:
-        job.started_at = time.monotonic()
-    update_result(at_rung.paths, status=PAUSED, device_s=100.0)
-    at_rung.status = PAUSED
-    update_result(by_person.paths, status=PAUSED, device_s=20.0)
-    by_person.status = QUEUED
-    assert taken(source, 1) == ["0"], "the one at the rung goes on, and waits for its turn"
-    assert source.spent_s == pytest.approx(120.0, abs=10)
-    by_person.status, by_person.started_at = RUNNING, time.monotonic()
-    assert source.spent_s == pytest.approx(120.0, abs=10)
-    update_result(by_person.paths, device_s=50.0)
-    by_person.status, by_person.started_at = QUEUED, by_person.started_at + 1
-    folder.room = False
-    assert taken(source, 1) == ["wait"]
-    assert source.spent_s == pytest.approx(150.0, abs=10)
-
-
-def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> None:
-    """Nothing else is kept: of a killed search the run under way is done again, and the next number
-    follows.
-    """
+def test_a_command_finds_what_the_run_folders_have(folder: Folder) -> None:
+    """Nothing else is kept: the run under way when a search was killed is done again."""
     for number, lr in enumerate((0.5, 0.1, 0.02, 7.0)):
         folder.make(number, {"optimizer.lr": lr})
     first, second, third, _ = folder.jobs
@@ -224,184 +174,296 @@ def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> Non
     record_end(second.paths, Diverged("the loss was nan"))
     record_end(third.paths, OutOfMemory("out of memory"))
     folder.make(4, {"optimizer.lr": 0.3})
-    found = folder.read()
-    assert [(point.number, point.values["optimizer.lr"]) for point in found.own] == [
+    search = folder.search()
+    trials = search.trials
+    assert [(trial.number, trial.values["optimizer.lr"]) for trial in trials] == [
         (0, 0.5),
         (1, 0.1),
         (2, 0.02),
         (4, 0.3),
     ], "one lies outside of the space as it is now"
-    assert [point.is_bad for point in found.own] == [False, True, True, False]
-    assert [point.is_allowed for point in found.own] == [True, True, False, True]
-    assert found.own[0].violations == {"memory/gpu_mib<100": -20.0}
-    assert [point.number for point in found.unfinished] == [4]
-    assert (found.count, found.is_complete) == (4, True)
-
-
-def made(folder: Folder, searching: Searching) -> dict[int, float]:
-    """The points that one command adds, all of them completed."""
-    found = {}
-    while not searching.is_complete and (point := searching.next()):
-        job = folder.make(*point)
-        searching.begin(*point, job.paths)
-        folder.complete(job)
-        found[point[0]] = float(point[1]["optimizer.lr"])
-    return found
-
-
-def lr(low: float, high: float) -> Space:
-    return Space((Parameter("optimizer.lr", "float", low, high),))
-
-
-def test_no_two_runs_of_a_folder_have_one_number_though_the_space_changes(folder: Folder) -> None:
-    low, high = made(folder, folder.read(lr(0.001, 0.01))), made(folder, folder.read(lr(0.05, 0.3)))
-    assert ([*low], [*high]) == ([0, 1, 2, 3], [4, 5, 6, 7]), "four points of each space"
-    assert not made(folder, folder.read(lr(0.05, 0.3)))
-    wide = folder.read(lr(0.001, 0.3))
-    assert (wide.count, wide.is_complete) == (8, True)
-    assert {point.number: point.values["optimizer.lr"] for point in wide.own} == {**low, **high}
-
-
-def test_numbers_that_an_older_version_gave_twice_are_told_apart(folder: Folder) -> None:
-    for name, value in (("a", 0.1), ("b", 0.2)):
-        create_result(
-            RunPaths(folder.folder / name), search={"number": 0}, overrides={"optimizer.lr": value}
-        )
-    searching = folder.read()
-    numbers = {point.folder: point.number for point in searching.own}
-    assert sorted(numbers.values(), key=str) == [0, 1]
-    for run in numbers:
-        assert run is not None
-        searching.look(RunPaths(run))
-    assert {point.folder: point.number for point in searching.own} == numbers
+    assert search.others == {"3": ()}
+    assert [trial.is_bad for trial in trials] == [False, True, True, False]
+    assert [trial.is_allowed for trial in trials] == [True, True, False, True]
+    assert trials[0].violations == {"memory/gpu_mib<100": -20.0}
+    assert [trial.number for trial in search.unfinished] == [4]
+    assert taken(search, 1) == ["4"]
 
 
 @pytest.mark.parametrize("name", ["random", "qmc", "tpe"])
-def test_a_point_whose_run_is_gone_is_made_again(name: str, tmp_path: Path) -> None:
+def test_a_trial_whose_run_is_gone_is_made_again(name: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path, name=name, runs=14)
-    whole = made(folder, folder.read())
+    whole = folder.completed(folder.search())
     shutil.rmtree(tmp_path / "10")
     RunPaths(tmp_path / "3").result.write_text("{")
-    searching = folder.read()
-    assert searching.is_missing(3)
-    assert not searching.is_missing(14)
-    for number in (3, 10):
-        found = searching.next()
-        assert found is not None
-        assert (found[0], found[1]["optimizer.lr"]) == (number, whole[number])
-        searching.begin(*found, RunPaths(tmp_path / f"{number} again"))
-    assert searching.is_complete
+    shutil.copytree(tmp_path / "4", tmp_path / "a copy of 4")
+    (tmp_path / "3").rename(tmp_path / "damaged")
+    again = folder.completed(folder.search())
+    assert again == {number: whole[number] for number in (3, 10)}
 
 
-def test_a_point_that_is_another_under_another_name_counts(folder: Folder) -> None:
-    searching = folder.read()
-    first = folder.make(0, {"optimizer.lr": 0.5})
-    searching.begin(0, {"optimizer.lr": 0.5}, first.paths)
-    searching.begin(1, {"optimizer.lr": 0.50001}, first.paths)
-    searching.begin(2, {"optimizer.lr": 0.50002}, None)
-    assert (searching.count, [point.number for point in searching.own]) == (3, [0])
-    found = searching.next()
+def test_a_trial_that_is_the_run_of_another_counts(folder: Folder) -> None:
+    search, numbers = folder.search(), list[int]()
+
+    def make(number: int, values: Values) -> Job | None:
+        numbers.append(number)
+        return None if number in (1, 2) else folder.make(number, values)
+
+    search.begin(make)
+    assert taken(search, 2) == ["0", "3"]
+    assert (search.count, numbers) == (4, [0, 1, 2, 3])
+
+
+def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, name="tpe", runs=12, random_fraction=0)
+    before = folder.completed(folder.search())
+    search = folder.search(differences=lambda *_: ["epochs"])
+    assert (search.trials, search.count, search.best) == ([], 0, None)
+    assert search.others == {f"{number}": ["epochs"] for number in range(12)}
+    assert search.suggest() == (0, {"optimizer.lr": before[0]}), "the first trial once more"
+    folder.settings = parse_search({"name": "tpe", "warm_start": str(tmp_path)})
+    warm = folder.search(differences=lambda *_: ["epochs"])
+    found = warm.suggest()
     assert found is not None
-    assert found[0] == 3
+    assert found[1] != {"optimizer.lr": before[0]}
+    (tmp_path / "other").mkdir()
+    for source in ("other", "nowhere"):
+        folder.settings = parse_search({"name": "tpe", "warm_start": str(tmp_path / source)})
+        with pytest.raises(ConfigError, match=rf"^search\.warm_start=.*{source}: "):
+            folder.search()
 
 
-def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder: Folder) -> None:
-    before = made(folder, folder.read())
-    searching = folder.read(differences=lambda *_: ["epochs"])
-    assert (searching.own, searching.count, searching.best) == ([], 0, None)
-    assert searching.found.differing == {f"{number}": ["epochs"] for number in range(4)}
-    found = searching.next()
-    assert found == (
-        4,
-        {"optimizer.lr": before[0]},
-    ), "the first point once more, under a number of its own"
-    folder.settings = replace(folder.settings, warm_start=(str(folder.folder),))
-    warm = folder.read(differences=lambda *_: ["epochs"])
-    assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
-    assert warm.next() == found
-    assert not folder.read().points[4:], "its own runs are no others"
-
-
-def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_it_is(
-    folder: Folder, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("error", [None, RunFailed("last.pt: no space left")])
+def test_a_trial_that_could_not_continue_is_not_promoted_again(
+    error: RunFailed | None, folder: Folder
 ) -> None:
-    folder.searching.pausing = cast("Pausing", FirstGoesOn())
-    source, parent = folder.source(), folder.folder / "parent"
-    assert taken(source, 2) == ["0", "1"]
-    forked: Any = {
-        "given": f"{parent}@epoch:1",
-        "run": str(parent),
-        "step": 5,
-        "epoch": 1,
-        "arguments": [],
-    }
-    forked |= {"identity": "a", "seedless_identity": "a", "changed": {}}
-    update_result(folder.jobs[0].paths, forked_from=forked)
+    search = folder.search(rungs=Median([1]))
+    assert taken(search, 2) == ["0", "1"]
     for job in folder.jobs:
-        update_result(
-            job.paths,
-            status=PAUSED,
-            resumable=False,
-            objective={"name": "accuracy/val", "value": 0.5},
-        )
-        job.status = PAUSED
-    before = folder.jobs[0].paths.result.read_bytes()
-    assert taken(source, 2) == ["1", "2"], "the others go on"
-    warned = capsys.readouterr().err
-    assert f"{folder.folder}/0: was to go on" in warned
-    assert (
-        f"({parent}@epoch:1) is gone too; this cannot be mended, and it is left as it is" in warned
-    )
-    assert f"{folder.folder}/1: goes on after all, and from its beginning" in warned
-    assert folder.jobs[0].paths.result.read_bytes() == before
+        pause(job, 1)
+    assert taken(search, 1) == ["0"], "too few have completed to hold it back"
+    pause(folder.jobs[0], 1)
+    folder.jobs[0].status, folder.jobs[0].error = (FAILED, error) if error else (PAUSED, None)
+    assert taken(search, 2) == ["1", "2"]
+
+
+def pause(job: Job, epoch: int) -> None:
+    with contextlib.closing(MetricsWriter(job.paths)) as writer:
+        writer.write(epoch, epoch, {ACCURACY.tag: 0.5})
+    update_result(job.paths, status=PAUSED, objective={"name": ACCURACY.tag, "value": 0.5})
+    job.status = PAUSED
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("key", "choices", "meant", "config"),
     [
+        ("model.hidden", ("[8]", "[256,1]"), ([8], [256, 1]), {"model": {"hidden": [256, 1]}}),
+        ("model.hidden", ("[8]", "null"), ([8], None), {"model": {"hidden": None}}),
         (
-            None,
-            (
-                "was to go on, and has come back paused after 2 of . epochs, as it was; remove the"
-                " folder"
-            ),
+            "model.hidden",
+            ("[8]", "[256]"),
+            ([8], [256]),
+            {"model": {"name": "_target_", "target": "a.B", "kwargs": {"hidden": [256]}}},
         ),
-        (
-            RunFailed("last.pt: no space left"),
-            "could not go on: last.pt: no space left; once that is mended, type",
-        ),
+        ("optimizer", ("adamw", "'sgd'"), ("adamw", "sgd"), {"optimizer": {"name": "sgd"}}),
     ],
 )
-def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(
-    error: RunFailed | None, said: str, folder: Folder
+def test_a_run_that_has_a_choice_without_it_being_typed_is_a_trial(
+    key: str,
+    choices: tuple[str, ...],
+    meant: tuple[Any, ...],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    folder.searching.pausing = cast("Pausing", FirstGoesOn())
-    source = folder.source()
-    assert taken(source, 1) == ["0"]
-    (job,) = folder.jobs
-    for epochs in (1, 2):
-        update_result(job.paths, status=PAUSED, epoch_s=[1.0] * epochs)
-        job.status = PAUSED
-        assert taken(source, 1) == ["0"]
-    job.status, job.error = (FAILED, error) if error else (PAUSED, None)
-    with pytest.raises(RunFailed, match=f"0: {said}"):
-        next(source)
+    """Whatever is searched: it was by its default, or by a preset."""
+    create_result(RunPaths(tmp_path / "a"), status=COMPLETED, overrides={"lr": 0.1}, config=config)
+    conditional = Parameter("lr", "float", 0.01, 1.0, when=(key, choices[1]))
+    space = Space((Parameter(key, "categorical", choices=choices, meant=meant), conditional))
+    trials, others = Reader(space=space, goals=[ACCURACY]).own(tmp_path)
+    assert [trial.values for trial in trials] == [{key: choices[1], "lr": 0.1}]
+    assert not others
 
 
-def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"
-    ):
-        Folder(tmp_path, warm_start=str(tmp_path / "other"))
-    with pytest.raises(ConfigError, match=r"search\.warm_start=.*nowhere: there is no such folder"):
-        Folder(tmp_path, warm_start=str(tmp_path / "nowhere"))
+EPOCHS, TAG = 9, "loss/val"
+LOSS = Goal(TAG, highest=False)
 
 
-def test_the_kind_of_an_error_is_recorded(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    create_result(paths, started=0.0, world_size=2)
-    record_end(paths, OutOfMemory("out of memory"))
-    record = json.loads(paths.result.read_text())
-    assert record["error_kind"] == "OutOfMemory"
-    assert record["device_s"] > 2e9, "two workers, since 1970"
+class KilledError(Exception):
+    """As by SIGKILL: nothing is written after it."""
+
+
+class Machine:
+    """Runs one job of a search after another; may be killed at any moment."""
+
+    def __init__(self, folder: Path, *, kill_at: int = -1, **settings: Any) -> None:
+        self.folder, self._left, self.starts = folder, kill_at, list[tuple[str, int, int | None]]()
+        self.settings = Settings(**{"name": "tpe", "rungs": "asha", "runs": 12, **settings})
+        kinds = {"asha": Halving([1, 3], 3), "median": Median(range(1, EPOCHS)), None: None}
+        reader = Reader(space=SPACE, goals=[LOSS])
+        self.search = Search(folder, self.settings, reader, kinds[self.settings.rungs])
+        self.search.begin(self._make)
+
+    def run(self) -> Machine:
+        """Run to the end of the search."""
+        for job in self.search:
+            assert job is not None, "one at a time: there is always something to do, or the end"
+            self._train(job)
+        return self
+
+    def _moment(self) -> None:
+        if self._left == 0:
+            raise KilledError
+        self._left -= 1
+
+    def _make(self, number: int, values: Values) -> Job:
+        asked = request(self.folder / f"run{number}")
+        about: Any = {"overrides": values, "search": {"number": number}, "identity": f"{number}"}
+        asked.about.clear()  # type: ignore[attr-defined]
+        asked.about.update(about)
+        return Job(asked.paths, asked)
+
+    def _train(self, job: Job) -> None:
+        """Leave behind what workers do, from moment to moment."""
+        asked, paths = request_of(job), job.paths
+        done = len(list(paths.checkpoints.glob("epoch*")))  # a checkpoint of each, as it were
+        self.starts.append((job.name, done, asked.until_epoch))
+        self._moment()
+        attempts: Any = {
+            "attempts": 1,
+            "node": socket.gethostname(),
+            "config": {"objective": TAG, "epochs": EPOCHS},
+        }
+        until = {} if asked.until_epoch is None else {"until_epoch": asked.until_epoch}
+        create_result(paths, may_exist=True, status=RUNNING, **{**asked.about, **attempts, **until})
+        kept = [point for point in MetricsReader(paths).read() if point.epoch <= done]
+        paths.metrics.unlink(missing_ok=True)
+        with contextlib.closing(MetricsWriter(paths)) as writer:
+            for point in kept:
+                writer.write(point.step, point.epoch, {point.tag: point.value})
+            end = self._epochs(asked, writer, done)
+        lr = float(asked.about["overrides"]["optimizer.lr"])
+        self._moment()
+        best = min(cost(lr, epoch) for epoch in range(1, end + 1))
+        job.status = COMPLETED if end == EPOCHS else PAUSED
+        if lr > 0.9:
+            job.status = FAILED
+            update_result(paths, error="it diverged", error_kind="Diverged")
+        objective: Any = {"name": TAG, "value": best}
+        update_result(paths, status=job.status, objective=objective, epoch_s=[1.0] * end)
+
+    def _epochs(self, asked: RunRequest, writer: MetricsWriter, done: int) -> int:
+        """Train until the run pauses or ends; return how many epochs there are then."""
+        end = min(asked.until_epoch or EPOCHS, EPOCHS)
+        for epoch in range(done + 1, end + 1):
+            self._moment()
+            value = cost(float(asked.about["overrides"]["optimizer.lr"]), epoch)
+            writer.write(epoch, epoch, {TAG: value})
+            self._moment()  # evaluated, and not saved
+            asked.paths.checkpoints.mkdir(exist_ok=True)
+            (asked.paths.checkpoints / f"epoch{epoch}.pt").touch()
+        return end
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """All that a search comes to."""
+        trials, _ = Reader(space=SPACE, goals=[LOSS]).own(self.folder)
+        found = {each.number: (each.values, each.status, dict(each.costs)) for each in trials}
+        best = self.search.best
+        return {"runs": found, "best": best and best.number}
+
+    @property
+    def kept(self) -> set[str]:
+        """The runs that have checkpoints."""
+        return {path.parent.name for path in self.folder.glob("*/checkpoints")}
+
+
+def cost(lr: float, epoch: int) -> float:
+    return abs(lr - 0.1) + random.Random(f"{lr}/{epoch}").random() / epoch
+
+
+@pytest.mark.parametrize("rungs", ["asha", "median"])
+def test_a_search_that_is_killed_at_any_moment_comes_to_the_same_end(
+    rungs: str, tmp_path: Path
+) -> None:
+    whole = Machine(tmp_path / "whole", rungs=rungs).run()
+    assert {PAUSED, COMPLETED} <= {status for _, status, _ in whole.outcome["runs"].values()}
+    moments, kills = random.Random(rungs), 0
+    while True:
+        machine = Machine(tmp_path / "killed", rungs=rungs, kill_at=moments.randrange(12))
+        try:
+            machine.run()
+            break
+        except KilledError:
+            kills += 1
+    assert kills >= 5
+    assert (machine.outcome, machine.kept) == (whole.outcome, whole.kept)
+
+
+def test_paused_trials_continue_in_a_later_command_with_more_trials(tmp_path: Path) -> None:
+    first = Machine(tmp_path, runs=4, keep_checkpoints=True).run()
+    begun = [(0, 1), (0, 1), (0, 1), (1, 3), (0, 1)]
+    assert [(done, until) for _, done, until in first.starts[:5]] == begun
+    assert first.kept == {f"run{number}" for number in range(4)}
+    later = Machine(tmp_path, runs=12, keep_checkpoints=True).run()
+    assert later.starts[0] == ("run4", 0, 1), "no other may continue before there are more"
+    assert {until for _, _, until in later.starts} == {1, 3, None}
+    assert all(done in (0, 1, 3) for _, done, _ in later.starts)
+    assert any(name in first.kept and done for name, done, _ in later.starts), "from its checkpoint"
+
+
+def test_a_promoted_trial_is_not_promoted_once_more_while_it_runs(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for _ in range(3):
+        job = next(machine.search)
+        assert job
+        machine._train(job)
+    found = [next(machine.search) for _ in range(3)]
+    assert [request_of(job).until_epoch for job in found if job] == [3, 1, 1]
+    assert len({*found}) == 3, "the best of three, and two new ones"
+
+
+def test_a_trial_whose_metrics_are_gone_ends_no_search(tmp_path: Path) -> None:
+    whole = Machine(tmp_path, runs=9, keep_checkpoints=True).run()
+    for trial in whole.search.trials:
+        if trial.folder and trial.epochs == 3:
+            RunPaths(trial.folder).metrics.write_bytes(b"")
+    later = Machine(tmp_path, runs=9, keep_checkpoints=True).run()
+    assert later.search.is_over
+
+
+def test_without_rungs_all_paused_trials_run_to_their_ends(tmp_path: Path) -> None:
+    Machine(tmp_path, runs=4, keep_checkpoints=True).run()
+    later = Machine(tmp_path, runs=4, rungs=None).run()
+    assert {done for _, done, _ in later.starts} <= {1, 3}
+    assert {until for _, _, until in later.starts} == {None}
+    assert {status for _, status, _ in later.outcome["runs"].values()} <= {COMPLETED, FAILED}
+
+
+def test_checkpoints_of_hopeless_trials_are_removed_except_the_bests(tmp_path: Path) -> None:
+    done = Machine(tmp_path, name="random", seed=1).run()
+    begun = [name for name, *_ in done.starts]
+    again = [start for place, start in enumerate(done.starts) if start[0] in begun[:place]]
+    assert len(again) > 2
+    assert all(epochs for _, epochs, _ in again), "a promoted one has kept its own"
+    trials = {trial.folder.name: trial for trial in done.search.trials if trial.folder}
+    completed = {name for name, trial in trials.items() if trial.status == COMPLETED}
+    best = min(trials, key=lambda name: min(trials[name].costs.values()))
+    assert completed
+    assert done.kept == completed | {best}
+    gone = {name for name, trial in trials.items() if trial.status == PAUSED} - {best}
+    assert {read_result(RunPaths(tmp_path / name)).get("resumable") for name in gone} == {False}
+    more = Machine(tmp_path, name="random", seed=1, runs=27).run()
+    assert {done for name, done, _ in more.starts if name in gone} == {0}, "from the beginning"
+
+
+def test_a_run_at_work_keeps_its_checkpoints(tmp_path: Path) -> None:
+    done = Machine(tmp_path, keep_checkpoints=True).run()
+    paused = [trial for trial in done.search.trials if trial.status == PAUSED]
+    worst: Trial = max(paused, key=lambda trial: trial.costs[trial.epochs])
+    assert worst.folder is not None
+    with at_work(RunPaths(worst.folder)):
+        Machine(tmp_path).run()
+        assert (worst.folder / "checkpoints").exists()
+        assert done.kept < {f"run{number}" for number in range(12)}
+    Machine(tmp_path).run()
+    assert not (worst.folder / "checkpoints").exists()

@@ -1,0 +1,145 @@
+"""The result of a search: its best run, and of several goals the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from expt.errors import ConfigError
+from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
+from expt.runs.sweep import place
+from expt.runs.view.text import cells, say
+from expt.search.goals import Goal, Limit, costs_of, goals_for, limits_of
+from expt.search.trial import BAD
+
+NAMED = 3
+"""Runs that violate a limit, and are named."""
+
+
+class SearchRecord(NamedTuple):
+    """The goals and limits of the search that was made in a sweep's folder."""
+
+    goals: list[Goal]
+    limits: list[Limit]
+
+    def allowed(self, run: FoundRecord) -> bool:
+        """Return whether the run has ended or paused, measured all goals and kept all limits."""
+        has_values = all(value is not None and math.isfinite(value) for value in self.values(run))
+        has_ended = run["status"] in (COMPLETED, PAUSED)
+        return has_ended and has_values and not self.breaks_limits(run)
+
+    def breaks_limits(self, run: FoundRecord) -> bool:
+        """Return whether it has measured something that violates a limit."""
+        return any(limit.violation(run, RunPaths(run["folder"])) > 0 for limit in self.limits)
+
+    def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
+        """Return the best allowed run by the first goal, of equal ones by the next."""
+        allowed = [run for run in runs if self.allowed(run)]
+        return min(allowed, key=lambda run: (self._costs(run), place(run)), default=None)
+
+    def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+        """Return the Pareto front, sorted by the first goal."""
+        reached = [(self._costs(run), place(run), run) for run in runs if self.allowed(run)]
+        found = [
+            each for each in reached if not any(_beats(other[0], each[0]) for other in reached)
+        ]
+        return [run for _, _, run in sorted(found, key=lambda each: each[:2])]
+
+    def values(self, run: FoundRecord) -> list[float | None]:
+        """Return the value of each goal."""
+        return [goal.value(run, RunPaths(run["folder"])) for goal in self.goals]
+
+    def _costs(self, run: FoundRecord) -> list[float]:
+        return costs_of(self.goals, self.values(run))
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
+    """Return the search of a sweep's folder; None where it was none, or nothing was measured."""
+    measured = next((run for run in runs if run.get("objective")), None)
+    if measured is None or not any("search" in run for run in runs):
+        return None
+    task: Any = (measured.get("config") or {}).get("task")
+    record = _record(folder)
+    tags, settings = record.get("objective"), record.get("search")
+    if not isinstance(tags, list) or not tags:
+        tags = [measured["objective"]["name"]]
+    constraints = (settings.get("constraints") if isinstance(settings, dict) else None) or []
+    try:
+        limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
+    except ConfigError:  # the file was edited
+        limits = []
+    return SearchRecord(goals_for(tags, task), limits)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return the sweep's composed configuration; empty where it can't be read."""
+    try:
+        text = (folder / SWEEP_RECORD).read_bytes()
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+    """Return the trials that failed because of their values, if any other trial did not."""
+    if not any("search" in run and run["status"] in (COMPLETED, PAUSED) for run in runs):
+        return []
+    failed = [run for run in runs if "search" in run and run["status"] == FAILED]
+    return [run for run in failed if run.get("error_kind") in BAD]
+
+
+def conclude_search(
+    console: Console, folder: Path, runs: Sequence[FoundRecord], again: Callable[[FoundRecord], str]
+) -> None:
+    """Print the best run of a search and the command for it, and the Pareto front of several goals.
+
+    Print nothing for another sweep.
+    """
+    found = search_in(folder, runs)
+    if found is None:
+        return
+    if found.limits:
+        kept = sum(map(found.allowed, runs))
+        within = " and ".join(limit.text for limit in found.limits)
+        broken = [run["folder"].name for run in runs if found.breaks_limits(run)]
+        names = ", ".join([*broken[:NAMED], *["..."] * (len(broken) > NAMED)])
+        others = f"; not {names}" if names else ""
+        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
+    if len(found.goals) > 1:
+        front = found.front(runs)
+        of_all = f"{len(front)} of {len(runs)} runs, which no other beats in all goals"
+        say(console, f"Pareto       {of_all}", "bold")
+        if front:
+            console.print(_table(front, found))
+    best = found.best(runs)
+    if best is None:
+        say(
+            console,
+            "best         none: no run has measured all goals and kept all limits",
+        )
+        return
+    tag, value = found.goals[0].tag, found.values(best)[0]
+    say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")
+    say(console, f"      alone: {again(best)}")
+
+
+def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    for goal in found.goals:
+        table.add_column(cells(goal.tag)[0], justify="right", no_wrap=True)
+    for run in front:
+        table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
+    return table
