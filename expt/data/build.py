@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from expt.config import datasets
+from expt.config.tasks import kinds
 from expt.data import (
     checks,
     huggingface,
@@ -153,6 +154,7 @@ def build(
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit
     it."""
+    task = task or kinds()["classification"]()
     source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)

@@ -27,7 +27,7 @@ from expt.errors import ConfigError, DataError
 _SOME = 8  # samples, whose targets tell where all lie
 
 
-def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) -> Source:
+def source(dataset: datasets.TargetDataset, num_workers: int, task: Any) -> Source:
     """Its parts; its first sample tells the shapes, and the configured `task` what its targets are.
 
     Raises ConfigError and DataError.
@@ -73,7 +73,7 @@ def _of_classes(
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), task is None or task.TARGETS == "class")
+        kind = Labelled(len(names), task.TARGETS == "class")
         found = _own_samples(dataset, train, test, num_workers, check, first, kind)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))

@@ -286,11 +286,10 @@ def test_a_convolution_needs_each_of_its_settings(
 
 TABLES = {
     "dataset=diabetes": (
-        "task=classification: dataset=diabetes has a number to predict, no class; use"
-        " task=regression"
+        "task=classification: dataset=diabetes has numbers to predict; use task=regression"
     ),
     "dataset=diabetes task=multilabel": (
-        "task=multilabel: dataset=diabetes has one number to predict; use task="
+        "task=multilabel: dataset=diabetes has numbers to predict; use task=regression"
     ),
     "dataset=diabetes task=regression model=convnet": (
         "model=convnet: takes images, and dataset=diabetes has rows of "
@@ -302,7 +301,7 @@ TABLES = {
         "task=classification: dataset.targets names 2 columns"
     ),
     "task=regression": (
-        "task=regression: dataset=digits has one class for each image; use task=classification, or "
+        "task=regression: dataset=digits has one class for each sample; use task=classification"
     ),
 }
 

@@ -25,11 +25,11 @@ TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=lang
         ),
         (
             ["task=classification"],
-            "task=classification: dataset=text has tokens alone; use task=language_model",
+            "task=classification: dataset=text has tokens; use task=language_model",
         ),
         (
             ["task=regression"],
-            "task=regression: dataset=text has tokens alone; use task=language_model",
+            "task=regression: dataset=text has tokens; use task=language_model",
         ),
         (["model.width=30"], "model.width=30: must divide by model.heads=4; use 28 or 32"),
         (["model.width=2"], "model.width=2: must divide by model.heads=4; use 4"),
@@ -65,10 +65,9 @@ def test_what_does_not_fit_a_text_is_one_line(
 def test_images_want_other_models_and_tasks(configured: Configured) -> None:
     with pytest.raises(ConfigError) as error:
         configured("model=transformer", "task=language_model")
-    assert list(error.value.problems) == [
-        "model=transformer: takes tokens, and dataset=digits has no vocabulary; use dataset=text",
-        "task=language_model: dataset=digits has no tokens; use dataset=text",
-    ]
+    transformer, task = error.value.problems
+    assert transformer.startswith("model=transformer: takes tokens, and dataset=digits has no")
+    assert task.startswith("task=language_model: dataset=digits has one class for each sample")
 
 
 def test_the_loss_is_what_a_language_model_is_chosen_by(configured: Configured) -> None:

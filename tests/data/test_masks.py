@@ -183,12 +183,9 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
     [
         (
             WORDS[1:],
-            (
-                "task=classification: dataset=segmentation_folder has a mask for each image; use"
-                " task=segmentation"
-            ),
+            ("task=classification: dataset=segmentation_folder has masks; use task=segmentation"),
         ),
-        (("task=segmentation",), "task=segmentation: dataset=digits has one class for each image"),
+        (("task=segmentation",), "task=segmentation: dataset=digits has one class for each sample"),
         ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset.num_classes=3; leave it out"),
         (
             (*WORDS, "+dataset.augment.flip=true"),

@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config.datasets import TargetDataset
-from expt.config.tasks import Classification
 from expt.data import own_dataset
 from expt.data.checks import are_images
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.mixing import Mixing
 from expt.errors import DataError
+from expt.tasks.classification import Config as Classification
 
 CPU = torch.device("cpu")
 PIXELS = torch.arange(8 * 2 * 3 * 3.0).view(8, 2, 3, 3) / 144

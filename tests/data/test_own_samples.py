@@ -14,13 +14,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from expt.config.datasets import TargetDataset
-from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import own_dataset
 from expt.data.alike import structure_of
 from expt.data.checks import mixing_of
 from expt.data.loading import LoaderOptions
 from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
+from expt.tasks.classification import Config as Classification
+from expt.tasks.multilabel import Config as Multilabel
+from expt.tasks.regression import Config as Regression
 
 FILES: dict[str, Any] = {}
 MULTILABEL, REGRESSION = (
@@ -106,7 +108,7 @@ class Stream(IterableDataset[Any]):
 
 def batches(name: str, kind: str, num_workers: int = 0, **settings: Any) -> list[Any]:
     config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, **settings)
-    source = own_dataset.source(config, num_workers)
+    source = own_dataset.source(config, num_workers, Classification())
     return list(source.train.load(torch.arange(8), OPTIONS).epoch(1))
 
 

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import Dataset
 
 from expt.config import datasets
-from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import table
 from expt.data.build import Data, build
 from expt.data.fingerprint import of_data
@@ -22,8 +21,11 @@ from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
 from expt.inference.table_rows import Features
 from expt.runs import resume
-from expt.tasks.build import build as build_task
+from expt.tasks.classification import Config as Classification
+from expt.tasks.multilabel import Config as Multilabel
+from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
+from expt.tasks.task import Facts
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -399,7 +401,7 @@ def measured(
     task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0
 ) -> dict[str, float]:
     """Its metrics, counted over batches of unequal sizes."""
-    made = build_task(task, target_origin=origin)
+    made = task.build(Facts(target_origin=origin))
     sums = Sums(made, CPU)
     for out, target in zip(outputs.split(7), targets.split(7), strict=True):
         batch = Batch(None, target, len(target))

@@ -22,6 +22,7 @@ from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.language_model import LanguageModel
 from expt.tasks.multilabel import Multilabel
+from expt.tasks.regression import Config as RegressionConfig
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
@@ -167,7 +168,8 @@ def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
 def test_the_diabetes_are_scikit_learns() -> None:
     settings: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "test_fraction": 0.2}
     rows = load_table(
-        Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings), None
+        Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings),
+        RegressionConfig(name="regression", loss="mse"),
     )
     table = datasets.load_diabetes(scaled=False)
     assert list(rows.feature_names) == table.feature_names
