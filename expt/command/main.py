@@ -43,6 +43,7 @@ from expt.command.own_conf import (
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
+from expt.dashboards.sending import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.job import Job, Options
@@ -51,7 +52,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
 from expt.runs.typed import quoted
-from expt.tracking.sending import Sending
 
 
 @machine.not_world_writable()

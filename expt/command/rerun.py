@@ -18,6 +18,7 @@ from expt.config import main_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
+from expt.dashboards.sending import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
@@ -26,7 +27,6 @@ from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any, results
-from expt.tracking.sending import Sending
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""

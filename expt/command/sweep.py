@@ -191,7 +191,7 @@ class Multirun:
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
-        Raises ConfigError as expt.tracking.sending does.
+        Raises ConfigError as expt.dashboards.sending does.
         """
         if run.job.request is not None and not (self.is_dry_run or self.is_preflight):
             self._task.sending.follow(run.job.request.config, self.folder)

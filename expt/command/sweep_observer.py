@@ -13,11 +13,11 @@ from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import is_heard, use_config
 from expt.command.sweep_display import SweepDisplay
 from expt.config.identity import hyperparameters, shown
+from expt.dashboards.hparams import add_failure
 from expt.errors import ExptError, FolderInUse, warn
 from expt.launch.job import Job, Observer, request_of
 from expt.runs.attempt import record_refusal
 from expt.runs.result import FAILED, Record
-from expt.tensorboard.hparams import add_failure
 
 
 class SweepObserver(Observer):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from expt.config import trackers
 from expt.config.datasets import has_rows
 from expt.config.groups import (
     SGD,
@@ -21,7 +22,6 @@ from expt.config.groups import (
 )
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
-from expt.config.trackers import of_trackers
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_batch(config),
         *of_task(config),
         *_schedule(config),
-        *of_trackers(config),
+        *trackers.problems(config.mlflow, config.secrets),
     ]
 
 

@@ -81,7 +81,7 @@ class RunPaths:
     @property
     def sent(self) -> Path:
         """The folder of what other dashboards have of the run, a file for each; see
-        expt.tracking.cursor.
+        expt.dashboards.cursor.
         """
         return self.folder / ".sent"
 

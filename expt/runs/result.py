@@ -186,6 +186,8 @@ class Record(Provenance, total=False):
     devices: list[str]
     master_port: int | None
     data: dict[str, Any]
+    compared: str
+    """What sharding or a custom optimizer was compared on, see expt.worker.comparison."""
     steps_per_epoch: int
     total_steps: int
     steps: int

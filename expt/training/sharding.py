@@ -1,54 +1,68 @@
-"""A model whose parameters, gradients and optimiser states are shared out among workers: torch's
-`fully_shard`.
+"""A model whose parameters, gradients and optimizer states are sharded by torch's `fully_shard`.
 
-Its parameters are DTensors, of which each worker holds a part [rows of the first dimension]. A part
-of the model, a unit, is gathered for its forward and its backward pass, and dropped again. So each
-forward pass is a collective."""
+Parameters are DTensors, of which each worker holds a shard (rows of the first dimension). A unit of
+the model is gathered for its forward and its backward pass and resharded after it, so each forward
+pass is a collective."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
-from expt.training import batch_norm
+from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker, max_across_workers, sum_across_workers
 
-Fill = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""From some parameters or buffers of a model to what they are to hold, on the worker's device."""
 LEAST_SHARE = 0.02
-"""Of a model's numbers: what a layer outside of all blocks has at least to be a unit by itself."""
+"""Share of a model's numbers from which a layer outside of all blocks is a unit by itself."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether `tensor` is a DTensor, without importing that class."""
+    return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this worker holds of it: all, unless it is sharded."""
+    """Return what this worker holds of `tensor`: all of it unless it is sharded."""
     part: Any = tensor
     return cast(Tensor, part.to_local()) if is_sharded(tensor) else tensor
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, which is asked without importing that."""
-    return hasattr(tensor, "to_local")
-
-
 def whole(tensor: Tensor) -> Tensor:
-    """All of it on every worker: where it is sharded, a collective."""
+    """Return all of `tensor`; a collective if it is sharded."""
     part: Any = tensor
     return cast(Tensor, part.full_tensor()) if is_sharded(tensor) else tensor
 
 
+def shard_as(parameter: Tensor, full: Tensor) -> Tensor:
+    """Return this worker's shard of `full`, placed as `parameter` is; `full` if that is whole."""
+    if not is_sharded(parameter):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    pattern: Any = parameter
+    return distribute_tensor(
+        full.to(local(parameter).device),
+        pattern.device_mesh,
+        pattern.placements,
+        src_data_rank=None,
+    )
+
+
 def sum_over_shards(values: Tensor, shards: int, world_size: int) -> Tensor:
-    """The sum of `values` of each worker's part of a model that is cut into so many; a collective."""
-    return sum_across_workers(values) / (world_size // shards)  # replicas of a part say the same
+    """Return the sum of each shard's `values`; a collective."""
+    return sum_across_workers(values) / (world_size // shards)  # replicas have the same shard
 
 
 def shard(
@@ -57,18 +71,17 @@ def shard(
     *,
     shards: int,
     units: Sequence[nn.Module],
-    values: Fill,
     reshard_after_forward: bool,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> None:
-    """Cut `module` into so many parts, one for each worker of a group of neighbours; the groups are
-    replicas.
+    """Shard `module` over groups of `shards` neighboring workers; the groups are replicas.
 
-    `units` are gathered one at a time; what is in none of them is gathered with the whole. `values`
-    gives what each of its tensors is to hold: for a unit's parameters just before that is cut, so
-    that no worker has all of them. In `param_dtype` they travel and compute, in `reduce_dtype`
-    their gradients are averaged; None is that of the parameters."""
+    All workers get rank 0's parameters and buffers; on the others they may be meta tensors.
+    `units` are gathered one at a time, the rest with the root. Each unit is filled just before it
+    is sharded, so that no device ever has the whole model. Parameters travel and compute in
+    `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own. Attributes
+    of parameters, such as `weight.no_decay = True`, are handed on to their shards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -78,66 +91,60 @@ def shard(
     )
     mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    _fill_buffers(module, values)
-    for unit in units:
-        _fill_parameters(unit, values)
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    _fill_parameters(module, values)
-    # What the whole has beside its units is needed again at once, at the start of the backward
-    # pass.
-    fully_shard(
-        module,
-        mesh=mesh,
-        mp_policy=policy,
-        reshard_after_forward=None if reshard_after_forward else False,
-    )
+    attributes = {name: dict(vars(one)) for name, one in module.named_parameters()}
+    _fill(module, list(module.buffers()), worker)
+    for unit in [*units, module]:
+        _fill(unit, [one for one in unit.parameters() if not is_sharded(one)], worker)
+        # The root's own parameters are needed again at once, at the start of the backward pass.
+        after = None if unit is module and reshard_after_forward else reshard_after_forward
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=after)
     if worker.device.type == "cpu":
         for part in units_of(module).values():
             part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
+    for name, parameter in module.named_parameters():
+        for key, value in attributes[name].items():
+            alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            vars(parameter)[key] = shard_as(parameter, value) if alike else value
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
+    """Give these parameters or buffers of `module` rank 0's values on the device; a collective."""
+    full = [
+        torch.empty(one.shape, dtype=one.dtype, device=worker.device)
+        if worker.rank or one.is_meta
+        else one.detach().to(worker.device).contiguous()
+        for one in tensors
+    ]
+    collectives.broadcast(full)
+    replaced = dict[Tensor, Tensor]()  # of meta tensors, which take no data of another device
+    for one, values in zip(tensors, full, strict=True):
+        if not one.is_meta:
+            one.data = values
+        elif isinstance(one, nn.Parameter):
+            replaced[one] = nn.Parameter(values, requires_grad=one.requires_grad)
+        else:
+            replaced[one] = values
+    for part in module.modules():
+        own = (
+            *part.named_parameters(recurse=False, remove_duplicate=False),
+            *part.named_buffers(recurse=False, remove_duplicate=False),
+        )
+        for name, one in own:
+            if one in replaced:
+                setattr(part, name, replaced[one])
 
 
 def units_of(module: nn.Module) -> dict[str, Any]:
-    """By their names the parts of a sharded `module` that are gathered at a time, and itself."""
+    """Return the units of a sharded `module` by name, itself included."""
     from torch.distributed.fsdp import FSDPModule
 
     return {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
 
 
 @torch.no_grad()
-def _fill_parameters(module: nn.Module, values: Fill) -> None:
-    """Give those that are not sharded yet their values; what modules share they share after it."""
-    wanted = [parameter for parameter in module.parameters() if not is_sharded(parameter)]
-    full = values([parameter.detach() for parameter in wanted])
-    filled = {
-        parameter: nn.Parameter(tensor.contiguous(), requires_grad=parameter.requires_grad)
-        for parameter, tensor in zip(wanted, full, strict=True)
-    }
-    for part in module.modules():
-        for name, parameter in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
-            if parameter in filled:
-                setattr(part, name, filled[parameter])
-
-
-def _fill_buffers(module: nn.Module, values: Fill) -> None:
-    """Give all buffers inside `module`, which stay the tensors that they are, their values."""
-    buffers = list(module.buffers())
-    for buffer, tensor in zip(buffers, values(buffers), strict=True):
-        buffer.data = tensor
-
-
-def spread_as(parameter: Tensor) -> Callable[[Tensor], Tensor]:
-    """What gives this worker's part of a whole tensor, shared out as `parameter` is."""
-    from torch.distributed.tensor import distribute_tensor
-
-    of: Any = parameter
-    return lambda whole: distribute_tensor(
-        whole.to(local(parameter).device), of.device_mesh, of.placements, src_data_rank=None
-    )
-
-
-@torch.no_grad()
-def copy_shares(source: nn.Module, target: nn.Module) -> None:
-    """Let `target` hold what this worker has of `source`, a model of the same making."""
+def copy_shards(source: nn.Module, target: nn.Module) -> None:
+    """Copy this worker's shards and buffers from `source` to `target`, a model sharded alike."""
     pairs = zip(
         itertools.chain(source.parameters(), source.buffers()),
         itertools.chain(target.parameters(), target.buffers()),
@@ -147,23 +154,32 @@ def copy_shares(source: nn.Module, target: nn.Module) -> None:
         local(other).copy_(local(mine))
 
 
-def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
-    """What of `module` is gathered at a time, the innermost first.
+def outline(module: nn.Module) -> nn.Module:
+    """Return a copy of `module`, which is not sharded yet, with meta parameters."""
+    empty = {
+        id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        for one in module.parameters()
+    }
+    return copy.deepcopy(module, cast("dict[int, Any]", empty))
 
-    "auto" is its blocks, and layers beside them, or of a model without blocks, that have a good
-    part of its numbers. A number is the least that a unit has. Regular expressions match whole
-    names of modules. Raises ConfigError for one that matches none, or what can be no unit."""
+
+def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
+    """Return the modules of `module` that are gathered one at a time, the innermost first.
+
+    "auto" takes its blocks, and layers outside of them that have a good part of its numbers. A
+    number is the least that a unit has. Regular expressions match whole names of modules. Raises
+    ConfigError for one that matches none, or a module that can be no unit."""
     if isinstance(wrap, str):
         chosen = _blocks_and_large_layers(module)
     elif isinstance(wrap, int):
-        chosen = _of_size(module, wrap)
+        chosen = _with_size(module, wrap)
     else:
-        chosen = _matched(module, wrap)
+        chosen = _matching(module, wrap)
     return [chosen[name] for name in sorted(chosen, key=lambda name: -name.count("."))]
 
 
 def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
-    """Of each of `units`, as from `choose_units`, what is gathered with it; in the model's order."""
+    """Return the parameters gathered with each unit, in the model's order."""
     taken = set[nn.Parameter]()
     own: dict[nn.Module, list[nn.Parameter]] = {}
     for unit in units:
@@ -173,60 +189,45 @@ def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[n
 
 
 def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What param_dtype=auto means where `dtype` is that of mixed precision; None is that of the
-    parameters.
-    """
-    return (
-        None if batch_norm.is_in(module) else dtype
-    )  # its statistics are float32, and it takes no others beside them
+    """Return what param_dtype=auto means where mixed precision computes in `dtype`.
+
+    None, the parameters' own, for a model with batch norms: their statistics are float32."""
+    return None if batch_norm.is_in(module) else dtype
 
 
 def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
     chosen = blocks(module)
     least = LEAST_SHARE * _size(module)
+    within_blocks = tuple(f"{name}." for name in chosen)
     for name, layer in module.named_modules():
-        inside = any(name.startswith(f"{block}.") for block in chosen)
-        if (
-            name
-            and not inside
-            and name not in chosen
-            and _is_layer(layer)
-            and _size(layer) >= least
-        ):
+        is_layer = next(layer.children(), None) is None
+        if name and is_layer and not name.startswith(within_blocks) and _size(layer) >= least:
             chosen[name] = layer
-    within_attention = {
+    # Attention computes with the weights of its layers by itself.
+    within_attention = tuple(
         f"{name}."
         for name, part in module.named_modules()
         if isinstance(part, nn.MultiheadAttention)
-    }
+    )
     return {
         name: unit
         for name, unit in chosen.items()
-        if not _shared_name(module, name)
-        and not name.startswith(tuple(within_attention))  # computes by itself
+        if not _shared_name(module, name) and not name.startswith(within_attention)
     }
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return next(module.children(), None) is None
-
-
-def _of_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
+def _with_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     chosen: dict[str, nn.Module] = {}
 
     def rest(name: str, part: nn.Module) -> int:
-        """The numbers of `part` that are in no unit."""
-        own = sum(parameter.numel() for parameter in part.parameters(recurse=False))
-        below = sum(
+        """Choose within `part`; return its numbers that are in no unit."""
+        size = sum(parameter.numel() for parameter in part.parameters(recurse=False))
+        size += sum(
             rest(f"{name}.{child}".lstrip("."), module) for child, module in part.named_children()
         )
-        if (
-            own + below < least
-            or not name
-            or isinstance(part, CONTAINERS)
-            or _shared_name(module, name)
-        ):
-            return own + below
+        can_be = name and not isinstance(part, CONTAINERS) and not _shared_name(module, name)
+        if size < least or not can_be:
+            return size
         chosen[name] = part
         return 0
 
@@ -239,25 +240,21 @@ def _of_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     return chosen
 
 
-def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     named = {name: part for name, part in module.named_modules() if name and _size(part)}
     chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
         where = f"sharding.wrap=[{pattern}]"
         found = [name for name in named if re.fullmatch(pattern, name)]
         if not found:
-            shown = ", ".join([*named][:4])
-            hint = (
-                did_you_mean(pattern.replace("\\", ""), named)
-                or f" There are {len(named)}, such as {shown}."
-            )
+            hint = did_you_mean(pattern.replace("\\", ""), named)
+            hint = hint or f" There are {len(named)}, such as {', '.join([*named][:4])}."
             raise ConfigError(f"{where}: is the name of no module with parameters.{hint}")
         for name in found:
             if isinstance(named[name], CONTAINERS):
-                kind = type(named[name]).__name__
                 raise ConfigError(
-                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\.[^.]+' for"
-                    " its elements"
+                    f"{where}: {name} is a {type(named[name]).__name__}, which is never called; use"
+                    f" '{name}\\.[^.]+' for its elements"
                 )
             if shared := _shared_name(module, name):
                 raise ConfigError(
@@ -269,7 +266,7 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
 
 
 def _shared_name(module: nn.Module, unit: str) -> str | None:
-    """The name of a parameter inside `unit` that is outside of it too."""
+    """Return the name of a parameter in `unit` that is outside of it, too."""
     inside = set(module.get_submodule(unit).parameters())
     named = module.named_parameters(remove_duplicate=False)
     return next(
@@ -283,9 +280,7 @@ def _size(module: nn.Module) -> int:
 
 @contextlib.contextmanager
 def without_reduction(module: Any) -> Iterator[None]:
-    """Within it gradients are added up where they are, whole, and wait for a backward pass outside
-    of it.
-    """
+    """Add up whole gradients until a backward pass outside of this context."""
     module.set_requires_gradient_sync(False)
     try:
         yield
@@ -296,11 +291,9 @@ def without_reduction(module: Any) -> Iterator[None]:
 def in_step(
     batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
 ) -> Iterator[Batch]:
-    """The batches of this worker's evaluation of `module`, and weightless ones until no other
-    worker has any more.
+    """Yield this worker's batches of an evaluation, then weightless ones until all workers end.
 
-    `blank` gives a batch of so many samples.
-    """
+    `blank` gives a batch of that many samples."""
     iterator = iter(batches)
     try:
         while True:
@@ -309,18 +302,58 @@ def in_step(
                 return
             yield blank(1)._replace(weightless=True) if batch is None else batch
     finally:
-        part: Any
-        for part in module.modules():
-            if hasattr(part, "reshard"):
-                part.reshard()  # what a backward pass would have done
+        for part in units_of(module).values():
+            part.reshard()  # as a backward pass would have done
 
 
-def outline(module: nn.Module) -> nn.Module:
-    """A copy of `module`, which is not sharded yet, whose parameters have no values and take no
-    memory.
-    """
-    empty = {
-        id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
-        for one in module.parameters()
-    }
-    return copy.deepcopy(module, cast("dict[int, Any]", empty))
+class Unused:
+    """Which parameters of a sharded model each step uses, on one worker.
+
+    A mixture of experts may use a parameter on some workers only. FSDP averages the gradients that
+    there are, so a worker without one gives zeros; a parameter that no worker has used has no
+    gradient, as with DistributedDataParallel."""
+
+    def __init__(self, module: nn.Module, device: torch.device, *, compiled: bool) -> None:
+        self._device = device
+        self._parameters = {
+            name: one for name, one in module.named_parameters() if one.requires_grad
+        }
+        self._used, self._watched = set[str](), set[str]()
+        self._gives_zeros = hasattr(module, "set_reduce_scatter_unused_params")  # since torch 2.14
+        for name, unit in units_of(module).items():
+            if self._gives_zeros:
+                unit.set_reduce_scatter_unused_params(True, recurse=False)
+            watch = functools.partial(self._watch, name)
+            unit.register_forward_pre_hook(torch.compiler.disable(watch) if compiled else watch)
+
+    def _watch(self, prefix: str, unit: nn.Module, _: Any) -> None:
+        """Note when a parameter that `unit` has gathered, one tensor for good, gets a gradient."""
+        for name, parameter in unit.named_parameters(prefix):
+            if name in self._parameters and name not in self._watched and not is_sharded(parameter):
+                self._watched.add(name)
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: self._used.add(name)
+                )
+
+    @torch.no_grad()
+    def drop(self) -> None:
+        """Drop gradients of parameters that no worker has used since the last call; a collective.
+
+        Raises ConfigError where some workers used one, and torch is too old to give zeros."""
+        used = [name in self._used for name in self._parameters]
+        self._used.clear()
+        by_any = torch.tensor(used, dtype=torch.float32, device=self._device)
+        dist.all_reduce(by_any, dist.ReduceOp.MAX)
+        if all(used):  # so that nobody waits for the device
+            return
+        for (name, parameter), here, anywhere in zip(
+            self._parameters.items(), used, by_any.tolist(), strict=True
+        ):
+            if not anywhere:
+                parameter.grad = None
+            elif not here and not self._gives_zeros:
+                raise ConfigError(
+                    f"the parameter {name} was used by some workers only in a step, which torch"
+                    f" {torch.__version__} cannot do when sharded; use a newer torch, or"
+                    " strategy=ddp with ddp.find_unused_parameters=true"
+                )

@@ -14,6 +14,8 @@ from expt.config import constraints, datasets
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone, metrics_of
+from expt.dashboards.events import Writer, writer
+from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
@@ -27,8 +29,6 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
-from expt.tensorboard.dashboard import Dashboard
-from expt.tensorboard.events import Writer, writer
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
@@ -36,14 +36,14 @@ from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
+from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
-from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
+from expt.training.sharding import outline as outline_of
 from expt.worker import parallel as parallel_build
 from expt.worker import sharding
 from expt.worker.first_output import check_first_output, check_metrics
-from expt.worker.optimizer import build_optimizer
 from expt.worker.pictures import build_pictures
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
@@ -90,14 +90,24 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
     )
 
 
-def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True) -> Learner:
-    """The model on `worker`'s device, and all that trains it; without `fetch` no published weights
-    are taken.
+def build_learner(
+    config: RunConfig,
+    data: Data,
+    worker: Worker,
+    *,
+    fetch: bool = True,
+    averages: bool = True,
+) -> Learner:
+    """Build the model on `worker`'s device, and all that trains it.
+
+    Without `fetch` no published weights are loaded. Without `averages` gradients of a model that is
+    not sharded stay each worker's own, as a comparison needs them.
     """
     info = data.info
-    module, values = _build_module(config, data, worker, fetch)
+    module = _build_module(config, data, worker, fetch)
     memory = parallel_build.build_shared_memory(config, module, worker)
-    parallel_build.refuse_uneven_last_batch(config, data.train.size)
+    if averages:
+        parallel_build.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
     average_statistics = parallel_build.with_buffers(config, module, average_statistics)
     if config.onednn and worker.device.type == "cpu":
@@ -107,13 +117,19 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
     precision = _precision(config, worker, module)
-    outline = sharding.outline(config, module)
-    ema = sharding.shard(config, module, worker, precision, values) if values else None
-    optimizer = build_optimizer(config, module, worker)
+    outline = outline_of(module) if config.is_sharded and config.callbacks else None
+    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    if config.offload and worker.device.type == "cuda":  # on the CPU they are there
+        offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    parallel, all_reduce_s = parallel_build.parallelise(
-        module, config, worker, memory, precision=precision, parts=bool(phases)
+    parallel, all_reduce_s = (
+        parallel_build.parallelise(
+            module, config, worker, memory, precision=precision, parts=bool(phases)
+        )
+        if averages
+        else (module, lambda _: None)
     )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
@@ -155,24 +171,25 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     return learner
 
 
-def _build_module(
-    config: RunConfig, data: Data, worker: Worker, fetch: bool
-) -> tuple[nn.Module, Values | None]:
-    """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which
-    are still empty.
-    """
+def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
+    """Return what builds the model on the CPU."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     shapes = model_build.offered(config, data.info.shapes)
-    make = functools.partial(
+    return functools.partial(
         model_build.build, config.model, config.init, shapes, example, fetch=fetch
     )
-    if config.is_sharded:  # no worker is to have the whole on its device
-        module, values = sharding.build_late(config, make)
+
+
+def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> nn.Module:
+    """Build the model on `worker`'s device, or where it is to be sharded as sharding.build does."""
+    make = module_maker(config, data, fetch=fetch)
+    if config.is_sharded:  # no device is to have the whole
+        module = sharding.build(make, worker)
     else:
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        module, values = make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
+        module = make().to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     freeze(module, config.freeze)
-    return module, values
+    return module
 
 
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:

@@ -12,6 +12,9 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
+from expt.dashboards.events import Writer
+from expt.dashboards.pictures import Review
+from expt.dashboards.run_pictures import RunPictures
 from expt.data import evaluation as evaluation_data
 from expt.data.evaluation import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
@@ -23,9 +26,6 @@ from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.averages import Averages
 from expt.tasks.task import Facts, Task
-from expt.tensorboard.events import Writer
-from expt.tensorboard.mistakes import Review
-from expt.tensorboard.run_pictures import RunPictures
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of

@@ -35,7 +35,7 @@ def carry_out(
     """Train and evaluate on the first batches, and leave what that took in result.json; returns
     "completed".
     """
-    run = Run(config, paths, worker, typed_at=typed_at, beat=beat)
+    run = Run(config, paths, worker, typed_at=typed_at, beat=beat, compares=False)
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)
     eval_s = _evaluation(run, preflight.steps)

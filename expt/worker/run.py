@@ -29,6 +29,7 @@ from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
 from expt.worker import (
     build,
+    comparison,
     divergence,
     fault,
     first_weights,
@@ -63,10 +64,12 @@ class Run:
         beat: Callable[[], None],
         until_epoch: int | None = None,
         goes_on: bool = False,
+        compares: bool = True,
     ) -> None:
         """With `until_epoch` it pauses after that epoch, unless it ends before.
 
-        One that `goes_on` has a checkpoint.
+        One that `goes_on` has a checkpoint. Unless it `compares`, see worker/comparison, that is
+        left out.
         """
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
         self.until_epoch = math.inf if until_epoch is None else until_epoch
@@ -78,6 +81,7 @@ class Run:
                 "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"
             )
         beat()
+        self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
         self.learner = build.build_learner(config, self.data, worker, fetch=not goes_on)
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
@@ -185,7 +189,8 @@ class Run:
         self.record = Record(
             self.paths, position, self.history, self.observer, writes=worker.rank == 0
         )
-        self.record.begin(**position.length, data=self.data.info.told)
+        compared = {"compared": self.compared} if self.compared else {}
+        self.record.begin(**position.length, data=self.data.info.told, **compared)
         self.beat()
 
     def _train_epoch(self) -> bool:

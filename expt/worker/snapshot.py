@@ -104,6 +104,14 @@ class Snapshot:
         )
         return found
 
+    def spread(self, state: State | None) -> State:
+        """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
+        if self.learner.shards == 1:
+            return collectives.from_rank_0(state, self.worker.device)
+        patterns = self._patterns(self.learner.optimizer)
+        found: State = scattered(state, patterns.get, self.worker.device)
+        return found
+
     def _patterns(self, optimizer: Optimizer) -> _Slots:
         """The tensors that are sharded, by where a state with `optimizer`'s has them, or others of
         their shape.

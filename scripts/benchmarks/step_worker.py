@@ -26,10 +26,10 @@ from expt.command import conf_files
 from expt.command import overrides as overrides_module
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
+from expt.dashboards.events import Writer
 from expt.data.loading import Batch
 from expt.runs import checkpoint
 from expt.tasks.sums import Sums
-from expt.tensorboard.events import Writer
 from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch

@@ -8,22 +8,18 @@ import pytest
 
 from expt.command import send
 from expt.errors import ConfigError, ExptError
-from tests.tracking.folders import measure, record
+from tests.dashboards.folders import measure, record
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["run", "--to", "mlflo"], "--to mlflo: not one of mlflow, wandb. Did you mean 'mlflow'?"),
-        (
-            ["run", "--to", "mlflow", "--tracking-uri", "localhost:1"],
-            "--tracking-uri=localhost:1: has no scheme",
-        ),
-        (["other"], "these 1 runs name no dashboard; say which, as in --to mlflow"),
+        (["run", "--to", "mlflo"], "--to: invalid choice: 'mlflo'"),
+        (["other"], "these 1 runs name no dashboard"),
         (["empty", "--to", "wandb"], "empty: holds no run to send"),
         (
             ["other", "--to", "wandb", "--checkpoints"],
-            "--checkpoints: sends single files, and other has a checkpoint in",
+            "--checkpoints: other has a checkpoint in parts",
         ),
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],
@@ -44,25 +40,13 @@ def test_what_cannot_be_sent(
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send, "is_installed", lambda name: False)
     record(tmp_path / "run")
-    with pytest.raises(ConfigError, match="needs the package mlflow; pip install"):
+    with pytest.raises(ConfigError, match="needs mlflow; pip install"):
         send.main([str(tmp_path)])
 
 
-def test_a_dashboard_that_is_not_reached_is_an_error_after_a_few_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(_: object) -> None:
-        tries.append(1)
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    tries: list[int] = []
-    monkeypatch.setattr(send, "is_installed", lambda name: True)
-    monkeypatch.setattr(send, "PAUSE_S", 0.0)
-    monkeypatch.setattr("expt.tracking.sender._tracker", gone)
+def test_a_dashboard_that_is_not_reached_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", exc_type=ImportError)
     measure(record(tmp_path / "run", status="completed"), 1)
-    with pytest.raises(
-        ExptError, match="mlflow: Connection refused; type it again later, nothing is sent twice"
-    ) as raised:
-        send.main([str(tmp_path)])
+    with pytest.raises(ExptError, match="mlflow: .*refused") as raised:
+        send.main([str(tmp_path), "--to", "mlflow", "--tracking-uri", "http://127.0.0.1:9"])
     assert raised.value.exit_code == 1
-    assert len(tries) == send.TRIES

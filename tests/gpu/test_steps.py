@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from expt.config.parse import parse
+from expt.dashboards.layers import LayerValues
+from expt.dashboards.pictures import Review
 from expt.data.loading import Batch
 from expt.machine import detect
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
-from expt.tensorboard.layers import LayerValues
-from expt.tensorboard.mistakes import Review
 from expt.training.collectives import Worker
 from expt.training.loop import train_epoch
 from expt.worker import build

@@ -21,8 +21,8 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from expt.config.identity import hyperparameters
+from expt.dashboards.hparams import Value, columns
 from expt.errors import RunFailed
-from expt.tensorboard.hparams import Value, columns
 from tests.conftest import Trained
 
 SUCCESS, FAILURE = 1, 2

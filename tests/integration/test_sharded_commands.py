@@ -170,25 +170,17 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     ok(*words, *alone, cwd=tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_an_optimizer_that_fails_on_one_worker_is_refused_at_once(
-    size: int, tmp_path: Path
+def test_a_run_that_would_train_to_other_weights_ends_before_its_first_epoch(
+    tmp_path: Path,
 ) -> None:
-    own = "optimizer={_target_: tests.worker.test_optimizer.Largest}"
-    one_row = ("task=regression", "dataset=diabetes", "model.hidden=[8]")
-    done = run(
-        *one_row,
-        own,
-        "strategy=fsdp",
-        f"world_size={size}",
-        "threads=1",
-        "timeout_s=60",
-        cwd=tmp_path,
-    )
+    listed = ("~model", "+model._target_=tests.worker.odd_models.Listed")
+    done = run(*listed, *SHARDED, "dataset=digits", "hydra.run.dir=refused", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(
-        "error: optimizer._target_=tests.worker.test_optimizer.Largest: fails where each "
-    )
-    assert "some have none" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: strategy=fsdp: the gradient of first.weight differs")
+    assert line.endswith("use strategy=ddp")
+    scalar = ("~model", "+model._target_=tests.worker.odd_models.WithParameter")
+    done = run(*scalar, "+model.kind=scalar", *SHARDED, "hydra.run.dir=fails", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "fully_shard doesn't support scalar parameters" in done.stderr
+    assert not RunPaths(tmp_path / "refused").last.exists()

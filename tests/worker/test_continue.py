@@ -12,10 +12,10 @@ from tensorboard.plugins.hparams import metadata
 import expt
 from expt.command.rerun import NOT_REPEATED
 from expt.config.identity import Content
+from expt.dashboards import events
 from expt.runs import checkpoint, resume
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.tensorboard import events
 from tests.conftest import Configured, RunFolder
 from tests.conftest import Trained as TrainInWorkers
 from tests.integration.test_resume import _kill_at, _same

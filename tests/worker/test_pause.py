@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from expt.config.identity import Content
+from expt.dashboards import events
 from expt.runs import checkpoint, resume
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.tensorboard import events
 from expt.training.collectives import Worker
 from expt.training.observer import Observer
 from expt.worker.run import Run

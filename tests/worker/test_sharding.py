@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from expt.config.schema import RunConfig
+from expt.dashboards.events import read_events
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, checkpoint_file, parts, resume, tags
 from expt.runs.paths import RunPaths
-from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder
 from tests.worker.conftest import ALONE
+from tests.worker.odd_models import OddMemory
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
@@ -150,21 +151,6 @@ def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Configs, tmp_path:
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
 
 
-class OddMemory(nn.Module):
-    """With a buffer that is an expanded view, and a parameter that is a slice of a larger tensor."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.scale: torch.Tensor
-        self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
-        self.weight = nn.Parameter(
-            torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64]
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
-
-
 class PlainMemory(OddMemory):
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -254,8 +240,10 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
         if begun is not None:
             resume.cut_back(begun, RunPaths(folder))
         together(
-            tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b)
-        )  # type: ignore[misc]
+            tmp_path,
+            size,
+            lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b),  # type: ignore[misc]
+        )
         source = RunPaths(folder).last
     config = configs("ddp", 1, *settings, f"epochs={len(stretches)}")
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))

@@ -15,14 +15,11 @@ from torch.nn import functional
 
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch
 from expt.runs import checkpoint, lineage, resume
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker
-from expt.training.sharding import whole
 from expt.worker import random_state
 from expt.worker.build import build_data, build_learner
 from tests.conftest import RunFolder
@@ -176,48 +173,6 @@ def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(
         assert bool(group["fused"]) == (strategy == "ddp"), name
         assert bool(group["foreach"]) == (strategy == "fsdp"), name
     assert apart(tmp_path / "fork", tmp_path / "3") < 1e-5
-
-
-class Penalised(Task):
-    """Cross-entropy, and the squared norms of the weights for each sample."""
-
-    def forward(self, model: Any, batch: Batch) -> Tensor:
-        self.weights = [*model.parameters()]
-        outputs: Tensor = model(batch.inputs)
-        return outputs
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        norms = [parameter.norm() for parameter in self.weights]
-        penalty = sum(whole(norm).square() for norm in norms)
-        assert batch.inputs.any(), "no loss is made of what is no sample"
-        of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
-        return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
-
-
-def test_a_penalty_on_the_weights_is_that_of_ddp_where_workers_have_unequal_numbers_of_samples(
-    configs: Configs, tmp_path: Path
-) -> None:
-    words = (
-        "model=mlp",
-        "model.hidden=[8]",
-        f"task={{_target_: {__name__}.Penalised}}",
-        "epochs=2",
-        "log_every=1",
-    )
-    # One worker has none of the last batch, nor of the one that is held out.
-    lone = (
-        "dataset.train_limit=33",
-        "batch_size=16",
-        "drop_last=false",
-        "dataset.val_fraction=0.0007",
-    )
-    runs = {strategy: configs(strategy, 2, *words, *lone) for strategy in ("ddp", "fsdp")}
-    together(
-        tmp_path,
-        2,
-        lambda worker: [trained(tmp_path / name, each, worker) for name, each in runs.items()],
-    )
-    assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
 
 
 BIAS, MEAN = "6.bias", "7.running_mean"

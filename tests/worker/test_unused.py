@@ -15,8 +15,10 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training import unused
+from expt.training import sharding
 from expt.training.collectives import Worker
+from expt.worker import comparison
+from tests.worker.odd_models import Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
 FIND = "ddp.find_unused_parameters=true"
@@ -28,60 +30,6 @@ SHORT = (
     "optimizer=adamw",
     "optimizer.lr=0.02",
 )
-
-
-class Experts(nn.Module):
-    """Each sample goes to one of them; of the last nobody ever makes use."""
-
-    def __init__(self, width: int, number: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, number)
-        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(number))
-
-    def forward(self, inside: Tensor) -> Tensor:
-        """As [B, width]."""
-        shares = self.gate(inside)[:, :-1].softmax(-1)
-        chosen = shares.argmax(-1)
-        for number, expert in enumerate(self.experts):
-            if len(rows := (chosen == number).nonzero()[:, 0]):
-                inside = inside.index_add(
-                    0, rows, expert(inside[rows]) * shares[rows, number, None]
-                )
-        return inside
-
-
-class Mixture(nn.Module):
-    """Two blocks of experts."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
-        self.blocks = nn.ModuleList(Experts(width, 3) for _ in range(2))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, 10]."""
-        inside = self.first(images.flatten(1))
-        for block in self.blocks:
-            inside = block(inside)
-        return self.last(inside)  # type: ignore[no-any-return]
-
-
-class Centred(nn.Module):
-    """What it takes off is a running mean, in training as in evaluations."""
-
-    mean: Tensor
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(64))
-        self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, 10]."""
-        flat = images.flatten(1)
-        if self.training:
-            self.mean.mul_(0.9).add_(flat.detach().mean(0), alpha=0.1)
-        return self.head(self.body(flat - self.mean).relu())  # type: ignore[no-any-return]
 
 
 def of(model: type[nn.Module]) -> tuple[str, ...]:
@@ -128,7 +76,7 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
 ) -> None:
     """Not where all have used all, or nobody: that it can do."""
 
-    class Older(unused.Unused):
+    class Older(sharding.Unused):
         def drop(self) -> None:
             self._gives_zeros = False
             self._used = {
@@ -143,10 +91,11 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
         except (ConfigError, RuntimeError) as error:
             return str(error)
 
-    monkeypatch.setattr("expt.worker.sharding.Unused", Older)
+    monkeypatch.setattr(sharding, "Unused", Older)
+    monkeypatch.setattr(comparison, "compare", lambda *_: None)
     config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
     told, _ = together(tmp_path, 2, each)
-    assert told.startswith("the parameter body.weight was used by some workers alone in a step")
+    assert told.startswith("the parameter body.weight was used by some workers only in a step")
 
 
 def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(

@@ -1,0 +1,243 @@
+"""Pictures for TensorBoard, drawn with Pillow: images with captions, and a confusion matrix."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+import torch
+from torch import Tensor
+
+from expt.data.loading import Batch
+
+Bytes = npt.NDArray[np.uint8]
+
+WIDTH = 350
+"""Of TensorBoard's cards [pixels]: a picture of another width is stretched or shrunk there, with
+its text.
+"""
+_COLUMNS, _TILE, _GAP, _LINE = 4, 84, 3, 13
+_NAME = 96
+"""The longest name of a class [pixels]."""
+_DARK = (12, 44, 92)
+"""What a cell of 100 % is filled with, and what all text is written in."""
+MOST_CLASSES = 400
+"""A confusion matrix of more would be a picture of its own pixels."""
+_NAMED, _NUMBERED, _READABLE = 100, 20, 10
+
+
+class Picture(NamedTuple):
+    """A PNG."""
+
+    png: bytes
+    width: int
+    height: int
+
+
+def whole(image: Bytes) -> Picture:
+    """An image [H, W, C] of 1 or 3 channels, as it is."""
+    from PIL import Image  # late, as below
+
+    return _encoded(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image))
+
+
+def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
+    """Images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
+    from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for
+
+    images = images if images.shape[3] in (1, 3) else images[..., :1]
+    height, width = _fitted(*images.shape[1:3])
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    cell_width, cell_height = _TILE + _GAP, height + lines * _LINE + 8
+    rows = -(-len(images) // _COLUMNS)
+    mode = "L" if images.shape[3] == 1 else "RGB"
+    resampling = Image.Resampling.NEAREST if height >= images.shape[1] else Image.Resampling.BOX
+    canvas = Image.new(mode, (WIDTH, rows * cell_height), "white")
+    draw = ImageDraw.Draw(canvas)
+    for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        left, top = index % _COLUMNS * cell_width, index // _COLUMNS * cell_height
+        tile = Image.fromarray(image[..., 0] if mode == "L" else image)
+        canvas.paste(tile.resize((width, height), resampling), (left + (_TILE - width) // 2, top))
+        for line, text in enumerate(caption.split("\n")):
+            fitted = _shortened(text, _TILE, 10)
+            draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(10), fill="black")
+    return _encoded(canvas)
+
+
+def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Picture:
+    """Samples [true class, predicted class]; the darker, the larger its share of the true class."""
+    from PIL import Image, ImageDraw
+
+    classes = len(names)
+    size = 11 if classes <= _NUMBERED else 8
+    longest = max(int(_font(size).getlength(_shortened(name, _NAME, size))) for name in names)
+    margin = max(18, longest + 8) if classes <= _NAMED else 2
+    cell = _cell(classes, margin)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    shades = (np.sqrt(shares) * 255).astype(
+        np.uint8
+    )  # the root: what is confused now and then is to be seen
+    # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
+    width = max(WIDTH, margin + classes * cell + 2)
+    canvas = Image.new("L", (width, margin + classes * cell + 2 + _LINE), 0)
+    draw = ImageDraw.Draw(canvas)
+    matrix = Image.fromarray(shades).resize(
+        (classes * cell, classes * cell), Image.Resampling.NEAREST
+    )
+    canvas.paste(matrix, (margin, margin))
+    draw.rectangle(
+        (margin - 1, margin - 1, margin + classes * cell, margin + classes * cell), outline=60
+    )
+    draw.text(
+        (4, margin + classes * cell + 1), "rows: true, columns: predicted", font=_font(11), fill=255
+    )
+    if classes <= _NAMED:
+        _write_names(canvas, names, cell=cell, margin=margin, size=size, turned=longest > cell - 4)
+    if classes <= _NUMBERED:
+        font = _font(
+            next(
+                (
+                    size
+                    for size in (12, 11, 10, 9)
+                    if _font(size).getlength(str(counts.max())) < cell
+                ),
+                8,
+            )
+        )
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            middle = margin + column * cell + cell // 2, margin + row * cell + cell // 2
+            fill = 0 if shades[row, column] > 110 else 255
+            draw.text(middle, str(counts[row, column]), font=font, fill=fill, anchor="mm")
+    ramp = np.linspace((255, 255, 255), _DARK, 256).astype(np.uint8)
+    canvas.putpalette(ramp.tobytes())
+    return _encoded(canvas)
+
+
+def _write_names(
+    canvas: Image, names: Sequence[str], *, cell: int, margin: int, size: int, turned: bool
+) -> None:
+    from PIL import Image, ImageDraw
+
+    draw, height = ImageDraw.Draw(canvas), size + 5
+    for index, name in enumerate(names):
+        text, middle = _shortened(name, _NAME, size), margin + index * cell + cell // 2
+        draw.text((margin - 5, middle), text, font=_font(size), fill=255, anchor="rm")
+        if not turned:
+            draw.text((middle, margin - 5), text, font=_font(size), fill=255, anchor="ms")
+            continue
+        label = Image.new("L", (margin - 2, height), 0)
+        ImageDraw.Draw(label).text((4, height // 2), text, font=_font(size), fill=255, anchor="lm")
+        upwards = label.transpose(Image.Transpose.ROTATE_90)
+        canvas.paste(
+            upwards, (middle - height // 2, 0), mask=upwards
+        )  # the mask: neighbours may overlap
+
+
+def _cell(classes: int, margin: int) -> int:
+    """The side of a confusion matrix's cell: up to ten classes fit TensorBoard's card, more of them
+    a screen.
+    """
+    if classes <= _READABLE:
+        return min(44, (WIDTH - 2 - margin) // classes)
+    return 36 if classes <= _NUMBERED else max(2, 1000 // classes)
+
+
+def _fitted(height: int, width: int) -> tuple[int, int]:
+    """The size of a tile: a small image's by a whole number, a larger one's shrunk."""
+    side = max(height, width)
+    if side <= _TILE:
+        return height * (_TILE // side), width * (_TILE // side)
+    return max(1, height * _TILE // side), max(1, width * _TILE // side)
+
+
+@cache
+def _font(size: int) -> FreeTypeFont | ImageFont:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
+
+
+@cache
+def _shortened(text: str, width: int, size: int = 11) -> str:
+    font = _font(size)
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..."
+
+
+def _encoded(canvas: Image) -> Picture:
+    file = io.BytesIO()
+    canvas.save(file, "PNG", compress_level=1)
+    return Picture(file.getvalue(), canvas.width, canvas.height)
+
+
+class Mistakes(NamedTuple):
+    """Wrongly classified samples, the most costly first."""
+
+    losses: Tensor
+    """[K], cross-entropy"""
+    labels: Tensor
+    """int64 [K]"""
+    predicted: Tensor
+    """int64 [K]"""
+    probabilities: Tensor
+    """[K], which the model gave to the predicted class"""
+    images: Tensor
+    """[K, C, H, W] as the model saw them"""
+
+
+class Review:
+    """Observes an evaluation; holds this worker's confusion matrix and its `keep` worst mistakes."""
+
+    def __init__(self, num_classes: int, *, keep: int) -> None:
+        self._num_classes, self._keep = num_classes, keep
+        self.confusion: Tensor | None = None
+        """int64 [true class, predicted class]; None before the first batch"""
+        self._parts: list[Mistakes] = []
+
+    def __call__(self, batch: Batch, logits: Tensor) -> None:
+        """Take in a batch, whose labels must all count, and its logits [B, num_classes].
+
+        Waits for no device.
+        """
+        classes, labels = self._num_classes, batch.targets
+        chances = logits.float().log_softmax(1)
+        highest, predicted = chances.max(1)
+        if self.confusion is None:
+            self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=labels.device)
+        # Not bincount, which asks the device how many cells there are.
+        self.confusion.view(-1).index_add_(0, labels * classes + predicted, torch.ones_like(labels))
+        losses = chances.gather(1, labels[:, None])[:, 0].neg()
+        losses = losses.masked_fill(predicted == labels, -1.0)
+        worst = losses.topk(min(self._keep, len(losses))).indices
+        picked = (
+            part.index_select(0, worst)
+            for part in (losses, labels, predicted, highest.exp(), batch.inputs)
+        )
+        self._parts.append(Mistakes(*picked))
+
+    def mistakes(self) -> Mistakes | None:
+        """The worst of all batches, on the CPU; None where there was no batch."""
+        return worst_of(self._parts, self._keep)
+
+
+def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
+    """The `keep` most costly mistakes of all `parts`, on the CPU."""
+    if not parts:
+        return None
+    joined = Mistakes(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    order = joined.losses.argsort(descending=True, stable=True)[:keep]
+    found = Mistakes(*(column.index_select(0, order).cpu() for column in joined))
+    wrong = int((found.losses >= 0).sum())  # those that are right come last, see Review
+    return Mistakes(*(column[:wrong] for column in found))

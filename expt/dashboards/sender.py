@@ -1,0 +1,291 @@
+"""The reader of run folders that sends them to one dashboard, each point once.
+
+It runs beside a command as `python -m expt.dashboards.sender NAME FOLDER`, and ends with it:
+closing its stdin, after the seconds that are left, tells it that all runs have ended. `expt send`
+uses the same `Sender` afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets as tokens
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from expt.config import secrets
+from expt.config.trackers import MLflow, Wandb, without_password
+from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
+from expt.errors import warn
+from expt.runs.files import write_atomically
+from expt.runs.folder_lock import is_held
+from expt.runs.metrics_file import MetricsReader, Point
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
+
+POLL_S, MAX_WAIT_S = 1.0, 60.0
+"""Between two looks at the folders, and at most where the dashboard can't be reached."""
+END_S = 10.0
+"""For the rest, where the command was killed and could not say how long."""
+NICENESS = 10
+"""Workers come first."""
+LEFT, AT = "left: ", "at: "
+"""What it prints at its end: why not all could be sent; where a person sees what was sent."""
+
+
+class Copy(Protocol):
+    """A dashboard's copy of a run. Every method may raise what the dashboard's client raises."""
+
+    address: str
+    """Where a person sees it."""
+
+    def describe(self, run: Snapshot) -> None:
+        """Send the settings and tags of a run that begins or is resumed."""
+
+    def add(self, points: Sequence[Point], at: float) -> bool:
+        """Send those of the points, measured `at` seconds since the epoch, that are not there."""
+
+    def end(self, run: Snapshot, sweep_status: str) -> None:
+        """Send status, summary and files of a run that has ended."""
+
+    def leave(self) -> None:
+        """Let go of a run that is still under way."""
+
+
+class _Sent:
+    """What is known of one run, or sweep: its key there, in a file that one process holds."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises Timeout where another process sends it, and OSError."""
+        sent = RunPaths(folder).sent
+        sent.mkdir(exist_ok=True)
+        self._file = sent / f"{name}.json"
+        self._lock = FileLock(sent / f"{name}.lock", timeout=0)
+        self._lock.acquire()
+        self.state: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self.state = json.loads(self._file.read_text(encoding="utf-8"))
+        if "key" not in self.state:  # written down before anything is created there
+            self.state["key"] = tokens.token_hex(4)
+            self.save()
+
+    def save(self) -> None:
+        write_atomically(self._file, json.dumps(self.state, indent=1) + "\n")
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+class Sender:
+    """Sends runs to the dashboard `name`, by what each has recorded, and by `settings` first."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._name, self._settings = name, settings
+        self._runs: dict[Path, _Run] = {}
+        self._sweeps: dict[Path, _Sent] = {}
+        self.error: Exception | None = None
+        """Why something could not be sent the last time."""
+        self.num_sent = 0
+        self.addresses: dict[str, None] = {}
+        """Where a person sees what was sent, in order."""
+
+    def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> bool:
+        """Send what is new of these runs, and return whether all could be sent.
+
+        A run that may still be refused, and its folder removed, waits for the `last` time.
+        """
+        self.error = None
+        for paths in folders:
+            run = self._runs.setdefault(paths.folder, _Run(paths))
+            try:
+                self.num_sent += self._send(run, last=last)
+            except Timeout:
+                if last:
+                    warn(f"{paths.folder}: another command is sending it to {self._name}")
+            except Exception as error:  # what these clients raise is of many kinds
+                run.close()
+                if isinstance(error, FileNotFoundError) and not paths.folder.exists():
+                    continue
+                self.error = error
+                return False
+        return True
+
+    def _send(self, run: _Run, *, last: bool) -> bool:
+        found = snapshot(run.paths, even_lost=last)
+        if found is None or not (last or run.paths.has_trained()):
+            return False
+        settings = settings_of(found, self._name, self._settings)
+        digest = found.digest(checkpoints=settings.checkpoints)
+        if digest == run.seen and (found.has_ended or not last):
+            return False
+        if run.sent is None:
+            run.sent = _Sent(run.paths.folder, self._name)
+        if found.has_ended and run.sent.state.get("ended") == digest:
+            run.close()
+            run.seen = digest
+            return False
+        if run.copy is None:
+            run.copy = self._open(found, run.sent, settings)
+            run.reader, run.described = MetricsReader(run.paths), None
+            self.addresses[run.copy.address] = None
+        if found.record.get("started") != run.described or found.has_ended:
+            run.copy.describe(found)
+            run.described = found.record.get("started")
+        if found.has_ended:  # all of it once more: the dashboard says what is new
+            run.reader, run.pending = MetricsReader(run.paths), []
+        run.pending += with_epochs(run.reader.read())
+        is_new = run.copy.add(run.pending, time.time())
+        run.pending = []
+        if found.has_ended:
+            run.copy.end(found, _sweep_status(found.sweep))
+            run.sent.state["ended"] = digest
+            is_new = True
+        run.sent.save()
+        run.seen = digest
+        if found.has_ended:
+            run.close()
+        return is_new
+
+    def _open(self, run: Snapshot, sent: _Sent, settings: MLflow | Wandb) -> Copy:
+        states = [sent.state]
+        if run.sweep is not None and isinstance(settings, MLflow):
+            if run.sweep not in self._sweeps:
+                self._sweeps[run.sweep] = _Sent(run.sweep, self._name)
+            states.insert(0, self._sweeps[run.sweep].state)
+        if isinstance(settings, MLflow):
+            from expt.dashboards.mlflow import MLflowCopy
+
+            return MLflowCopy(run, states, settings)
+        from expt.dashboards.wandb import WandbCopy
+
+        return WandbCopy(run, states, settings)
+
+    def end(self) -> None:
+        """Let go of all. Raises what the dashboard's client raises."""
+        for run in self._runs.values():
+            if run.copy is not None:
+                run.copy.leave()
+            run.close()
+        for sweep in self._sweeps.values():
+            sweep.close()
+
+
+class _Run:
+    """A run on its way; its points that were read and not sent are kept after an error."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths, self.reader, self.pending = paths, MetricsReader(paths), list[Point]()
+        self.copy: Copy | None = None
+        self.sent: _Sent | None = None
+        self.described: float | None = None
+        self.seen = ""
+
+    def close(self) -> None:
+        self.copy, self.pending = None, []
+        if self.sent is not None:
+            self.sent.close()
+            self.sent = None
+
+
+def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow | Wandb:
+    """Return how the run's configuration says that it is sent; what is `chosen` comes first.
+
+    Raises ConfigError for a variable that is not set.
+    """
+    recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
+    found = {**secrets.restored(recorded), **chosen}
+    if name == "mlflow":
+        return MLflow(**found)
+    return Wandb(**{**found, "tags": tuple(found.get("tags") or ())})
+
+
+def _sweep_status(folder: Path | None) -> str:
+    """Return the status of a sweep: failed if a run is, running while one is, else completed."""
+    if folder is None:
+        return ""
+    found = {read_result(paths).get("status") for paths in runs_in(folder)}
+    return RUNNING if RUNNING in found else COMPLETED if found <= {COMPLETED} else FAILED
+
+
+def runs_in(folder: Path) -> list[RunPaths]:
+    """Return the run of the folder, or those of a sweep's."""
+    if RunPaths(folder).result.is_file() or not is_sweep(folder):
+        return [RunPaths(folder)]
+    with contextlib.suppress(FileNotFoundError):
+        found = [RunPaths(path) for path in sorted(folder.iterdir())]
+        return [paths for paths in found if paths.result.is_file()]
+    return []
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return what a library raised, cut to what a person reads: its innermost reason."""
+    while (inner := error.__cause__ or error.__context__) is not None and str(inner):
+        error = inner
+    text = " ".join(without_password(str(error) or type(error).__name__).split())
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+class _Command:
+    """The command that this process works for."""
+
+    def __init__(self) -> None:
+        self.has_ended = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        words = sys.stdin.read()
+        patience_s = float(words) if words.strip() else END_S
+        self.has_ended.set()
+        time.sleep(patience_s)  # the main thread ends this process, or waits for a server
+        with contextlib.suppress(OSError):
+            os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
+        os._exit(1)
+
+
+def main(name: str, folder: Path) -> None:
+    """Send until the command ends, and then what is left."""
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    command, sender, failures = _Command(), Sender(name), 0
+    with contextlib.suppress(ImportError):
+        __import__(name)  # it takes seconds, in which no run has come to a number yet
+    while not command.has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
+        failures = 0 if sender.send(runs_in(folder)) else failures + 1
+        if failures == 1:
+            warn(
+                f"{name}: {in_a_line(sender.error or OSError())}; runs train on, it is tried again"
+            )
+    end = time.monotonic() + 3.0  # workers of a killed command may still be there
+    while time.monotonic() < end and any(map(_is_at_work, runs_in(folder))):
+        time.sleep(0.1)
+    try:
+        sent = sender.send(runs_in(folder), last=True)
+        sender.end()
+    except Exception as error:
+        sender.error, sent = error, False
+    for address in sender.addresses:
+        print(f"{AT}{address}")
+    if not sent and sender.error:
+        print(f"{LEFT}{in_a_line(sender.error)}")
+    sys.stdout.flush()
+
+
+def _is_at_work(paths: RunPaths) -> bool:
+    return read_result(paths).get("status") == RUNNING and is_held(paths)
+
+
+if __name__ == "__main__":
+    from setproctitle import setproctitle
+
+    setproctitle(f"expt send {sys.argv[1]} {sys.argv[2]}")
+    sys.stderr = sys.stdout  # for warnings; what libraries print there is dropped by the reader
+    main(sys.argv[1], Path(sys.argv[2]))
+    os._exit(0)  # no atexit hook of a library is waited for

@@ -1,0 +1,449 @@
+"""Compare a sharded model, or a custom optimizer, with the whole model before the first epoch.
+
+The model of the run and a whole one take the same few steps on the run's first samples, in float32
+and with the same random numbers: gradients, weights after each update, and the loss of an
+evaluation must be equal but for rounding. Half-way the run's model is saved and loaded into another
+one. Gradients come in two sizes, since a clip, for instance, has an effect on large ones only.
+
+After each comparison the run's model is given the whole one's values, so that rounding errors don't
+add up, and a tolerance is that of one computation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from expt.config import constraints, groups, user_class
+from expt.config.schema import RunConfig
+from expt.data.build import Data
+from expt.data.loading import Batch
+from expt.data.tree import leaves, mapped
+from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
+from expt.machine import available_memory
+from expt.tasks.extra_metrics import ExtraMetrics
+from expt.tasks.sums import Sums
+from expt.training import collectives, loop
+from expt.training.collectives import Worker
+from expt.training.learner import Learner, Position
+from expt.training.precision import Precision
+from expt.training.sharding import local, shard_as
+from expt.training.whole_state import gathered
+from expt.worker import build, random_state
+from expt.worker.diagnosis import in_words, lost_peers
+from expt.worker.snapshot import Snapshot
+
+SCALES = (1.0, 100.0, 100.0, 1.0)
+"""Sizes of the gradients in each step; after half of them the run's model is saved and loaded."""
+FEW = 8
+"""Samples of each worker in a step."""
+GRADIENTS, UPDATES = {"cpu": 1e-5, "cuda": 1e-4}, {"cpu": 1e-4, "cuda": 1e-3}
+"""How far they may be apart: gradients as a share of the largest of all parameters', since kernels
+round by where a tensor lies in memory; an update as a share of its own largest number, since an
+optimizer may add up numbers that nearly cancel out."""
+NEXT = 4
+"""Float numbers from one weight to another that are still taken for the same."""
+LARGE, COPIES, ROOM = 20_000_000, 10, 0.5
+"""Parameters beyond which fewer blocks are compared; float32 copies of them that a comparison has;
+and the share of free memory that it may take."""
+BLOCKS = ("layers", "num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth", "num_blocks")
+"""Keywords by which models are told their number of blocks."""
+
+
+def compare(
+    config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
+) -> str | None:
+    """Return what was compared ("whole", "fewer_blocks", "nothing"); None where there is no need.
+
+    Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
+    with torch's words where its steps fail. A collective; leaves all random numbers as they were.
+    """
+    if not _is_due(config):
+        return None
+    before = random_state.state_dict(worker.device)
+    batch = _few(next(iter(data.train.epoch(1))), config, worker)
+    parts = min(config.gradient_accumulation, 2 if batch.size >= 4 else 1)
+    plain = dataclasses.replace(
+        config,
+        amp=False,
+        compile=False,
+        callbacks=(),
+        gradient_accumulation=parts,
+        ddp=dataclasses.replace(config.ddp, shared_memory=False),
+        sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
+    )
+    try:
+        with _quiet():
+            chosen, what = _choose(plain, data, worker)
+            if chosen is not None and not _Comparison(chosen, data, worker, batch).run(beat):
+                what = "nothing"
+    finally:
+        random_state.load_state_dict(before, worker.device)
+    if what == "nothing" and worker.rank == 0:
+        warn(f"{_where(config)}: was not compared with a whole model before the first epoch")
+    return what
+
+
+def _is_due(config: RunConfig) -> bool:
+    if config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
+        return config.is_sharded
+    return not user_class.resolve(config.optimizer.target, Optimizer).__module__.startswith(
+        "torch."
+    )
+
+
+def _where(config: RunConfig) -> str:
+    if config.is_sharded:
+        return f"strategy={config.strategy}"
+    assert isinstance(config.optimizer, groups.TargetOptimizer)
+    return f"optimizer._target_={config.optimizer.target}"
+
+
+def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
+    """Return some of its samples; unequal numbers on the workers where a run may have such."""
+    size = batch.size
+    if len({len(tensor) for tensor in leaves((batch.inputs, batch.targets))}) == 1:
+        may_differ = not config.drop_last and config.batch_norm != "sync"
+        size = min(size, FEW)
+        size -= may_differ and worker.rank == 0 and worker.world_size > 1 and size > 2
+        inputs, targets = mapped(lambda tensor: tensor[:size], (batch.inputs, batch.targets))
+        batch = batch._replace(inputs=inputs, targets=targets)
+    counted = torch.tensor(0.0 if batch.weightless else size, device=worker.device)
+    return batch._replace(global_size=int(collectives.sum_across_workers(counted).item()))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave it to the run's own model to print and warn."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
+    """Return the settings that are compared, whole unless a worker has no room or it is large."""
+    numbers, smaller = _num_parameters(config, data), _with_fewer_blocks(config)
+    if (
+        numbers > LARGE
+        and smaller is not None
+        and _has_room(_num_parameters(smaller, data), worker)
+    ):
+        return smaller, "fewer_blocks"
+    return (config, "whole") if _has_room(numbers, worker) else (None, "nothing")
+
+
+def _num_parameters(config: RunConfig, data: Data) -> int:
+    make = build.module_maker(config, data, fetch=False)
+    try:
+        with torch.device("meta"):
+            module = make()
+    except Exception:  # of many kinds: its constructor asks a meta tensor for numbers
+        module = make()
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:
+    """Return settings of the same class with two blocks; None where no keyword says how many."""
+    own = isinstance(config.model, constraints.Target)
+    known: Any = config.model.kwargs if own else vars(config.model)
+    fewer: dict[str, Any] = {
+        key: 2 for key in BLOCKS if isinstance(known.get(key), int) and known[key] > 2
+    }
+    if isinstance(hidden := known.get("hidden"), list | tuple) and len(hidden) > 2:
+        fewer["hidden"] = hidden[:2]
+    if not fewer:
+        return None
+    fields = {"kwargs": {**known, **fewer}} if own else fewer
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+
+
+def _has_room(numbers: int, worker: Worker) -> bool:
+    """Return whether all workers have room for a comparison; a collective."""
+    on_gpu = worker.device.type == "cuda"
+    room = (
+        torch.cuda.mem_get_info(worker.device)[0]
+        if on_gpu
+        else available_memory() / worker.local_world_size
+    )
+    lacks = 4 * COPIES * numbers > ROOM * room
+    return not collectives.max_across_workers([float(lacks)], worker.device)[0]
+
+
+class _Scaled(Precision):
+    """Multiplies gradients, inside the backward pass, where hooks see them."""
+
+    factor = 1.0
+
+    def backward(self, loss: Tensor, weight: float = 1.0) -> None:
+        super().backward(loss, weight * self.factor)
+
+
+class _Comparison:
+    """A whole model and that of the run, and the steps that both take."""
+
+    def __init__(self, config: RunConfig, data: Data, worker: Worker, batch: Batch) -> None:
+        self._config, self._data, self._worker, self._batch = config, data, worker, batch
+        by_norm, by_value = config.gradient_clip, config.gradient_clip_value
+        self._precision = _Scaled(
+            False, worker.device, gradient_clip=by_norm, gradient_clip_value=by_value
+        )
+        self._when = ""
+        self._whole = self._build(dataclasses.replace(config, strategy="ddp"))
+        with self._failing():
+            self._tested = self._build(config)
+
+    def _build(self, config: RunConfig) -> Learner:
+        random_state.seed(config.seed)
+        learner = build.build_learner(config, self._data, self._worker, fetch=False, averages=False)
+        return dataclasses.replace(
+            learner, precision=self._precision, extra_metrics=ExtraMetrics({})
+        )
+
+    def run(self, beat: Callable[[], None]) -> bool:
+        """Take all steps; return False for a task of several phases, which has no such step."""
+        if self._whole.phases:
+            return False
+        self._begin()
+        for number, scale in enumerate(SCALES):
+            if number == len(SCALES) // 2:
+                self._when = ", after it was saved and loaded"
+                with self._failing():
+                    self._resume()
+                self._check_weights("weights")
+            self._step(scale, advances=number < build.total_steps(self._config, self._data))
+            beat()
+        expected = self._outputs(self._whole)
+        with self._failing():
+            outputs = self._outputs(self._tested)
+        found = None
+        for mine, full in zip(outputs, expected, strict=True):
+            allowed = self._share(full, GRADIENTS) * _size(full)
+            found = found or _apart("output in an evaluation", mine, full, allowed)
+        self._agree(found)
+        return True
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Let no weight be zero, behind which others have no gradient; give both models the same."""
+        random_state.seed(self._config.seed)
+        for parameter in self._whole.module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        collectives.broadcast_parameters(self._whole.module)
+        self._give_whole()
+
+    @torch.no_grad()
+    def _give_whole(self) -> None:
+        """Give the run's model the values of the whole one."""
+        for _, full, mine in self._parameters():
+            local(mine).copy_(_as_held(full.detach(), mine))
+        buffers = zip(self._tested.module.buffers(), self._whole.module.buffers(), strict=True)
+        for own, buffer in buffers:
+            own.copy_(buffer)
+
+    def _step(self, scale: float, *, advances: bool) -> None:
+        starts = [one.detach().clone() for one in self._whole.module.parameters()]
+        versions = [one._version for one in self._whole.module.parameters()]
+        self._precision.factor = scale
+        self._gradients(self._whole)
+        self._refuse_writes(versions)
+        largest = self._average()
+        with self._failing():
+            self._gradients(self._tested)
+        self._check_gradients(largest)
+        self._update(self._whole, advances)
+        with self._failing():
+            self._update(self._tested, advances)
+        self._check_weights("update", starts)
+        self._check_rest()
+        self._move(starts)
+        self._give_whole()
+
+    def _gradients(self, learner: Learner) -> None:
+        learner.parallel.train()
+        random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
+        loop.accumulate_gradients(learner, self._batch, lambda *_: None)
+        learner.drop_unused()
+
+    def _refuse_writes(self, versions: list[int]) -> None:
+        """Raise where a pass has written to weights, which has no effect on those gathered for it."""
+        named = zip(versions, self._whole.module.named_parameters(), strict=True)
+        written = [name for version, (name, one) in named if one._version != version]
+        if written and self._config.is_sharded:
+            raise ConfigError(
+                f"{_where(self._config)}: the model writes to {written[0]} in its forward or backward"
+                " pass, where it has a copy that is dropped; use strategy=ddp"
+            )
+
+    def _update(self, learner: Learner, advances: bool) -> None:
+        random_state.seed(self._config.seed + 1 + self._worker.rank)
+        loop.update(learner)
+        if advances and not isinstance(learner.scheduler, ReduceLROnPlateau):
+            learner.scheduler.step()
+        learner.average_statistics()
+        collectives.broadcast_buffers(learner.module)
+        if learner.ema is not None:
+            learner.ema.update_parameters(learner.module)
+
+    @torch.no_grad()
+    def _average(self) -> float:
+        """Give the whole model the mean of the workers' gradients, as DDP does.
+
+        Returns the largest number on any worker."""
+        every = [*self._whole.module.parameters()]
+        mine = [-1.0 if one.grad is None else _size(one.grad) for one in every]
+        largest = collectives.max_across_workers(mine, self._worker.device)
+        for parameter, size in zip(every, largest, strict=True):
+            if size >= 0:
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = collectives.sum_across_workers(own) / self._worker.world_size
+        return max(largest)
+
+    @torch.no_grad()
+    def _check_gradients(self, largest: float) -> None:
+        """Raise where gradients differ; then give both models the same."""
+        found = None
+        for name, full, mine in self._parameters():
+            if full.requires_grad:
+                grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
+                expected = torch.zeros_like(full) if full.grad is None else full.grad
+                held, allowed = _as_held(expected, grad), self._share(full, GRADIENTS) * largest
+                found = found or _apart(f"gradient of {name}", local(grad), held, allowed)
+                if mine.grad is not None:
+                    local(grad).copy_(held)
+        self._agree(found)
+
+    @torch.no_grad()
+    def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
+        """Raise where weights differ by more than rounding, or a share of the move from `starts`."""
+        found = None
+        for index, (name, full, mine) in enumerate(self._parameters()):
+            held = _as_held(full, mine)
+            allowed = NEXT * _eps(full) * held.abs()
+            if starts is not None:
+                allowed = allowed + self._share(full) * _size(full - starts[index])
+            found = found or _apart(f"{what} of {name}", local(mine), held, allowed)
+        self._agree(found)
+
+    @torch.no_grad()
+    def _check_rest(self) -> None:
+        """Raise where buffers or learning rates differ."""
+        found, mine = None, self._tested.module.buffers()
+        for (name, buffer), own in zip(self._whole.module.named_buffers(), mine, strict=True):
+            allowed = self._share(buffer) * _size(buffer)
+            found = found or _apart(f"buffer {name}", own, buffer, allowed)
+        rates, expected = (
+            torch.tensor([float(group["lr"]) for group in learner.optimizer.param_groups])
+            for learner in (self._tested, self._whole)
+        )
+        self._agree(found or _apart("learning rate", rates, expected, 1e-5 * expected.abs()))
+
+    @torch.no_grad()
+    def _move(self, starts: list[Tensor]) -> None:
+        """Move each weight, so that a copy of it is out of date, but by no more than a tenth."""
+        for start, one in zip(starts, self._whole.module.parameters(), strict=True):
+            if one.requires_grad:
+                moved, size = _size(one - start), 0.1 * _size(start)
+                if not moved <= size:  # by a large gradient
+                    one.copy_(start + ((one - start) * (size / moved)).nan_to_num(0.0, 0.0, 0.0))
+                one.mul_(0.95)
+
+    def _resume(self) -> None:
+        """Put the state of the run's model into a new one, by way of a checkpoint."""
+        state: Any = self._snapshot().state_dict()
+        if self._tested.shards > 1:
+            state = gathered(state, keep=self._worker.rank == 0)
+        file = io.BytesIO()
+        if self._worker.rank == 0:
+            torch.save(state, file)
+            state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        else:
+            state = None
+        self._tested = self._build(self._config)
+        snapshot = self._snapshot()
+        snapshot.load_state_dict(snapshot.spread(state))
+
+    def _snapshot(self) -> Snapshot:
+        sums = Sums(self._tested.task, self._worker.device)
+        return Snapshot(self._tested, Position(1, 1), sums, self._worker)
+
+    @torch.no_grad()
+    def _outputs(self, learner: Learner) -> list[Tensor]:
+        """Return the outputs and the loss of an evaluation of this worker's samples."""
+        collectives.broadcast_buffers(learner.evaluated)
+        outputs = learner.task.forward(learner.evaluated.eval(), self._batch)
+        loss, _ = learner.task.loss(outputs, self._batch)
+        return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+        """Yield the name, the whole parameter and the run's."""
+        mine = self._tested.module.parameters()
+        for (name, full), own in zip(self._whole.module.named_parameters(), mine, strict=True):
+            yield name, full, own
+
+    def _share(self, tensor: Tensor, least: Mapping[str, float] = UPDATES) -> float:
+        return max(least[self._worker.device.type], NEXT * _eps(tensor))
+
+    def _agree(self, found: str | None) -> None:
+        """Raise where any worker has found a difference; a collective."""
+        every = filter(None, collectives.gather_across_workers(found))
+        if (first := next(every, None)) is None:
+            return
+        fix = (
+            "let the optimizer keep all that it remembers in self.state"
+            if self._when and first.startswith("the update")
+            else "where each worker has a part of a tensor, something takes it for the whole, or"
+            " keeps or changes another copy of it; use strategy=ddp"
+        )
+        raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Say where the run's model fails; the whole one fails as in the first step of a run."""
+        try:
+            yield
+        except Exception as error:
+            known = in_words(error, self._config)
+            if isinstance(known, ExptError) or lost_peers(error, self._worker):
+                raise
+            raise RunFailed(
+                f"{_where(self._config)}: fails before the first epoch, where the whole model does"
+                f" not{self._when}\n{type(error).__name__}: {first_line(error)}"
+            ) from error
+
+
+def _as_held(full: Tensor, mine: Tensor) -> Tensor:
+    """Return the part of `full` that this worker holds of `mine`."""
+    return local(shard_as(mine, full))
+
+
+def _apart(what: str, found: Tensor, expected: Tensor, allowed: Tensor | float) -> str | None:
+    """Return what to say of numbers that differ by more than is `allowed`; None if none does."""
+    apart = (found - expected).abs()
+    if bool(((apart <= allowed) | ~expected.isfinite()).all()):
+        return None
+    return (
+        f"the {what} differs from that of the whole model, by {_size(apart):.2g} where it is at"
+        f" most {_size(expected):.2g}"
+    )
+
+
+def _size(tensor: Tensor) -> float:
+    return tensor.abs().max().item() if tensor.numel() else 0.0
+
+
+def _eps(tensor: Tensor) -> float:
+    known = tensor.is_floating_point() or tensor.is_complex()
+    return torch.finfo(tensor.dtype).eps if known else 0.0

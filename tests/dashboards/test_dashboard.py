@@ -1,0 +1,138 @@
+"""When pictures and the graph are drawn: as often as a hundredth of the time of training allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expt.dashboards import tensorboard
+from expt.dashboards.events import Writer
+from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.tensorboard import Dashboard
+from expt.training.learner import Position
+from tests.training.test_loop import CLASSES, SHAPE, learner, plain
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class SlowPictures(RunPictures):
+    """Are drawn in `seconds`."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__([str(label) for label in range(CLASSES)], mean=[0.0] * 2, std=[1.0] * 2)
+        self._clock, self.seconds, self.drawn = clock, 0.5, list[str]()
+
+    def draw(self, review: Any, split: str, events: Writer | None, step: int) -> None:
+        self.drawn.append(split)
+        self._clock.now += self.seconds
+
+
+class Watched:
+    """A run of epochs of which only the clock knows, under a dashboard."""
+
+    def __init__(self, folder: Path, clock: Clock, *, rank_0: bool = True, **options: Any) -> None:
+        self.clock, self.pictures = clock, SlowPictures(clock)
+        self.position = Position(steps_per_epoch=10, total_steps=100)
+        self.events = Writer(folder, {}, {}) if rank_0 else None
+        settings: dict[str, Any] = {
+            "images": "spare",
+            "graph": False,
+            "norms": False,
+            "histograms": False,
+            **options,
+        }
+        self.dashboard = Dashboard(
+            self.events,
+            learner(plain()),
+            self.position,
+            self.pictures,
+            example=torch.zeros(1, *SHAPE),
+            **settings,
+        )
+
+    def epoch(self, seconds: float) -> bool:
+        """Train for so long, then evaluate; returns whether pictures of that were drawn."""
+        before = len(self.pictures.drawn)
+        self.dashboard.watch(iter(()))
+        self.clock.now += seconds
+        self.position.step += 10
+        self.dashboard.end_epoch(review=self.dashboard.wants_review())
+        self.dashboard.review()
+        self.dashboard.end_evaluation("val")
+        return len(self.pictures.drawn) > before
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """`watch(images="end")` begins a run under a dashboard with these options."""
+    clock, begun = Clock(), list[Watched]()
+    monkeypatch.setattr(tensorboard, "time", clock)
+
+    def begin(**options: Any) -> Watched:
+        begun.append(Watched(tmp_path, clock, **options))
+        return begun[-1]
+
+    yield begin
+    for watched in begun:
+        watched.dashboard.close(complete=False)
+
+
+@pytest.mark.parametrize("images", ["spare", "end"])
+def test_pictures_take_a_hundredth_of_the_training(watch: Watch, images: str) -> None:
+    run = watch(images=images)
+    assert not run.epoch(9.9), "the first are taken to cost 0.1 s"
+    assert run.epoch(0.2)
+    assert run.dashboard.spent_s == pytest.approx(0.5)
+    assert not run.epoch(89.8), "0.5 s are spent, and as much would be added"
+    assert run.epoch(0.2)
+    run.pictures.seconds = 0.0
+    assert not run.epoch(0.0)
+    assert run.epoch(50.0)
+    assert run.epoch(0.0), "those before have cost nothing"
+
+
+def test_pictures_that_are_asked_for_are_drawn_and_those_that_are_not_never(watch: Watch) -> None:
+    assert [run.epoch(0.0) for run in [watch(images=True)] for _ in range(2)] == [True, True]
+    assert not watch(images=False).epoch(1e6)
+    assert not watch(images=True, rank_0=False).epoch(1e6), (
+        "rank 0 alone draws; the others follow its wish"
+    )
+    at_end = watch(images="end")
+    assert [at_end.epoch(0.0) for _ in range(10)] == [False] * 9 + [True]
+
+
+def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
+    other = watch(rank_0=False)
+    for wish in (True, False):
+        other.dashboard.end_epoch(review=wish)
+        assert (other.dashboard.review() is not None) == wish
+
+
+@pytest.mark.parametrize(
+    ("graph", "seconds", "shown"),
+    [("auto", 29.0, 0), ("auto", 31.0, 1), (True, 0.0, 1), (False, 1e6, 0)],
+)
+def test_the_graph_is_drawn_once_where_it_can_be_spared(
+    watch: Watch, graph: Any, seconds: float, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, drawn = watch(images=False, graph=graph), list[object]()
+    monkeypatch.setattr(
+        run.events, "graph", lambda module, images: drawn.append(tuple(images.shape))
+    )
+    run.epoch(seconds)
+    run.epoch(0.0)
+    assert drawn == [(1, *SHAPE)] * shown

@@ -1,0 +1,47 @@
+"""What an evaluation got wrong, against the same counted by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from expt.dashboards.pictures import Review, worst_of
+from expt.data.loading import Batch
+
+
+def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(40, 3), torch.randint(3, (40,))
+    images = torch.arange(40.0).view(40, 1, 1, 1)
+    reviews = [Review(3, keep=4), Review(3, keep=4)]
+    for index, part in enumerate(torch.arange(40).split(7)):
+        reviews[index % 2](Batch(images[part], labels[part], len(part)), logits[part])
+    expected = torch.zeros(3, 3, dtype=torch.int64)
+    for label, guess in zip(labels.tolist(), logits.argmax(1).tolist(), strict=True):
+        expected[label, guess] += 1
+    assert reviews[0].confusion is not None
+    assert reviews[1].confusion is not None
+    assert torch.equal(reviews[0].confusion + reviews[1].confusion, expected)
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    wrong = [
+        index
+        for index in losses.argsort(descending=True).tolist()
+        if logits[index].argmax() != labels[index]
+    ]
+    found = worst_of([part for review in reviews if (part := review.mistakes())], keep=4)
+    assert found is not None
+    assert found.images.flatten().tolist() == wrong[:4]
+    assert torch.allclose(found.losses, losses[wrong[:4]])
+    assert torch.equal(found.predicted, logits[wrong[:4]].argmax(1))
+    assert torch.allclose(found.probabilities, logits[wrong[:4]].softmax(1).amax(1))
+
+
+def test_a_model_without_mistakes_has_none() -> None:
+    review = Review(3, keep=4)
+    review(
+        Batch(torch.zeros(5, 1, 2, 2), torch.arange(5) % 3, 5),
+        torch.eye(3)[torch.arange(5) % 3] * 9,
+    )
+    found = review.mistakes()
+    assert found is not None
+    assert len(found.labels) == 0
+    assert Review(3, keep=4).mistakes() is None

@@ -1,0 +1,162 @@
+"""Each point of a run is in MLflow's own store once, whatever happens in between."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.dashboards.sender import Sender, runs_in
+from expt.runs.paths import RunPaths
+from tests.conftest import RunFolder, run
+from tests.dashboards.folders import measure, record, sweep
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what packages of others say at their import
+    mlflow: Any = pytest.importorskip("mlflow", exc_type=ImportError)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def runs_of(store: str) -> dict[str, Any]:
+    client = mlflow.MlflowClient(tracking_uri=store)
+    (experiment,) = [each for each in client.search_experiments() if each.name == "mine"]
+    found = client.search_runs([experiment.experiment_id])
+    names = [each.info.run_name for each in found]
+    assert len({*names}) == len(names), "no run is there twice"
+    return dict(zip(names, found, strict=True))
+
+
+def points(store: str, copy: Any, tag: str) -> list[tuple[int, float]]:
+    client = mlflow.MlflowClient(tracking_uri=store)
+    found = client.get_metric_history(copy.info.run_id, tag)
+    return sorted((point.step, point.value) for point in found)
+
+
+def steps(store: str, paths: RunPaths) -> dict[str, Counter[int]]:
+    copy = runs_of(store)[paths.folder.name]
+    tags = ("epoch", "loss/train", "speed/epoch_s")
+    return {tag: Counter(step for step, _ in points(store, copy, tag)) for tag in tags}
+
+
+def once(*wanted: int) -> dict[str, Counter[int]]:
+    return dict.fromkeys(("epoch", "loss/train", "speed/epoch_s"), Counter(wanted))
+
+
+def test_half_live_and_half_later(tmp_path: Path, store: str) -> None:
+    paths = record(tmp_path / "run")
+    live = Sender("mlflow", {"tracking_uri": store})
+    measure(paths, 1, 2)
+    assert live.send([paths])
+    measure(paths, 3)
+    assert live.send([paths])
+    live.end()
+    measure(paths, 4, 5)
+    record(paths.folder, status="completed")
+    for number in (1, 0):
+        later = Sender("mlflow", {"tracking_uri": store})
+        assert later.send([paths], last=True)
+        assert later.num_sent == number
+        later.end()
+    assert steps(store, paths) == once(1, 2, 3, 4, 5)
+    copy = runs_of(store)["run"]
+    assert copy.info.status == "FINISHED"
+    assert copy.data.params["optimizer.lr"] == "0.1"
+
+
+def test_a_dashboard_that_is_lost_in_between_gets_the_rest(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send([paths])
+    measure(paths, 2)
+    with monkeypatch.context() as lost:
+        lost.setattr(mlflow.MlflowClient, "log_batch", lambda *_, **__: 1 / 0)
+        assert not live.send([paths])
+    assert isinstance(live.error, ZeroDivisionError)
+    measure(paths, 3)
+    assert live.send([paths])
+    live.end()
+    assert steps(store, paths) == once(1, 2, 3)
+
+
+def test_a_run_that_is_resumed_from_an_older_checkpoint(tmp_path: Path, store: str) -> None:
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    size = paths.metrics.stat().st_size
+    measure(paths, 2, 3, 4)
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send([paths])
+    record(paths.folder, status="interrupted")
+    assert live.send([paths], last=True)
+    record(paths.folder, started=2000.0)
+    paths.metrics.write_bytes(paths.metrics.read_bytes()[:size])
+    measure(paths, 2, 3, 4, 5, speed=2.75)
+    assert live.send([paths])
+    assert runs_of(store)["run"].info.status == "RUNNING", "the same copy is resumed"
+    live.end()
+    assert steps(store, paths) == once(1, 2, 3, 4, 5)
+
+
+def test_what_may_still_be_refused_is_left_alone_until_the_end(tmp_path: Path, store: str) -> None:
+    folder = sweep(tmp_path / "grid")
+    refused = record(folder / "a", status="failed")
+    live = Sender("mlflow", {"tracking_uri": store})
+    assert live.send(runs_in(folder))
+    assert {*refused.folder.iterdir()} == {refused.result}
+    assert live.send(runs_in(folder), last=True)
+    live.end()
+    assert {name: copy.info.status for name, copy in runs_of(store).items()} == {
+        "a": "FAILED",
+        "grid": "FAILED",
+    }
+
+
+def test_two_senders_do_not_send_the_same(
+    tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = record(tmp_path / "run")
+    measure(paths, 1)
+    live, other = (Sender("mlflow", {"tracking_uri": store}) for _ in range(2))
+    assert live.send([paths])
+    measure(paths, 2)
+    assert other.send([paths], last=True)
+    assert "another command" in capsys.readouterr().err
+    assert live.send([paths])
+    live.end()
+    assert steps(store, paths) == once(1, 2)
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_dashboard_is_out_of_reach_is_sent_afterwards(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    grid = ("-m", "optimizer.lr=0.1,1e30", "epochs=2", "hydra.sweep.dir=sent")
+    done = run(*grid, "send=mlflow", "mlflow.tracking_uri=http://127.0.0.1:9", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "mlflow" in done.stderr
+    to = ("--tracking-uri", store, "--experiment", "mine")
+    for number in (2, 0):
+        sent = run("send", "sent", *to, cwd=tmp_path)
+        assert sent.returncode == 0, sent.stderr
+        assert f"{number} of 2 runs had something new" in sent.stdout
+    there = runs_of(store)
+    for path in (path.parent for path in tmp_path.glob("sent/*/result.json")):
+        here, copy = RunFolder(path), there[path.name]
+        assert copy.data.tags["mlflow.parentRunId"] == there["sent"].info.run_id
+        assert copy.data.tags["expt.identity"] == here.result["identity"]
+        wanted = {"completed": "FINISHED", "failed": "FAILED"}
+        assert copy.info.status == wanted[here.result["status"]]
+        for tag in ("loss/train", "loss/val", "lr"):
+            assert points(store, copy, tag) == [
+                each for each in here.curve(tag) if each[1] == each[1]
+            ]

@@ -1,0 +1,365 @@
+"""Models that do something in a way of their own, for what sharding makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """Three layers; subclasses do something else with the second."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList([self.layer(width)])
+
+    def layer(self, width: int) -> nn.Module:
+        return nn.Linear(width, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        inside = self.blocks[0](self.first(images.flatten(1)).relu())
+        return self.last(self.more(inside).relu())  # type: ignore[no-any-return]
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside
+
+
+class Sequence(Net):
+    """Several ordinary layers."""
+
+    def layer(self, width: int) -> nn.Module:
+        norm = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+        return nn.Sequential(norm, nn.GroupNorm(2, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
+
+
+class OldNorm(Net):
+    def layer(self, width: int) -> nn.Module:
+        return nn.utils.weight_norm(nn.Linear(width, width))
+
+
+class Spectral(Net):
+    def layer(self, width: int) -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.append(nn.Linear(16, 16))
+        self.blocks[1].weight = self.blocks[0].weight
+
+    def more(self, inside: Tensor) -> Tensor:
+        return self.blocks[1](inside)  # type: ignore[no-any-return]
+
+
+class Numbered(Net):
+    """Asks for numbers while it is built, and keeps a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = torch.linspace(0.5, 1, 16).tolist()
+        self.scale = torch.tensor(self.rates)
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside * self.scale
+
+
+class Plain(Net):
+    """Keeps a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = {"all": torch.linspace(0.5, 1, 16)}
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside * self.scale["all"]
+
+
+class Unsaved(Net):
+    """With a buffer that is not saved, drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", torch.rand(16), persistent=False)
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside * self.scale
+
+
+class Listed(Net):
+    """Computes with a weight in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = [self.blocks[0].weight]
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + self.kept[0].mean()  # type: ignore[no-any-return]
+
+
+class Kept(Listed):
+    """Keeps a weight in a list, and makes no use of it."""
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside
+
+
+class Viewed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = self.blocks[0].weight.detach()[1:]  # type: ignore[operator]
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + self.kept.mean()
+
+
+class ViewedInEvaluations(Viewed):
+    def more(self, inside: Tensor) -> Tensor:
+        return inside if self.training else inside + self.kept.mean()
+
+
+class AsNumpy(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = self.blocks[0].weight.detach().numpy()  # type: ignore[operator]
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + torch.as_tensor(self.kept).mean()
+
+
+class Hooked(Net):
+    def layer(self, width: int) -> nn.Module:
+        layer = nn.Linear(width, width)
+        layer.weight.register_hook(torch.neg)
+        return layer
+
+
+class Clipped(Net):
+    """A hook that has an effect on large gradients only."""
+
+    def layer(self, width: int) -> nn.Module:
+        layer = nn.Linear(width, width)
+        layer.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
+        return layer
+
+
+class HookedLate(Net):
+    def more(self, inside: Tensor) -> Tensor:
+        if self.training and not hasattr(self, "handle"):
+            self.handle = self.get_parameter("blocks.0.weight").register_hook(torch.neg)
+        return inside
+
+
+class ClampedLinear(nn.Linear):
+    """Its weights are kept small, where they are used."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As a linear layer's."""
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(inputs)
+
+
+class Clamped(Net):
+    def layer(self, width: int) -> nn.Module:
+        return ClampedLinear(width, width)
+
+
+class LargestNorm(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As a linear layer's."""
+        with torch.no_grad():
+            self.weight.mul_((50 / self.weight.norm()).clamp(max=1))
+        return super().forward(inputs)
+
+
+class Renormed(Net):
+    """Writes to a weight in a way that has no effect before it is large."""
+
+    def layer(self, width: int) -> nn.Module:
+        return LargestNorm(width, width)
+
+
+class Embedded(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16, max_norm=50.0)
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + self.table(torch.arange(len(inside), device=inside.device))  # type: ignore[no-any-return]
+
+
+class Reading(Net):
+    """Reads a number of all its weights outside of the layer that has them."""
+
+    def more(self, inside: Tensor) -> Tensor:
+        with torch.no_grad():
+            norm = float(self.first.weight.norm())
+        return inside * norm
+
+
+class SharedMemory(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.zeros(10, 64)
+        self.blocks.append(nn.Linear(64, 6))
+        with torch.no_grad():
+            flat.normal_()
+        self.first.weight.data = self.first.weight.data.new_zeros(16, 64)
+        self.blocks[1].weight.data = flat[:6]
+        self.extra = nn.Parameter(flat[4:, :16])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        flat = images.flatten(1)
+        more = self.blocks[1](flat).mean(1, keepdim=True) + self.extra.sum()
+        return super().forward(images) * more  # type: ignore[no-any-return]
+
+
+class Kind(nn.Parameter):
+    """One that an own optimiser would know by its class."""
+
+
+class OwnTensor(Tensor):
+    """One whose operations are its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return found * 2 if func is torch.nn.functional.linear else found
+
+
+class WithParameter(Net):
+    """With one more parameter, which it adds up."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        made = {
+            "kind": lambda: Kind(torch.ones(3)),
+            "tensor": lambda: nn.Parameter(torch.ones(16, 16).as_subclass(OwnTensor)),
+            "complex": lambda: nn.Parameter(torch.ones(3, dtype=torch.complex64)),
+            "empty": lambda: nn.Parameter(torch.ones(0, 3)),
+            "scalar": lambda: nn.Parameter(torch.tensor(1.0)),
+            "double": lambda: nn.Parameter(torch.ones(3, dtype=torch.float64)),
+            "few": lambda: nn.Parameter(torch.ones(1)),
+            "frozen": lambda: nn.Parameter(
+                torch.ones(3, dtype=torch.complex64), requires_grad=False
+            ),
+            "integers": lambda: nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False),
+        }
+        self.own = made[kind]()  # type: ignore[no-untyped-call]
+
+    def more(self, inside: Tensor) -> Tensor:
+        if self.kind == "tensor":
+            return torch.nn.functional.linear(inside, self.own).as_subclass(Tensor)
+        total = self.own.sum()
+        return inside * (1 + (total.abs() if total.is_complex() else total)).float()
+
+
+class Marked(nn.Module):
+    """What its weights say of themselves its own optimiser reads."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(64, width), nn.Linear(width, 10)])
+        self.bias = nn.Parameter(torch.ones(10))
+        for parameter, scale in zip(self.parameters(), (2.0, 3.0, 1.0, 0.5, 1.0), strict=True):
+            vars(parameter).update(
+                scale=scale, mask=torch.arange(parameter.numel()).view_as(parameter) % 3 > 0
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        return self.blocks[1](self.blocks[0](images.flatten(1)).relu()) + self.bias  # type: ignore[no-any-return]
+
+
+class Halved(Marked):
+    """With a mask of each row, and not of each number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self.blocks[0].weight)["mask"] = torch.ones(8, 1)
+
+
+class ReadsMarks(Marked):
+    """Reads what its weights say itself."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        return super().forward(images) * getattr(self.blocks[0].weight, "scale", 1.0)
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of them; the last one is never used."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, number)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(number))
+
+    def forward(self, inside: Tensor) -> Tensor:
+        """Return a tensor [B, width]."""
+        shares = self.gate(inside)[:, :-1].softmax(-1)
+        chosen = shares.argmax(-1)
+        for number, expert in enumerate(self.experts):
+            if len(rows := (chosen == number).nonzero()[:, 0]):
+                inside = inside.index_add(
+                    0, rows, expert(inside[rows]) * shares[rows, number, None]
+                )
+        return inside
+
+
+class Mixture(nn.Module):
+    """Two blocks of experts."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList(Experts(width, 3) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        inside = self.first(images.flatten(1))
+        for block in self.blocks:
+            inside = block(inside)
+        return self.last(inside)  # type: ignore[no-any-return]
+
+
+class Centred(nn.Module):
+    """Takes off a running mean, in training as in evaluations."""
+
+    mean: Tensor
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, 10]."""
+        flat = images.flatten(1)
+        if self.training:
+            self.mean.mul_(0.9).add_(flat.detach().mean(0), alpha=0.1)
+        return self.head(self.body(flat - self.mean).relu())  # type: ignore[no-any-return]
+
+
+class OddMemory(nn.Module):
+    """With a buffer that is an expanded view, and a parameter that is a slice of a larger tensor."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
+        self.weight = nn.Parameter(
+            torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64]
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits."""
+        return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)

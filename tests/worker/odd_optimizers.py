@@ -1,0 +1,270 @@
+"""Optimizers, schedules and tasks of a person's own, for what sharding makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from expt.data.loading import Batch
+from expt.tasks.task import Sum, Task
+from expt.training.sharding import whole
+
+
+class OfEach(Optimizer):
+    """Descent by what `step_of` makes of each parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * self.step_of(parameter, parameter.grad))
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class ByNorm(OfEach):
+    """As LAMB, by norms that stay tensors."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        ratio: Tensor = weights.norm() / (gradient.norm() + 1e-6)
+        return gradient * ratio
+
+
+class ByNumber(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (float(weights.norm()) / (float(gradient.norm()) + 1e-6))
+
+
+class Clipped(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        norm: float = gradient.norm().item()
+        return gradient * min(1.0, 10.0 / (norm + 1e-6))
+
+
+class ByAlpha(OfEach):
+    """Reads a sum that torch itself makes a number of."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        factor: Any = (weights * weights).sum()
+        return torch.zeros_like(gradient).add_(gradient, alpha=factor)
+
+
+class Asked(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (int(100 * weights.norm()) if weights.norm() > 0.1 else 1.0)
+
+
+class ByPart(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        part: Any = gradient
+        return gradient * float((part.to_local() if hasattr(part, "to_local") else part).norm())
+
+
+class OfRows(OfEach):
+    """With a state of another shape than the parameter's, as Adafactor's."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        if gradient.dim() == 1:
+            return gradient
+        state, mean = self.state[weights], gradient.square().mean(-1)
+        rows: Tensor = mean + state.get("rows", torch.zeros_like(mean))
+        state["rows"] = rows
+        return gradient / (rows.sqrt() + 0.1).unsqueeze(-1)
+
+
+class OfSums(OfEach):
+    """With a state that is each worker's part of a sum."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        state = self.state[weights]
+        total: Tensor = gradient.sum() + state.get("sum", 0.0)
+        state["sum"] = total
+        return gradient * total.sigmoid()
+
+
+class OfLast(OfEach):
+    """With a list of the last gradients as its state."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        last: list[Tensor] = [*self.state[weights].get("last", [])[-1:], gradient.clone()]
+        self.state[weights]["last"] = last
+        return torch.stack(last).sum(0)
+
+
+class Forgetful(OfEach):
+    """With what it remembers outside of its state."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        self.steps = getattr(self, "steps", 0) + 1
+        return gradient / self.steps
+
+
+class Split(Optimizer):
+    """With momentum, and groups of its own, which come in another order than the parameters."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        every = [*params]
+        several = [
+            {"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide}
+            for wide in (False, True)
+        ]
+        super().__init__(several, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["momentum"] = (
+                    0.9 * state.get("momentum", torch.zeros_like(parameter)) + parameter.grad
+                )
+                parameter.mul_(1 - 0.1 * group["lr"] * group["decay"]).sub_(
+                    group["lr"] * state["momentum"]
+                )
+
+
+class Counting(OfEach):
+    """With a state that is of no parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        count: Any = self.state
+        count["steps"] = count.get("steps", torch.zeros(1, dtype=torch.long)) + 1
+        super().step()
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        count: Any = self.state
+        return gradient / int(count["steps"])
+
+
+class Noisy(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient + torch.randn_like(gradient)
+
+
+class Largest(OfEach):
+    """Looks for the largest of numbers, which there is none of where a worker has no row."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient / gradient.max()
+
+
+class ByClass(OfEach):
+    """Steps are others for parameters of a class."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (2 if type(weights).__name__ == "Kind" else 1)
+
+
+class Rows(OfEach):
+    """Writes to some rows."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        change = gradient.clone()
+        change[0] = 0.0
+        return change
+
+
+class InPlaceRows(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        change = gradient.clone()
+        change[0].mul_(0.5)
+        return change
+
+
+class Masked(OfEach):
+    """Writes where a condition holds."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        change = gradient.clone()
+        change[change.abs() < 1e-3] = 0.0
+        return change
+
+
+class Averaging(Optimizer):
+    """Keeps slow weights in a list of its own, by which a resumed run would go on otherwise."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+        self.slow = [one.detach().clone() for group in self.param_groups for one in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        every = [one for group in self.param_groups for one in group["params"]]
+        for parameter, slow in zip(every, self.slow, strict=True):
+            parameter.sub_(0.01 * parameter.grad)
+            slow.lerp_(parameter, 0.5)
+            parameter.copy_(slow)
+
+
+class BySize(torch.optim.SGD):
+    """Steps are as much larger as a parameter asks for, of the numbers that it does not mask."""
+
+    def step(self, closure: Any = None) -> Any:
+        """As SGD's, by other gradients."""
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.grad.mul_(getattr(one, "scale", 1.0))
+                if hasattr(one, "mask"):
+                    one.grad.mul_(one.mask)
+        return super().step(closure)
+
+
+class Decaying(torch.optim.SGD):
+    """Decays what does not say that it is not to, by a little."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """As SGD's, and decay."""
+        for group in self.param_groups:
+            for one in group["params"]:
+                if not getattr(one, "scale", 1.0) > 1:
+                    one.mul_(1 - 0.01 * group["lr"])
+        return super().step(closure)
+
+
+class ByWeights(LRScheduler):
+    """A learning rate by the size of the weights."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return that of each group."""
+        weights = self.optimizer.param_groups[0]["params"][0]
+        return [base / (1 + float(weights.detach().norm())) for base in self.base_lrs]
+
+
+class ByWholeWeights(LRScheduler):
+    def get_lr(self) -> list[float | Tensor]:
+        """Return that of each group."""
+        weights = self.optimizer.param_groups[0]["params"][0].detach()
+        return [base / (1 + float(whole(weights).norm())) for base in self.base_lrs]
+
+
+class Penalised(Task):
+    """Cross-entropy, and the squared norms of the weights for each sample."""
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        self.weights = [*model.parameters()]
+        outputs: Tensor = model(batch.inputs)
+        return outputs
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        penalty = sum(whole(parameter.norm()).square() for parameter in self.weights)
+        of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
+
+
+class PenalisedByNumber(Penalised):
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        penalty = sum(float(parameter.norm()) for parameter in self.weights)
+        of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        return of_labels * (1 + penalty), len(outputs)

@@ -1,0 +1,215 @@
+"""A sharded model, and a custom optimizer, train to the weights of a whole one, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError, RunFailed
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
+from expt.training.collectives import Worker
+from expt.worker import comparison, random_state
+from expt.worker.build import build_data
+from expt.worker.diagnosis import in_words
+from tests.conftest import Configured
+from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.sharded import Configs, together
+
+UNEVEN = ("dataset.train_limit=133", "batch_size=32", "drop_last=false")
+EVEN = (*UNEVEN[:2], "drop_last=true")
+MODELS, OPTIMIZERS = "tests.worker.odd_models", "tests.worker.odd_optimizers"
+
+
+def model(name: str, *more: str) -> tuple[str, ...]:
+    return (*UNEVEN, "optimizer=adamw", "~model", f"+model._target_={MODELS}.{name}", *more)
+
+
+def optimizer(target: str, *more: str) -> tuple[str, ...]:
+    target = target if "." in target else f"{OPTIMIZERS}.{target}"
+    return (*UNEVEN, "model=mlp", *more, f"optimizer={{_target_: {target}}}")
+
+
+def schedule(name: str) -> tuple[str, ...]:
+    return (*UNEVEN, "model=mlp", f"scheduler={{_target_: {OPTIMIZERS}.{name}, interval: step}}")
+
+
+def task(name: str, *words: str) -> tuple[str, ...]:
+    return (*words, "model=mlp", f"task={{_target_: {OPTIMIZERS}.{name}}}")
+
+
+EQUAL: Mapping[str, tuple[str, ...]] = {
+    "mlp, average, clip, parts": (
+        *(*UNEVEN, "model=mlp", "model.dropout=0.3", "optimizer=adamw", "ema=0.9"),
+        *("gradient_clip=0.5", "gradient_accumulation=2", "amp=bf16"),
+    ),
+    "groups of parameters": (
+        *(*UNEVEN, "model=mlp", "optimizer=adamw", "optimizer.decay_biases_and_norms=false"),
+        "optimizer.groups=[{match: '^3', lr_scale: 0.1, weight_decay: 0.1}]",
+    ),
+    "sgd": (*UNEVEN, "model=mlp", "optimizer=sgd", "checkpoint.sharded=true"),
+    "convnet": (*UNEVEN, "model=convnet", "optimizer=adam"),
+    "convnet, sync": (*EVEN, "model=convnet", "batch_norm=sync", "optimizer=adam"),
+    "transformer": (
+        *("model=transformer", "model.width=16", "model.heads=2", "model.layers=2", "dataset=text"),
+        *("task=language_model", "dataset.root=text.txt", "dataset.context=8", "batch_size=64"),
+        *("optimizer=adamw", "activation_checkpointing=auto"),
+    ),
+    **{
+        name: model(name)
+        for name in (
+            *("Sequence", "Tied", "Numbered", "Plain", "Unsaved", "Kept", "OddMemory", "Mixture"),
+            *("Centred", "OldNorm", "Spectral"),
+        )
+    },
+    **{
+        f"a parameter: {kind}": model("WithParameter", f"+model.kind={kind}")
+        for kind in ("kind", "double", "few", "frozen", "integers")
+    },
+    **{
+        name: optimizer(name)
+        for name in (
+            *("ByNorm", "Asked", "OfSums", "OfLast", "Split", "Counting", "torch.optim.AdamW"),
+            *("torch.optim.RMSprop", "torch.optim.NAdam", "torch.optim.Adamax"),
+        )
+    },
+    "BySize": (*model("Marked"), f"optimizer={{_target_: {OPTIMIZERS}.BySize, lr: 0.1}}"),
+    "ByWholeWeights": schedule("ByWholeWeights"),
+    "Penalised, even": task("Penalised", *EVEN),
+}
+RARE = {"Spectral", "OldNorm", "convnet", "torch.optim.RMSprop", "torch.optim.NAdam", "Kept"}
+REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "a weight in a list": (model("Listed"), "gradient"),
+    "a view of a weight": (model("Viewed"), "gradient"),
+    "a view in evaluations": (model("ViewedInEvaluations"), "output in an evaluation"),
+    "an array of a weight": (model("AsNumpy"), "gradient"),
+    "a hook": (model("Hooked"), "gradient of blocks.0.weight"),
+    "a hook for large gradients": (model("Clipped"), "gradient of blocks.0.weight"),
+    "a hook from a forward pass": (model("HookedLate"), "gradient of blocks.0.weight"),
+    "a write": (model("Clamped"), "writes to blocks.0.weight"),
+    "a write without effect": (model("Renormed"), "writes to blocks.0.weight"),
+    "an embedding's largest norm": (model("Embedded"), "writes to table.weight"),
+    "a number of weights": (model("Reading"), "gradient"),
+    "shared memory": (model("SharedMemory"), "update of extra"),
+    "a class of tensors": (model("WithParameter", "+model.kind=tensor"), "gradient of own"),
+    "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "update of 1.weight"),
+    **{
+        name: (optimizer(name), "update of")
+        for name in ("ByNumber", "Clipped", "ByAlpha", "ByPart", "InPlaceRows", "Noisy")
+    },
+    "Forgetful": (optimizer("Forgetful"), "update of 1.weight"),
+    "Averaging": (optimizer("Averaging"), "after it was saved and loaded; let the optimizer keep"),
+    "ByClass": (
+        (
+            *model("WithParameter", "+model.kind=kind"),
+            f"optimizer={{_target_: {OPTIMIZERS}.ByClass}}",
+        ),
+        "update of own",
+    ),
+    "ByWeights": (schedule("ByWeights"), "update of 1.weight"),
+    "Penalised, uneven": (task("Penalised", *UNEVEN), "gradient"),
+    "PenalisedByNumber": (task("PenalisedByNumber", *UNEVEN), "gradient"),
+}
+FAILS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "a scalar": (model("WithParameter", "+model.kind=scalar"), "doesn't support scalar parameters"),
+    "an empty parameter": (model("WithParameter", "+model.kind=empty"), "non-empty"),
+    "a complex parameter": (model("WithParameter", "+model.kind=complex"), "TypeError: "),
+    "OfRows": (optimizer("OfRows"), "a tensor that each worker has whole"),
+    "Adafactor": (optimizer("torch.optim.Adafactor"), "placement"),
+    "Masked": (optimizer("Masked"), "placement"),
+}
+
+
+def outcome(config: RunConfig, worker: Worker) -> str:
+    """Return what was compared, or what was raised."""
+    random_state.seed(config.seed)
+    data = build_data(config, worker)
+    before = random_state.state_dict(worker.device)
+    try:
+        return str(comparison.compare(config, data, worker))
+    except (ConfigError, RunFailed, RuntimeError) as error:
+        return f"{type(error).__name__}: {in_words(error, config)}"
+    finally:
+        assert random_state.state_dict(worker.device) == before
+
+
+def outcomes(folder: Path, wanted: Mapping[str, RunConfig], size: int) -> list[dict[str, str]]:
+    """Return what each worker comes to, of each name."""
+
+    def each(worker: Worker) -> dict[str, str]:
+        return {name: outcome(config, worker) for name, config in wanted.items()}
+
+    return together(folder, size, each)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)]
+)
+def test_what_trains_as_the_whole_is_taken(
+    strategy: str, size: int, configs: Configs, tmp_path: Path
+) -> None:
+    more = ("sharding.shards=2",) if strategy == "hsdp" else ()
+    cases = {name: words for name, words in EQUAL.items() if size > 2 or name not in RARE}
+    wanted = {name: configs(strategy, size, *words, *more) for name, words in cases.items()}
+    for found in outcomes(tmp_path, wanted, size):
+        assert {name: told for name, told in found.items() if told != "whole"} == {}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)]
+)
+def test_what_would_train_to_other_weights_is_refused_on_all_workers(
+    strategy: str, size: int, configs: Configs, tmp_path: Path
+) -> None:
+    more = ("sharding.shards=2",) if strategy == "hsdp" else ()
+    wanted = {name: configs(strategy, size, *words, *more) for name, (words, _) in REFUSED.items()}
+    for found in outcomes(tmp_path, wanted, size):
+        for name, (_, told) in REFUSED.items():
+            assert found[name].startswith(f"ConfigError: strategy={strategy}: the "), name
+            assert told in found[name], name
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_what_torch_cannot_shard_is_said_in_its_words(
+    name: str, configs: Configs, tmp_path: Path
+) -> None:
+    words, told = FAILS[name]
+    for found in outcomes(tmp_path, {name: configs("fsdp", 2, *words)}, 2):
+        assert told in found[name]
+
+
+def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(
+    configured: Configured,
+) -> None:
+    def found(name: str) -> str:
+        return outcome(configured(*optimizer(name)), ALONE)
+
+    assert found("ByNumber") == found("Split") == "whole"
+    assert found("torch.optim.RMSprop") == "None"
+    for name in ("Forgetful", "Averaging"):
+        assert found(name).startswith(f"ConfigError: optimizer._target_={OPTIMIZERS}.{name}: the ")
+        assert found(name).endswith("let the optimizer keep all that it remembers in self.state")
+
+
+def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(
+    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = (*UNEVEN, "model=mlp", "model.hidden=[8,8,8,8]")
+    wanted = {
+        "deep": configs("fsdp", 2, *deep),
+        "flat": configs("fsdp", 2, *model("Sequence")),
+    }
+    monkeypatch.setattr(comparison, "LARGE", 600)
+    assert outcomes(tmp_path, wanted, 2) == [{"deep": "fewer_blocks", "flat": "whole"}] * 2
+    monkeypatch.setattr(comparison, "available_memory", lambda: 2 * 2 * 4 * 10 * 750)
+    assert outcomes(tmp_path, wanted, 2) == [{"deep": "fewer_blocks", "flat": "nothing"}] * 2
+
+
+def test_a_result_says_what_was_compared(train_alone: TrainAlone, tmp_path: Path) -> None:
+    for name, words in {"custom": optimizer("Split"), "usual": UNEVEN}.items():
+        create_result(RunPaths(tmp_path / name))
+        result = train_alone(*words, "epochs=1", name=name).result
+        assert result.get("compared") == ("whole" if name == "custom" else None)
