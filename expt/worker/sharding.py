@@ -140,7 +140,7 @@ def of_learner(
         "shards": shards_of(config, worker),
         "reduces_each_part": config.sharding.reduce_each_part,
     }
-    if isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask):
+    if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         unused = sharding.Unused(module, worker.device, compiled=bool(config.compile))
         fields["drop_unused"] = unused.drop  # all other models use all parameters
     if outline is not None:

@@ -386,7 +386,7 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
         ): "samples are prepared as those that the run was trained on; leave it out",
         (
             "dataset=diabetes",
-        ): "task=classification: dataset=diabetes has a number to predict, no class",
+        ): "task=classification: dataset=diabetes has numbers to predict; use task=regression",
     }
     for words, message in refused.items():
         with pytest.raises(ConfigError) as raised:
