@@ -17,10 +17,10 @@ from expt.python.keywords import folder_word, words_of
 from expt.python.predictions import Predictions
 from expt.python.result import Result, Runs
 from expt.python.sweep_result import SweepResult
+from expt.runs.named_checkpoint import Which, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
-from expt.runs.weights_file import Which, run_and_which
 
 __all__ = [
     "Predictions",

@@ -8,9 +8,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from expt.config.identity import Content
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
+from expt.runs import continuing
+from expt.runs.continuing import Source
+from expt.runs.named_checkpoint import read
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from tests.composing import composed
@@ -40,3 +44,22 @@ def request(
         typed_at=typed_at,
         may_have_run=may_have_run,
     )
+
+
+def continued(
+    config: RunConfig, paths: RunPaths, *, content: Content | None = None, resumes: bool = True
+) -> Path | None:
+    """Find what a run begins from and bring it into its folder, as its driver does."""
+    asked = RunRequest(
+        config=config,
+        content=content or Content(),
+        paths=paths,
+        about={"name": paths.folder.name, "overrides": {}, "arguments": []},
+    )
+    source = continuing.find(asked, resumes=resumes)
+    return continuing.take(source, paths) if source else None
+
+
+def resumed(file: Path, folder: Path) -> Path:
+    """Bring a checkpoint into a new folder that resumes it."""
+    return continuing.take(Source("resume", read(file)), RunPaths(folder))

@@ -42,7 +42,7 @@ LEVEL = {
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
     for name in names
 }
-WITH_TORCH = ("checkpoint", "parts", "sharded_writer")  # of `runs`
+WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 300, 60, 15
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}

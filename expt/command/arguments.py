@@ -18,11 +18,10 @@ from expt.command.words import WORDS
 from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
-from expt.runs.parent import NAMES_A_RUN, for_strategy, key_of, values_of
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep import latest_sweep
-from expt.runs.typed import joined, quoted, unquoted
+from expt.runs.typed import NAMES_A_RUN, for_strategy, joined, key_of, quoted, unquoted, values_of
 
 WITH_VALUE = {
     "--config-dir",

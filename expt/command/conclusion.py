@@ -14,7 +14,7 @@ from rich.console import Console
 
 from expt.command.arguments import without_quotes
 from expt.config.main_code import is_of_main
-from expt.config.user_code import targets_recorded
+from expt.config.user_code import targets
 from expt.errors import ExptError, warn
 from expt.runs import spending
 from expt.runs.paths import RunPaths
@@ -154,7 +154,7 @@ def _print_failure(console: Console, run: FoundRecord) -> None:
 def again(run: FoundRecord) -> str:
     """The command that runs one point of a sweep by itself."""
     if any(
-        map(is_of_main, targets_recorded(run.get("config") or {}))
+        map(is_of_main, targets(run.get("config") or {}))
     ):  # which its folder has, and no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))

@@ -16,11 +16,11 @@ from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
+from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result, results
 from expt.runs.sweep import by_objective
-from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:
     from expt.command.evaluation_settings import Settings

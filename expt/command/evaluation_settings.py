@@ -24,9 +24,9 @@ from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
-from expt.runs.weights_file import run_and_which
 
 HOW = (
     *(
@@ -347,10 +347,8 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
                 f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is"
                 " not done here"
             )
-    names = user_code.targets_recorded(then)
-    beside_the_model = user_code.targets_recorded(
-        {**then, "model": {}}
-    )  # of that alone expt.load warns
+    names = user_code.targets(then)
+    beside_the_model = user_code.targets({**then, "model": {}})  # of that alone expt.load warns
     if (
         made
         and made["code"]

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from expt.command.conf_files import conf_dir
 from expt.config.groups import GROUPS
 from expt.errors import ConfigError
-from expt.runs.parent import key_of
+from expt.runs.typed import key_of
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from rich.console import Console
 from expt import machine
 from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
+from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import elapsed, say, shown_path
-from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:
     from expt.inference.export import Exported

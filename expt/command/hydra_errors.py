@@ -29,8 +29,7 @@ from expt.command.conf_files import groups, keys, options
 from expt.command.misplaced import has_a_name, within_a_value
 from expt.config.problems import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.parent import NAMES_A_RUN, is_there, values_of
-from expt.runs.typed import unquoted
+from expt.runs.typed import NAMES_A_RUN, is_there, unquoted, values_of
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 """What may be raised while a configuration is composed."""

@@ -11,7 +11,7 @@ from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.overrides import is_readable, named_values, parsed
 from expt.command.own_class import is_class
 from expt.errors import ConfigError
-from expt.runs.parent import key_of
+from expt.runs.typed import key_of
 
 
 def conf_here(arguments: Sequence[str]) -> Path | None:

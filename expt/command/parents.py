@@ -15,12 +15,12 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError
-from expt.runs import fork
-from expt.runs.parent import inherited, key_of, named, record_of, without_latest
+from expt.runs import continuing
+from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths
 from expt.runs.result import Forked
 from expt.runs.sweep import results_of_sweep
-from expt.runs.typed import quoted, unquoted
+from expt.runs.typed import inherited, key_of, unquoted
 
 
 def with_parent(arguments: Sequence[str]) -> list[str]:
@@ -29,7 +29,6 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
 
     A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked
     is no run."""
-    arguments = [_without_latest(word) for word in arguments]
     options, settings = apart(arguments)
     given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
     if given is None or _goes_on(settings):
@@ -37,20 +36,13 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
     sweeps, (override,) = bool({"-m", "--multirun"} & {*options}), parsed([given])
     folder = _folder(settings, "hydra.sweep.dir")
     known = Parents(folder if sweeps else None)
-    runs = [RunPaths(named(value).run) for value in _values(override) if not known.has(value)]
+    runs = [
+        RunPaths(named("fork", value)[0]) for value in _values(override) if not known.has(value)
+    ]
     for run in runs:
         main_code.find_kept(run.code)
     where = searched(runs[0], options) if runs else []
     return [*where, *arguments] if sweeps else [*where, *options, *known.with_words(settings)]
-
-
-def _without_latest(word: str) -> str:
-    """The word, with folders in the place of `latest` in each of its values."""
-    if key_of(word) != "fork" or "latest" not in word:
-        return word
-    values = _values(parsed([word])[0])
-    folders = list(map(without_latest, values))
-    return word if folders == values else f"fork={','.join(map(quoted, folders))}"
 
 
 def _goes_on(settings: Sequence[str]) -> bool:
@@ -110,7 +102,7 @@ class Parents:
         Raises ConfigError where that is no run.
         """
         known = self._known.get(given)
-        return known[0]["epoch"] if known else fork.epochs_before(given)
+        return known[0]["epoch"] if known else continuing.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
         """The words of a point with those of the parent before them; of one that is gone `content`
@@ -122,7 +114,9 @@ class Parents:
         known = self._known.get(values[0])
         try:
             arguments = (
-                known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+                known[0]["arguments"]
+                if known
+                else continuing.record_of(values[0]).get("arguments", [])
             )
         except ConfigError:
             return list(point)

@@ -18,9 +18,9 @@ from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE
 from expt.runs.view.text import duration, say
-from expt.runs.weights_file import run_and_which
 
 if TYPE_CHECKING:
     from expt.inference.predict import Predictor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -18,6 +19,17 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[str, AfterValidator(os.path.expanduser)]
 Size = tuple[Count, Count]  # height, width
+
+
+def _compiled(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_compiled)]
 DOTTED_NAME = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
 DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
 

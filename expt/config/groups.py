@@ -19,6 +19,7 @@ from expt.config.constraints import (
     Key,
     NonNegative,
     Positive,
+    Regex,
     Target,
 )
 from expt.config.datasets import DATASETS
@@ -150,7 +151,7 @@ Init = DefaultInit | NormalInit | XavierInit | KaimingInit | OrthogonalInit
 class ParameterGroup:
     """Settings of the parameters in whose names `match` is found."""
 
-    match: str
+    match: Regex
     lr_scale: Positive = 1.0  # times the optimiser's
     weight_decay: NonNegative | None = None  # None: the optimiser's
     epochs: Positive | None = (

@@ -300,6 +300,8 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def typed(value: Any) -> str:
     """Return a value as it is typed on the command line: null, true, [1,2]."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:g}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
     return (

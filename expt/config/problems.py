@@ -31,7 +31,8 @@ def explain(error: ValidationError, node: Mapping[str, Any], root: Any = RunConf
         if path[-1] == "kwargs":  # of a class without _target_, which is reported too
             continue
         text = _in_words(problem, path, node, root)
-        lines.setdefault(".".join(path), []).append(text)
+        of_key = lines.setdefault(".".join(path), [])
+        of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
         if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
             lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
     return [_joined(several) for several in lines.values()]
@@ -72,7 +73,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
 
 
 def _pydantic_s(problem: ErrorDetails) -> str:
-    text = problem["msg"]
+    text = problem["msg"].removeprefix("Value error, ")
     for theirs, ours in _INSTEAD.items():
         text = text.replace(theirs, ours)
     return text[0].lower() + text[1:]
@@ -81,6 +82,8 @@ def _pydantic_s(problem: ErrorDetails) -> str:
 def _joined(lines: list[str]) -> str:
     """Return the lines of one key as one: each member of a union has its own."""
     first, *others = lines
+    if "input should be" not in first:
+        return first
     kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
     return first + "".join(
         f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")

@@ -1,25 +1,25 @@
-"""What a configuration means on a given machine: the value of each `auto`, and what cannot run
-there.
+"""Settings that cannot run together, or on a machine: what nothing else would report in time.
+
+A rule yields the key at fault, what is wrong with its value, and how to fix it.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import trackers
-from expt.config.datasets import has_rows
 from expt.config.groups import (
-    SGD,
     ConvNet,
     DefaultInit,
     NamedModel,
     Plateau,
-    ResNet18,
     TargetOptimizer,
     TargetScheduler,
     Transformer,
 )
+from expt.config.keys import typed
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.machine import Machine, is_slice
@@ -27,304 +27,161 @@ from expt.machine import Machine, is_slice
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
-
-DDP = "use strategy=ddp, which is faster too"
+Problems: TypeAlias = Iterator[tuple[str, str, str]]
 
 
 def impossible(config: RunConfig, machine: Machine) -> list[str]:
-    """Combinations that cannot run on `machine`, one line each, with the mend."""
+    """Return a line for each setting that cannot run on `machine`, with its fix."""
     return [
-        *_hardware(config, machine),
-        *_strategy(config),
+        *unmeasurable(config, machine, of_tasks=False),
         *of_sharding(config, machine),
-        *_compile(config),
-        *_model(config),
-        *_freeze(config),
-        *_memory(config),
-        *_optimizer(config),
-        *_batch(config),
+        *_lines(config, machine, _TRAINING),
         *of_task(config),
-        *_schedule(config),
         *trackers.problems(config.mlflow, config.secrets),
     ]
 
 
-def unmeasurable(config: RunConfig, machine: Machine) -> list[str]:
-    """What of `impossible` concerns an evaluation too."""
-    return [*_hardware(config, machine), *_compile(config), *_model(config), *of_samples(config)]
+def unmeasurable(config: RunConfig, machine: Machine, *, of_tasks: bool = True) -> list[str]:
+    """Return those of `impossible` that concern an evaluation too."""
+    found = [*_lines(config, machine, _ALWAYS), *of_tokens(config)]
+    return [*found, *of_samples(config)] if of_tasks else found
 
 
-def _hardware(config: RunConfig, machine: Machine) -> list[str]:
-    problems = []
-    have = len(machine.gpus)
-    gpus = config.gpus
-    shown = gpus if isinstance(gpus, int) else "[" + ",".join(map(str, gpus)) + "]"
-    on_cpu = "use gpus=0 to run on the CPU"
-    if isinstance(gpus, int) and gpus > have:
-        problems.append(f"gpus={shown}: this machine has {_count(have, 'GPU')}; {on_cpu}")
-    elif not isinstance(gpus, int) and any(index >= have for index in gpus):
-        known = f"{_count(have, 'GPU')}, counted from 0" if have else "no GPU"
-        problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
-    elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
-        problems.append(
-            f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers"
-            " on one"
+def _lines(
+    config: RunConfig, machine: Machine, rules: tuple[Callable[[RunConfig, Machine], Problems], ...]
+) -> list[str]:
+    return [
+        f"{key}={typed(functools.reduce(getattr, key.split('.'), config))}: {why}; {fix}"
+        for rule in rules
+        for key, why, fix in rule(config, machine)
+    ]
+
+
+def _gpus(config: RunConfig, machine: Machine) -> Problems:
+    have, gpus = len(machine.gpus), config.gpu_indices
+    if any(index >= have for index in gpus):
+        counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
+        yield (
+            "gpus",
+            f"this machine has {_count(have, 'GPU')}{counted}",
+            "use gpus=0 to run on the CPU",
         )
-    elif config.num_gpus > 1 and any(map(is_slice, _chosen(config, machine))):
-        problems.append(
-            f"gpus={shown}: CUDA shows a process one slice of a GPU (MIG) alone; use gpus=1"
-        )
-    workers = (
-        1 if machine.own_gpus else machine.local_workers or config.world_size
-    )  # those that share the GPUs
+    elif len({*gpus}) < len(gpus):
+        yield "gpus", "names a GPU twice", "use backend=gloo and world_size for two workers on one"
+    elif len(gpus) > 1 and any(is_slice(machine.gpus[index]) for index in gpus):
+        yield "gpus", "CUDA shows a process only one slice of a GPU (MIG)", "use gpus=1"
+
+
+def _workers(config: RunConfig, machine: Machine) -> Problems:
+    sharing = 1 if machine.own_gpus else machine.local_workers or config.world_size
     if machine.workers not in (None, config.world_size):
-        problems.append(
-            f"world_size={config.world_size}: {machine.workers} workers were started; leave"
-            " world_size out"
-        )
-    elif config.num_gpus > workers and config.strategy != "dp":
-        problems.append(
-            f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}"
-        )
-    if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
-        problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")
-    elif config.backend == "nccl" and workers > config.num_gpus:
-        problems.append(
-            f"world_size={workers}: nccl takes one worker per GPU, and gpus={shown}; "
-            f"use world_size={config.num_gpus} or backend=gloo"
-        )
-    if config.debug and config.world_size > 1:
-        problems.append(
-            f"world_size={config.world_size}: debug=true runs one worker in this process; use"
-            " world_size=1"
-        )
+        yield "world_size", f"{machine.workers} workers were started", "leave world_size out"
+    elif config.debug and config.world_size > 1:
+        yield "world_size", "debug=true runs one worker in this process", "use world_size=1"
+    elif config.num_gpus > sharing and config.strategy != "dp":
+        why = f"{config.num_gpus} GPUs need as many workers, and {sharing} share them"
+        yield "gpus", why, f"use gpus={sharing}"
+    if config.backend == "nccl" and (machine.simulated or sharing > config.num_gpus):
+        yield "backend", "takes one worker for each GPU", "use backend=gloo, or other gpus"
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
-        problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
-    if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
-        problems.append(
-            "on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook"
-        )
-    return problems
+        yield "amp", "this CPU does not compute in float16", "use amp=bf16 or a GPU"
 
 
-def _chosen(config: RunConfig, machine: Machine) -> list[str]:
-    gpus = range(config.gpus) if isinstance(config.gpus, int) else config.gpus
-    return [machine.gpus[index] for index in gpus]
+def _compile(config: RunConfig, machine: Machine) -> Problems:
+    if config.compile and config.onednn:
+        yield "onednn", "torch.compile can't take these layers", "use onednn=auto"
+    shared = config.batch_norm == "sync" and config.world_size > 1
+    if config.compile and shared and not config.num_gpus:
+        why = "torch.compile can't take these layers on a CPU"
+        yield "batch_norm", why, "use batch_norm=groups"
 
 
-def _strategy(config: RunConfig) -> list[str]:
+def _model(config: RunConfig, machine: Machine) -> Problems:
+    model = config.model
+    if isinstance(model, NamedModel) and model.pretrained:
+        if not isinstance(config.init, DefaultInit):
+            yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
+    if isinstance(model, Transformer):
+        if model.width % model.heads:
+            below = model.width // model.heads * model.heads
+            near = f"{below or model.heads} or {below + model.heads}"
+            yield "model.width", f"must divide by model.heads={model.heads}", f"use {near}"
+        elif model.positions == "rotary" and model.width // model.heads % 2:
+            why = f"turns pairs of channels, and each head has {model.width // model.heads}"
+            yield "model.positions", why, "use an even number, or model.positions=learned"
+    if isinstance(model, ConvNet):
+        lengths = {key: len(getattr(model, key)) for key in ("kernels", "strides", "paddings")}
+        if {*lengths.values()} != {len(model.widths)}:
+            others = ", ".join(f"model.{key} has {length}" for key, length in lengths.items())
+            why = f"{_count(len(model.widths), 'convolution')}, but {others}"
+            yield "model.widths", why, "give each one"
+
+
+def _data_parallel(config: RunConfig, machine: Machine) -> Problems:
     if config.strategy != "dp":
-        return []
-    problems = []
+        return
+    fix = "use strategy=ddp, which is faster too"
     if config.num_gpus < 2:
-        gpus = _count(config.num_gpus, "GPU")
-        problems.append(
-            f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus};"
-            f" {DDP}"
-        )
+        yield "strategy", "needs at least 2 GPUs", fix
     if config.world_size > 1:
-        problems.append(
-            f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}"
-        )
+        yield "world_size", "strategy=dp has one process for all GPUs", fix
     if config.compile:
-        problems.append(
-            f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}"
-        )
+        yield "compile", "the copies that strategy=dp makes can't be compiled", fix
     if config.batch_norm != "per_worker":
-        problems.append(
-            f"batch_norm={config.batch_norm}: strategy=dp can't share batch statistics; {DDP}"
-        )
-    return problems
+        yield "batch_norm", "strategy=dp can't share batch statistics", fix
+    if config.activation_checkpointing:
+        why = "the copies that strategy=dp makes can't be checkpointed"
+        yield "activation_checkpointing", why, fix
 
 
-def _compile(config: RunConfig) -> list[str]:
-    if not config.compile:
-        return []
-    problems = []
-    if config.onednn:
-        problems.append("onednn=true: torch.compile can't take these layers; use onednn=auto")
-    if (
-        config.num_gpus
-        and config.gradient_accumulation > 1
-        and config.compile in ("reduce-overhead", "max-autotune")
-    ):
-        problems.append(
-            f"gradient_accumulation={config.gradient_accumulation}: with compile={config.compile}"
-            " (CUDA graphs) each part of a batch would overwrite the gradients of those before;"
-            " use compile=true"
-        )
-    if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
-        problems.append(
-            "batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups"
-        )
-    return problems
-
-
-def _model(config: RunConfig) -> list[str]:
-    if (
-        isinstance(config.model, NamedModel)
-        and config.model.pretrained
-        and not isinstance(config.init, DefaultInit)
-    ):
-        return [
-            f"init={config.init.name}: would draw anew what model.pretrained=true loads; use"
-            " init=default"
-        ]
-    if isinstance(config.model, Transformer):
-        return [*_heads(config.model), *of_tokens(config)]
-    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18):
-        name = config.model.name
-        return [
-            f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers;"
-            " use model=mlp"
-        ]
-    if not isinstance(config.model, ConvNet):
-        return of_tokens(config)
-    return [*_convolutions(config.model), *of_tokens(config)]
-
-
-def _heads(model: Transformer) -> list[str]:
-    heads, below = model.heads, model.width // model.heads * model.heads
-    if below == model.width and model.positions == "rotary" and model.width // heads % 2:
-        return [
-            f"model.positions=rotary: turns pairs of channels, and each of model.heads={heads} has"
-            f" {model.width // heads} of model.width={model.width}; use an even number, or"
-            " model.positions=learned"
-        ]
-    if below == model.width:
-        return []
-    near = f"{below} or {below + heads}" if below else f"{heads}"
-    return [f"model.width={model.width}: must divide by model.heads={heads}; use {near}"]
-
-
-def _convolutions(model: ConvNet) -> list[str]:
-    lists = ("kernels", "strides", "paddings")
-    others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]
-    if all(len(getattr(model, key)) == len(model.widths) for key in lists):
-        return []
-    shown = ", ".join(map(str, model.widths))
-    return [
-        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but"
-        f" {', '.join(others)}; give each one"
-    ]
-
-
-def _freeze(config: RunConfig) -> list[str]:
-    problems = []
-    for pattern in config.freeze:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            problems.append(
-                f"freeze={pattern}: is no regular expression ({error}); a name as it is will do"
-            )
-    return problems
-
-
-def _memory(config: RunConfig) -> list[str]:
-    problems, wanted = [], config.activation_checkpointing
-    if wanted and config.strategy == "dp":
-        shown = wanted if isinstance(wanted, str) else f"[{','.join(wanted)}]"
-        problems.append(
-            f"activation_checkpointing={shown}: the copies that strategy=dp makes can't be"
-            f" checkpointed; {DDP}"
-        )
-    for pattern in () if isinstance(wanted, str) else wanted:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            problems.append(
-                f"activation_checkpointing={pattern}: is no regular expression ({error})"
-            )
+def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if config.offload and isinstance(config.optimizer, TargetOptimizer):
-        problems.append(
-            "offload=cpu: updates part by part, which an optimiser of your own may not take; use"
-            " null"
-        )
-    return problems
-
-
-def _optimizer(config: RunConfig) -> list[str]:
-    problems = []
-    if (
-        isinstance(config.optimizer, SGD)
-        and config.optimizer.nesterov
-        and not config.optimizer.momentum
+        yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
+    if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
+        why = "powersgd would carry a nan into later steps"
+        yield "on_nan", why, "use another ddp.comm_hook"
+    if any(group.epochs for group in config.optimizer.groups) and isinstance(
+        config.scheduler, Plateau | TargetScheduler
     ):
-        problems.append("optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9")
-    for index, group in enumerate(config.optimizer.groups):
-        try:
-            re.compile(group.match)
-        except re.error as error:
-            problems.append(
-                f"optimizer.groups.{index}.match={group.match}: is no regular expression: {error}"
-            )
-        if group.epochs and isinstance(config.scheduler, Plateau | TargetScheduler):
-            problems.append(
-                f"optimizer.groups.{index}.epochs={group.epochs:g}:"
-                f" scheduler={config.scheduler.name} sets rates by itself; use constant, cosine,"
-                " step or one_cycle"
-            )
-    return problems
-
-
-def _batch(config: RunConfig) -> list[str]:
-    parts = config.world_size * config.gradient_accumulation
-    problems = []
+        why = "can't end for some parameters only, as optimizer.groups has it"
+        yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
     if config.lr_scaling != "none" and config.base_batch_size is None:
-        problems.append(
-            f"lr_scaling={config.lr_scaling}: needs the batch that optimizer.lr is meant for, as in"
-            " base_batch_size=256"
-        )
+        why = "needs the batch that optimizer.lr is meant for"
+        yield "lr_scaling", why, "give it, as in base_batch_size=256"
+
+
+def _batch(config: RunConfig, machine: Machine) -> Problems:
+    parts = config.world_size * config.gradient_accumulation
+    share, rest = divmod(config.batch_size, parts)
+    if rest or not share:
+        by = f"{config.world_size} workers"
+        if config.gradient_accumulation > 1:
+            by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
+        near = f"{share * parts} or {(share + 1) * parts}" if share else f"{parts}"
+        yield "batch_size", f"is the global batch and must divide by {by}", f"use {near}"
+    elif config.batch_norm == "groups" and share % (size := config.batch_norm_group):
+        smaller = next((n for n in range(min(size, share), 1, -1) if share % n == 0), None)
+        larger = f"batch_size={parts * size * -(-share // size)}"
+        why = f"each worker computes {_count(share, 'sample')} at once, which must be whole groups"
+        fix = f"batch_norm_group={smaller} or {larger}" if smaller else larger
+        yield "batch_norm_group", why, f"use {fix}"
     if config.print_every and config.print_every % config.log_every:
-        problems.append(
-            f"print_every={config.print_every}: what is printed is logged, and"
-            f" log_every={config.log_every}; use a multiple of it, or"
-            f" log_every={config.print_every}"
-        )
-    if config.batch_size % parts == 0:
-        return [*problems, *_groups(config, config.batch_size // parts)]
-    below = config.batch_size // parts * parts
-    near = f"{below} or {below + parts}" if below else f"{parts}"
-    by = f"{config.world_size} workers"
-    if config.gradient_accumulation > 1:
-        by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
-    return [
-        *problems,
-        f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}",
-    ]
+        why = f"what is printed is logged, and log_every={config.log_every}"
+        yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
 
 
-def _groups(config: RunConfig, share: int) -> list[str]:
-    """Of each part of a batch that is computed at once, `share` samples."""
-    size = config.batch_norm_group
-    if config.batch_norm != "groups" or share % size == 0:
-        return []
-    smaller = next(
-        (number for number in range(min(size, share), 1, -1) if share % number == 0), None
-    )
-    larger = config.batch_size // share * size * -(-share // size)
-    mends = [f"batch_norm_group={smaller}"] if smaller else []
-    return [
-        f"batch_norm_group={size}: each worker computes {_count(share, 'sample')} at once, which"
-        f" must be whole groups; use {' or '.join([*mends, f'batch_size={larger}'])}"
-    ]
-
-
-def _schedule(config: RunConfig) -> list[str]:
-    warmup_epochs = getattr(config.scheduler, "warmup_epochs", 0.0)
+def _schedule(config: RunConfig, machine: Machine) -> Problems:
+    warmup = getattr(config.scheduler, "warmup_epochs", 0.0)
     planned = getattr(config.scheduler, "epochs", None)
-    if planned is not None and warmup_epochs >= planned:
-        return [
-            f"scheduler.epochs={planned:g}: is all warm-up,"
-            f" scheduler.warmup_epochs={warmup_epochs:g}; use more, or less of it"
-        ]
-    if warmup_epochs <= config.epochs:
-        return []
-    return [
-        f"scheduler.warmup_epochs={warmup_epochs:g}: the run ends before, after"
-        f" epochs={config.epochs}; use {config.epochs} or less"
-    ]
+    if planned is not None and warmup >= planned:
+        yield "scheduler.epochs", f"is all warm-up, scheduler.warmup_epochs={warmup:g}", "use more"
+    elif warmup > config.epochs:
+        why = f"the run ends before, after epochs={config.epochs}"
+        yield "scheduler.warmup_epochs", why, f"use {config.epochs} or less"
+
+
+_ALWAYS = (_gpus, _workers, _compile, _model)
+_TRAINING = (_data_parallel, _optimizer, _batch, _schedule)
 
 
 def _count(number: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from expt.config.constraints import (
     Key,
     NonNegative,
     Positive,
+    Regex,
     Target,
     group,
 )
@@ -41,7 +42,7 @@ class DDP:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sharding:
     wrap: Annotated[
-        Literal["auto"] | Count | tuple[str, ...],
+        Literal["auto"] | Count | tuple[Regex, ...],
         Key(result="rounding", example="'sharding.wrap=[\"blocks\\..*\"]'"),
     ] = "auto"
     shards: Annotated[
@@ -126,7 +127,7 @@ class RunConfig:
     ]
     weights: Annotated[Folder | None, Key(varies="source", evaluated_as="null")] = None
     fork: Annotated[Folder | None, Key(resume=True, varies="source", evaluated_as="null")] = None
-    freeze: Annotated[tuple[str, ...], Key(example="'freeze=[\"conv\"]'")] = ()
+    freeze: Annotated[tuple[Regex, ...], Key(example="'freeze=[\"conv\"]'")] = ()
     deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
     drop_last: Annotated[bool, Key(fork="epoch")]
     batch_norm: Literal["per_worker", "sync", "groups"]
@@ -139,7 +140,7 @@ class RunConfig:
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     gradient_accumulation: Annotated[Count, Key(resume=True)]
     activation_checkpointing: Annotated[
-        Literal["auto"] | tuple[str, ...],
+        Literal["auto"] | tuple[Regex, ...],
         Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
     ] = ()
     offload: Annotated[Literal["cpu"] | None, Key(result="none")] = None

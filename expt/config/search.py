@@ -1,7 +1,4 @@
-"""How a search chooses its points: the keys of the group `search`, no part of any run.
-
-Free of torch.
-"""
+"""The keys of the group `search`: how trials are chosen. They are no part of any run."""
 
 from __future__ import annotations
 
@@ -40,14 +37,14 @@ class Search:
     population: Annotated[int, Field(ge=2)] | None = None
 
 
-HEEDED_BY: Mapping[str, Sequence[SamplerName]] = {
+OF_SAMPLERS: Mapping[str, Sequence[SamplerName]] = {
     "random_fraction": ("tpe", "gp", "cmaes", "nsga2", "qmc"),
     "population": ("cmaes", "nsga2"),
     "warm_start": ("tpe", "gp", "nsga2"),
 }
-"""The samplers to which a key says anything; one that is not here says something to all."""
+"""The samplers that use a key; all use one that is not here."""
 OF_RUNGS = {"min_epochs": ("asha", "median"), "reduction": ("asha",)}
-"""The same of kinds of rungs."""
+"""The kinds of rungs that use a key."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,7 +53,7 @@ class _Composed:
 
 
 def parse_search(node: Mapping[str, Any]) -> Search:
-    """The settings of a search. Raises ConfigError with a line for each that is wrong."""
+    """Return the settings of a search. Raises ConfigError with a line for each wrong one."""
     found = {**node}
     if isinstance(found.get("budget"), int | float):
         found["budget"] = str(found["budget"])  # which has no unit
@@ -74,30 +71,21 @@ def parse_search(node: Mapping[str, Any]) -> Search:
 
 
 def _ignored(search: Search) -> Iterator[str]:
-    """What is wrong with keys that are not as by default, and that nothing in this search would
-    heed.
-    """
-    values = {field.name: (getattr(search, field.name), field.default) for field in fields(search)}
-    given = {
-        key: value
-        for key, (value, default) in values.items()
-        if default is not MISSING and value != default
-    }
-    for key in given:
-        if search.name not in (heeding := HEEDED_BY.get(key, (search.name,))):
-            other = f"search={' or '.join(heeding)}"
-            yield (
-                f"search.{key}={given[key]}: search={search.name} does not heed it; leave it out,"
-                f" or use {other}"
-            )
-        elif search.rungs not in (kinds := OF_RUNGS.get(key, (search.rungs,))):
-            mend = f"leave it out, or use search.rungs={' or '.join(map(str, kinds))}"
-            rungs = "null" if search.rungs is None else search.rungs
-            yield f"search.{key}={given[key]}: search.rungs={rungs} does not heed it; {mend}"
+    """Yield what is wrong with keys that were changed and have no effect in this search."""
+    for field in fields(search):
+        value = getattr(search, field.name)
+        if field.default is MISSING or value == field.default:
+            continue
+        shown = f"search.{field.name}={value}"
+        samplers = OF_SAMPLERS.get(field.name, (search.name,))
+        if search.name not in samplers:
+            yield f"{shown}: has no effect; use it with search={' or '.join(samplers)}"
+        elif search.rungs not in (kinds := OF_RUNGS.get(field.name, (search.rungs,))):
+            yield f"{shown}: has no effect; use it with search.rungs={' or '.join(map(str, kinds))}"
 
 
 def _as_list(key: str, value: Any) -> Any:
-    """One text is a list of one; `when` may be a mapping, as YAML has it."""
+    """Return a text as a list of one, and a mapping of `when` as texts."""
     if key == "when" and isinstance(value, Mapping):
         return tuple(
             f"{condition}: {word}" for condition, words in value.items() for word in _words(words)

@@ -1,8 +1,8 @@
-"""A person's own class, named in YAML by `_target_`: imported, and accepted only if it is what its
-group builds.
+"""A custom class, named in YAML by `_target_`: imported, checked to be of its group, and built.
 
 `hydra.utils.instantiate` would call whatever the name says (CVE-2026-68508); here nothing is called
-before the check."""
+before the check.
+"""
 
 from __future__ import annotations
 
@@ -11,81 +11,57 @@ import inspect
 import re
 import reprlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from expt.config import own_source, secrets
+from expt.config import main_code, secrets, user_code
 from expt.config.constraints import DOTTED_NAME
-from expt.config.main_code import PREFIX
-from expt.config.user_code import own_frame
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
 T = TypeVar("T")
 
 
 def resolve(path: str, base: type[T]) -> type[T]:
-    """The class that the dotted `path` names.
+    """Return the class that the dotted `path` names.
 
     Raises ConfigError unless it is a subclass of `base`.
     """
     module_name, _, name = path.rpartition(".")
-    own_source.install()
+    user_code.install_finder()
     try:
         module = importlib.import_module(module_name)
-    except SyntaxError as error:
-        where = f"{error.filename}, line {error.lineno}" if error.filename else module_name
-        raise ConfigError(f"_target_={path}: {where}: {error.msg}") from error
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # SystemExit of a script without `if __name__ == "__main__"`
+    except (Exception, SystemExit) as error:  # SystemExit: of a script
         raise ConfigError(f"_target_={path}: {_of_import(module_name, error)}") from error
     found = getattr(module, name, None)
     if found is None:
-        raise ConfigError(
-            f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}"
-        )
-    if not isinstance(found, type) and base is object:
-        raise ConfigError(f"_target_={path}: refused, it is no class")
+        near = did_you_mean(name, dir(module))
+        raise ConfigError(f"_target_={path}: {module_name} has no {name}.{near}")
     if not (isinstance(found, type) and issubclass(found, base)):
+        kind = "" if base is object else f" of {base.__module__}.{base.__qualname__}"
         raise ConfigError(
-            f"_target_={path}: refused, it is not a subclass of"
-            f" {base.__module__}.{base.__qualname__}"
+            f"_target_={path}: refused, it is not a {'sub' if kind else ''}class{kind}"
         )
     return found
 
 
 def _of_import(module: str, error: BaseException) -> str:
-    """What to say where importing `module` raised: that it is not found, or where in the person's
-    own code it fails.
-    """
-    if module.startswith(PREFIX):
+    if main_code.is_of_main(module):
         return (
-            f"it is of a notebook's or script's __main__ ({error}); give the class there, or use"
-            " expt rerun FOLDER"
+            f"a class of a notebook's or script's __main__ is not here ({error}); define it there"
         )
-    if (frame := own_frame(error)) is None:
-        return (
-            f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
-        )
-    return (
-        f"importing {module} raised {secrets.said(error)} ({frame.filename}, line {frame.lineno})"
-    )
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}" if error.filename else module
+        return f"{where}: {error.msg}"
+    if (frame := user_code.own_frame(error)) is None:
+        folder = "its folder must be the current one or on PYTHONPATH"
+        return f"cannot import {module} ({error}); {folder}"
+    where = f"{frame.filename}, line {frame.lineno}"
+    return f"importing {module} raised {secrets.said(error)} ({where})"
 
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
-    """An instance of the class that `path` names; what its arguments name by `_target_` is built
-    too, before it.
-
-    Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
-    """
+    """Return an instance of the class that `path` names; see `construct`. Raises ConfigError."""
     cls = resolve(path, base)
-    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise ConfigError(
-            f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have;"
-            " define it"
-        )
-    _check_arguments(path, cls, args, kwargs)
     return construct(f"{_GROUPS.get(base.__name__, '')}_target_={path}", cls, args, kwargs)
 
 
@@ -98,12 +74,10 @@ _GROUPS = {
 
 
 def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-    """An instance of the class; what its arguments name by `_target_` is built too, before it.
+    """Return an instance of the class; what its arguments name by `_target_` is built before it.
 
-    `whose` it is, is told.
-
-    Raises ConfigError for a mistake of the constructor's, or in what it is given: the next try
-    would be no other."""
+    Raises ConfigError, which begins with `whose`, for a mistake that another try would repeat.
+    """
     return _called(whose, cls, args, nested_built(kwargs), kwargs)
 
 
@@ -119,56 +93,61 @@ def _called(
     except Exception as error:
         if not _is_mistake(error):
             raise
-        frame, told = own_frame(error), secrets.said(error)
         given = ", ".join(
             f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items()
         )
-        where = (
-            f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
-        )
+        frame = user_code.own_frame(error)
+        where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            near = did_you_mean(unknown[1], [x for x in _parameters(cls) if x not in arguments])
+            where = f".{near}" if near else ""
         raise ConfigError(
-            f"{whose}: cannot be built as {cls.__name__}({given}): {told}{where} what it is given"
+            f"{whose}: cannot be built as {cls.__name__}({given}): {secrets.said(error)}{where}"
         ) from error
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether it is no matter of the network, of a GPU or of the memory: of all these torch has
-    RuntimeErrors.
-    """
+    """Return whether it is not of the network, a GPU or memory, for which torch has RuntimeErrors."""
     if type(error) is RuntimeError:
         return not re.search(r"CUDA|allocate|connect", str(error))
-    return (
-        isinstance(error, FileNotFoundError | NotADirectoryError)
-        or type(error).__name__ in MISTAKES
-    )
+    is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return is_missing or type(error).__name__ in MISTAKES
 
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the `offered` keyword arguments that the constructor of `cls` names, or all where it
-    takes any.
-    """
-    parameters = _signature(cls).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in offered.items() if takes_any or name in parameters}
+    """Return those of the `offered` keyword arguments that the constructor of `cls` takes."""
+    parameters = _parameters(cls)
+    return {
+        name: at for name, at in offered.items() if _takes_any(parameters) or name in parameters
+    }
+
+
+def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    found = inspect.signature(cls).parameters
+    if _takes_any(found) and "__init__" in vars(cls):  # its __new__ may take anything
+        return inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    return found
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The `arguments` with each `{_target_: a.B, ...}` among them, however deep, replaced by an
-    instance of a.B.
+    """Return the `arguments` with an instance in place of each `{_target_: a.B, ...}`, however deep.
 
-    All is resolved and checked before anything is called. Raises ConfigError for what is no class,
-    or one of Python's."""
-    return {
-        key: _made(planned)
-        for key, planned in [(key, _planned(value)) for key, value in arguments.items()]
-    }
+    All are resolved before anything is called. Raises ConfigError for what is no class, or one of
+    Python's library.
+    """
+    planned = {key: _planned(value) for key, value in arguments.items()}
+    return {key: _made(value) for key, value in planned.items()}
 
 
 class _Planned(NamedTuple):
     """A class that is checked, and not yet called."""
 
-    path: str
     cls: type
+    path: str
     arguments: dict[str, Any]
     typed: Mapping[str, Any]
 
@@ -183,73 +162,29 @@ def _planned(value: Any) -> Any:
         return arguments
     path = value["_target_"]
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
-        raise ConfigError(
-            f"_target_={path}: name a class, as in _target_: torchvision.transforms.v2.RandAugment"
-        )
-    if path.partition(".")[0] in sys.stdlib_module_names:  # before anything there is imported
-        raise ConfigError(_of_python(path))
+        example = "_target_: torchvision.transforms.v2.RandAugment"
+        raise ConfigError(f"_target_={path}: name a class, as in {example}")
+    _refuse_python_s(path, path)  # before anything there is imported
     cls: type = resolve(path, object)
-    if cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "__main__":
-        raise ConfigError(_of_python(path))
-    _check_arguments(path, cls, (), arguments)
-    return _Planned(
-        path, cls, arguments, {key: below for key, below in value.items() if key != "_target_"}
-    )
+    if cls.__module__ != "__main__":
+        _refuse_python_s(path, cls.__module__)
+    typed = {key: below for key, below in value.items() if key != "_target_"}
+    return _Planned(cls, path, arguments, typed)
 
 
-def _of_python(path: str) -> str:
-    """Of what no base class is known, a class as `subprocess.Popen` or `ctypes.CDLL` would do."""
-    return (
-        f"_target_={path}: refused, it is of Python's own library; name a class of a package, or"
-        " your own"
-    )
+def _refuse_python_s(path: str, module: str) -> None:
+    """Raise ConfigError for a class of Python's library: no base is known to check it against."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"_target_={path}: refused, it is of Python's own library; name a class of a package, or"
+            " your own"
+        )
 
 
 def _made(planned: Any) -> Any:
     if isinstance(planned, _Planned):
-        return _called(
-            f"_target_={planned.path}", planned.cls, (), _made(planned.arguments), planned.typed
-        )
+        arguments = {key: _made(below) for key, below in planned.arguments.items()}
+        return _called(f"_target_={planned.path}", planned.cls, (), arguments, planned.typed)
     if isinstance(planned, dict):
         return {key: _made(below) for key, below in planned.items()}
     return type(planned)(map(_made, planned)) if isinstance(planned, list | tuple) else planned
-
-
-def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    try:
-        signature = _signature(cls)
-    except ValueError:  # of an extension module, which does not say what it takes
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        hint = _nearest(kwargs, signature) or _mend(str(error))
-        raise ConfigError(
-            f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}"
-        ) from error
-
-
-def _signature(cls: type) -> inspect.Signature:
-    """What the class takes: where its `__new__` takes anything, what its `__init__` does."""
-    found = inspect.signature(cls)
-    if any(
-        each.kind is each.VAR_KEYWORD for each in found.parameters.values()
-    ) and "__init__" in vars(cls):
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-        return found.replace(parameters=parameters)
-    return found
-
-
-def _nearest(given: Collection[str], signature: inspect.Signature) -> str:
-    """A hint to what the first argument that is not taken may be meant for."""
-    free = [name for name in signature.parameters if name not in given]
-    unknown = [name for name in given if name not in signature.parameters]
-    hint = did_you_mean(unknown[0], free) if unknown else ""
-    return f".{hint}" if hint else ""
-
-
-def _mend(error: str) -> str:
-    """Of what Python says where arguments do not fit."""
-    if missing := re.search(r"missing a required .*'(\w+)'", error):
-        return f"; add {missing[1]} beside _target_"
-    return "; leave it out" if "unexpected" in error else ""

@@ -1,81 +1,47 @@
-"""Which code a person's own classes are: their source, and that of what they import.
+"""The code of custom classes: which files it is in, a hash of them, and how it is imported.
 
-Nothing is run. Free of torch.
-
-What they reach otherwise is not seen: importlib.import_module, a file that they read.
+A class's code is its module, and what that imports of the person's own; what is reached otherwise,
+as by importlib.import_module, is not seen. Free of torch.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.machinery
+import os
 import sys
 import sysconfig
 import traceback
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from expt.config import constraints, datasets
+from expt.config import keys
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone
 
 
-def targets(config: RunConfig) -> tuple[str, ...]:
-    """The dotted names of the person's own classes in a configuration, and of those among their
-    arguments.
+def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dotted names of custom classes in a configuration or a record of one.
+
+    Those among the arguments of others are among them.
     """
-    chosen = (
-        config.model,
-        config.task,
-        config.dataset,
-        config.optimizer,
-        config.scheduler,
-        *config.callbacks,
-    )
-    metrics = in_evaluations_alone(config.task).values()
-    own = (
-        vars(node)
-        for node in (*chosen, *metrics)
-        if isinstance(node, constraints.Target | datasets.TargetDataset)
-    )
-    transforms = _nested(getattr(config.dataset, "transforms", None))
-    return (*(name for node in own for name in _names(node)), *transforms)
+    return tuple(_named(keys.plain(settings)))
 
 
-def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `targets` gave for the configuration of which a record has the `settings`."""
-    nodes = [
-        settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler")
-    ]
-    nodes += [
-        *(settings.get("callbacks") or []),
-        *((settings.get("task") or {}).get("metrics") or {}).values(),
-    ]
-    own = (
-        name
-        for node in nodes
-        if isinstance(node, dict) and "target" in node
-        for name in _names(node)
-    )
-    return (*own, *_nested((settings.get("dataset") or {}).get("transforms")))
-
-
-def _names(node: Mapping[str, Any]) -> Iterator[str]:
-    yield str(node["target"])
-    yield from _nested([node.get(key) for key in ("kwargs", "train", "test")])
-
-
-def _nested(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(target := value.get("_target_"), str):
-            yield target
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for below in value:
-            yield from _nested(below)
+def _named(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        own = node.get("target") if node.get("name") == "_target_" else node.get("_target_")
+        if isinstance(own, str):
+            yield own
+    if isinstance(node, Mapping | list | tuple):
+        for below in node.values() if isinstance(node, Mapping) else node:
+            yield from _named(below)
 
 
 def fingerprint(names: Sequence[str]) -> str | None:
@@ -96,11 +62,51 @@ def fingerprint(names: Sequence[str]) -> str | None:
 def import_anew(names: Sequence[str]) -> None:
     """Let the next import of the classes `names` read the source that `fingerprint` has read.
 
-    What this process has imported before may be older. Objects made before keep the classes that
-    they have."""
+    What this process has imported before may be older. Objects made before keep their classes.
+    """
     for module in own_modules(names):
         sys.modules.pop(module, None)
     importlib.invalidate_caches()
+
+
+def install_finder() -> None:
+    """Let this process import custom modules as their source is now.
+
+    Python takes a cached .pyc for that of any file of the same size and, in whole seconds, the same
+    time, and `cp -p`, rsync and git bring such files. For custom modules a checksum of the source
+    stands in place of the time.
+    """
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+class _Finder:
+    """Has the other finders find a module, and changes how a custom one is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in [each for each in sys.meta_path if each is not self]:
+            if spec := finder.find_spec(name, path, target):
+                loader = spec.loader
+                if type(loader) is SourceFileLoader and _is_own(os.path.dirname(loader.path)):
+                    spec.loader = _ByContent(loader.name, loader.path)
+                return spec
+        return None
+
+
+class _ByContent(SourceFileLoader):
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        source = self.get_data(path)
+        return {"mtime": zlib.crc32(source), "size": len(source)}
+
+
+_FINDER = _Finder()
+
+
+@functools.cache  # of hundreds of modules that torch imports late
+def _is_own(folder: str) -> bool:
+    return not is_installed(Path(folder))
 
 
 def with_own_source(names: Sequence[str]) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ from expt.data import (
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
 from expt.errors import ConfigError, DataError, RunFailed, warn
-from expt.runs import lineage
-from expt.runs.weights_file import weights_file
+from expt.runs import continuing
+from expt.runs.named_checkpoint import weights_file
 
 SAMPLED = 20_000
 """Images of a folder that are read; of a larger one these many, the names and sizes of all."""
@@ -79,7 +79,9 @@ def content_of(
     Raises DataError where the files cannot be read, or are another known dataset's, and `to_train`
     where a folder has nothing to train on; ConfigError where a checkpoint to fork is not there.
     `fork` is of another fork of the same run."""
-    return lineage.as_forked(config, _of_files_alone(config, fetch=fetch, to_train=to_train), fork)
+    return continuing.as_forked(
+        config, _of_files_alone(config, fetch=fetch, to_train=to_train), fork
+    )
 
 
 def _of_files_alone(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
@@ -89,7 +91,7 @@ def _of_files_alone(config: RunConfig, *, fetch: bool = True, to_train: bool = T
     if to_train and isinstance(config.dataset, datasets.ImageFolder | datasets.SegmentationFolder):
         refuse_without_train(config.dataset)
     content = Content(of_data(config.dataset), code, of_weights(config))
-    return lineage.as_resumed(config, content)
+    return continuing.as_continued(config, content)
 
 
 def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True) -> None:

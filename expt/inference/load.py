@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from expt.config import groups, main_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.config.user_code import fingerprint, targets_recorded
+from expt.config.user_code import fingerprint, targets
 from expt.data.build import shapes_told
 from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, plain_weights
 from expt.runs import checkpoint, checkpoint_file
+from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
-from expt.runs.weights_file import Which, found, run_and_which
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
@@ -149,8 +149,8 @@ def importable_from_here() -> Iterator[None]:
 
 
 def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
-    names = targets_recorded({"model": config["model"]})
-    others = targets_recorded({**config, "model": {}})
+    names = targets({"model": config["model"]})
+    others = targets({**config, "model": {}})
     code = record.get("content", {}).get("code")
     if names and not others and code is not None and fingerprint(names) not in (None, code):
         warn(

@@ -18,8 +18,8 @@ from expt.inference import arrays, sources
 from expt.inference.arrays import Samples
 from expt.inference.sources import Kind
 from expt.inference.table_rows import Features
+from expt.runs.named_checkpoint import Which, found
 from expt.runs.result import Record
-from expt.runs.weights_file import Which, found
 
 SPLITS = ("train", "val", "test")
 

@@ -24,7 +24,7 @@ from expt.errors import (
 )
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
-from expt.runs import resume
+from expt.runs import continuing
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import Evaluation, RunRequest
@@ -109,31 +109,21 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     paths, command, changed = request.paths, resume_command(request.paths), ""
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
         if request.content.code and RAISED in str(error):  # not killed, say, or out of memory
-            changed = f"\nor, after a change of your own code: {_by_other_code(request)}"
-        return f"\nto go on from its last checkpoint: {command}{changed}"
+            changed = f"\nafter a change of your own code: {_by_other_code(request)}"
+        return f"\nto continue from its last checkpoint: {command}{changed}"
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
         # A sample that nobody had read before, and not a refusal, after which the record is what it
         # was.
         if request.content.code:
-            changed = f", or after a change of your own code by {_by_other_code(request)}"
-            if not resume.is_trained(request.config, paths):
-                changed += (
-                    "; with more samples or fewer, train anew:"
-                    f" {resume.rerun_command(_shown(request))}"
-                )
-        return f"; then go on by {command}{changed}"
+            changed = f"; after a change of your own code {_by_other_code(request)}"
+        return f"; then continue by {command}{changed}"
     return ""
 
 
-def _shown(request: RunRequest) -> Path:
-    return Path(shown_path(request.paths.folder))
-
-
 def _by_other_code(request: RunRequest) -> str:
-    folder = _shown(request)
-    if resume.is_trained(request.config, request.paths):
-        return f"{resume.evaluate_command(folder)} (it is trained to its end, but not tested)"
-    return resume.settings_to_resume(folder)
+    trained = continuing.is_trained(request.config, request.paths)
+    folder = Path(shown_path(request.paths.folder))
+    return continuing.after_other_code(folder, trained=trained)
 
 
 def _run_in_process(

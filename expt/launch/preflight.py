@@ -19,7 +19,7 @@ from expt.launch.job import Job, Observer, Options
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
-from expt.runs import begun
+from expt.runs import continuing
 from expt.runs.paths import RunPaths
 from expt.runs.request import Preflight, RunRequest
 from expt.runs.result import Record, read_result
@@ -40,7 +40,7 @@ class Tried:
             request.config,
         )
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        done = min(steps, begun.steps_done(request, per_epoch))
+        done = min(steps, continuing.steps_done(request, per_epoch))
         if done == steps:  # it ends with its test
             return found["start_s"] + found["eval_s"]
         evaluations = math.ceil(steps / per_epoch) - done // per_epoch

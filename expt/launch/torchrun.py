@@ -21,8 +21,7 @@ from expt.data.files import prepare
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
 from expt.launch import last_word, processes, rendezvous
 from expt.launch.rendezvous import Arrival, Rendezvous
-from expt.runs import undo
-from expt.runs.attempt import Attempt, record_end
+from expt.runs.attempt import Attempt, put_back, record_end
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest, received
@@ -177,7 +176,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     print(f"error: {text}", file=terminal.err, flush=True)
     with contextlib.suppress(OSError):
         write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
-    if me.rank == 0 and not (isinstance(error, ConfigError) and undo.put_back(paths)):
+    if me.rank == 0 and not (isinstance(error, ConfigError) and put_back(paths)):
         record_end(paths, RunFailed(text))
 
 

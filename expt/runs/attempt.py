@@ -1,21 +1,24 @@
-"""A try at a run: its record begun, and kept true to its end."""
+"""An attempt at a run: its record is begun, and kept true to its end."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import checkpoint_file, fork, lineage, provenance, resume, spending, undo
+from expt.runs import continuing, provenance, spending
+from expt.runs.continuing import Source
 from expt.runs.folder_lock import FolderLock, at_work
+from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import (
@@ -28,15 +31,15 @@ from expt.runs.result import (
     Record,
     create_result,
     read_result,
+    result_of_any,
     so_far,
     update_result,
 )
-from expt.runs.weights_file import begun_from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One try at carrying out a request; there are more where workers fail, or the run is resumed."""
+    """One try at carrying out a request; there are more if workers fail, or the run is resumed."""
 
     request: RunRequest
     number: int = 0
@@ -49,11 +52,10 @@ class Attempt:
 
     @property
     def waited_since(self) -> float:
-        """From when on a person waits for the first step: the command, or in a sweep the run's
-        turn.
+        """Since when a person waits for the first step: the command, or in a sweep the run's turn.
 
-        By time.monotonic, as all that lasts: the machine's clock may be set. It is the same in all
-        processes."""
+        By time.monotonic, which is the same in all processes.
+        """
         return self.started_at if self.request.typed_at is None else self.request.typed_at
 
     @property
@@ -62,66 +64,49 @@ class Attempt:
         return self.request.paths
 
     def begin(self, port: int | None = None) -> Path | None:
-        """Write the first result.json of the run, or of this attempt; returns the checkpoint to
-        resume from.
+        """Write the first result.json of this attempt; return the checkpoint to begin from.
 
-        Raises ConfigError if its folder holds another run, or the checkpoint is another's.
+        Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
         resumes = self.request.resumes or self.number > 0
         if resumes:
             self._refuse_foreign()
-        forks = self._forks(resumes=resumes)
-        source = self._checkpoint(resumes=resumes, forks=forks)
-        if resumes and source is None:
+        source = continuing.find(self.request, resumes=resumes)
+        if source is not None:
+            _back_up(self.paths)
+        elif resumes:
+            accept(self.paths)
             self.paths.clear_records()
-        undo.accept(self.paths) if source is None else undo.keep(self.paths)
-        record = self._first_record(
-            port, source if forks else None, read_result(self.paths) if source else {}
-        )
+        record = self._first_record(port, source)
+        if source is not None and source.rule == "resume":
+            found = source.checkpoint
+            record["resumed_from"] = {"checkpoint": str(found.file), "step": found.step}
         try:
             create_result(self.paths, may_exist=resumes, **record)
         except FileExistsError:
-            folder = self.paths.folder
-            undo.accept(self.paths)
+            accept(self.paths)
             raise ConfigError(
-                f"hydra.run.dir={folder}: holds a run already; choose another folder"
+                f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
         main_code.keep(self.request.config, self.paths.code)
-        if source is None:
-            return None
-        if forks:
-            return fork.begin(source, self.request.config, self.paths)
-        update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
-        if self.request.until_epoch is not None and source.parent != self.paths.checkpoints:
-            self._take_in(source)
-        return source
-
-    def _take_in(self, source: Path) -> None:
-        """Have the other run's checkpoint as one's own: one may pause before one has written any."""
-        self.paths.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoint_file.keep_as(source, self.paths.last)
+        return continuing.take(source, self.paths) if source is not None else None
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError where nothing says that numbers are a run's: to begin anew would remove
-        them.
-        """
+        """Raise ConfigError for numbers that no record claims: to begin anew would remove them."""
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         if "identity" in record or refused or paths.checkpoints.exists():
             return
-        theirs = next(
-            (path for path in (paths.metrics, *paths.event_files()) if path.exists()), None
-        )
-        if theirs:
-            raise ConfigError(
-                f"{theirs}: no {paths.result.name} beside it says that it is a run's; move it away,"
-                " or choose another folder by hydra.run.dir=FOLDER"
-            )
+        for path in (paths.metrics, *paths.event_files()):
+            if path.exists():
+                raise ConfigError(
+                    f"{path}: no {paths.result.name} beside it says that it is a run's; move it"
+                    " away, or choose another folder by hydra.run.dir=FOLDER"
+                )
 
     @contextlib.contextmanager
     def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:
-        """Keep result.json true while the run trains in this process; gives the checkpoint to
-        resume from.
+        """Keep result.json true while the run trains in this process; yield as `begin` returns.
 
         `on_start` is called once the run has been accepted.
         """
@@ -134,74 +119,24 @@ class Attempt:
             record_end(self.paths, error)
             raise
 
-    def _checkpoint(self, *, resumes: bool, forks: bool) -> Path | None:
-        config, paths = self.request.config, self.paths
-        ran = resumes and (paths.checkpoints.exists() or paths.metrics.exists())
-        begins = self.request.goes_on_from
-        if forks:
-            return fork.find(config, self.request.content, paths)
-        if not ran and config.resume in (None, "auto") and begins is None:
-            return None
-        return resume.find(
-            config, self.request.content, paths, may_have_run=resumes, else_from=begins
-        )
-
-    def _forks(self, *, resumes: bool) -> bool:
-        """Whether it begins from another run's checkpoint, with settings of its own: it has none of
-        its own yet.
-        """
-        config, paths = self.request.config, self.paths
-        own = paths.checkpoints.glob(f"{paths.last.stem}*")
-        whole = resumes and any(
-            path.suffix == paths.last.suffix or ".corrupt" in path.name for path in own
-        )
-        return (
-            bool(config.fork)
-            and not whole
-            and config.resume in (None, "auto")
-            and not self.request.goes_on_from
-        )
-
-    def _lineage(self, forked: Path | None, earlier: Record) -> tuple[Content, Record]:
-        """`forked` is the checkpoint of another run that this one is a fork of, and has none of its
-        own yet.
-        """
-        config, content = self.request.config, self.request.content
-        then = earlier or lineage.record_of_resumed(config, self.request.goes_on_from)
-        begun: Record = {}
-        if config.weights is not None:
-            if "content" in earlier:
-                content = content._replace(
-                    weights=earlier["content"].get("weights", content.weights)
-                )
-            begun = {
-                "weights_from": (
-                    then.get("weights_from") or begun_from(config.weights, content.weights)
-                )
-            }
-        if forked is not None and forked != self.paths.forked:
-            begun["forked_from"] = fork.forked_from(config, forked)
-        elif "forked_from" in then:
-            made = then["content"]
-            content = content._replace(
-                fork=made.get("fork"), seedless_fork=made.get("seedless_fork")
-            )
-            begun["forked_from"] = then["forked_from"]
-        return content, begun
-
-    def _first_record(self, port: int | None, forked: Path | None, earlier: Record) -> Record:
-        """`earlier` is what the run that goes on here has said: where it comes from does not
-        change.
-        """
+    def _first_record(self, port: int | None, source: Source | None) -> Record:
         config, host = self.request.config, socket.gethostname()
-        content, begun = self._lineage(forked, earlier)
+        content, record = self._lineage(source)
         if self.request.until_epoch is not None:
-            begun["until_epoch"] = self.request.until_epoch
+            record["until_epoch"] = self.request.until_epoch
+        earlier = read_result(self.paths) if self.request.resumes else Record()
+        identified = _identified(config, content)
+        if (source and source.rule == "resume") or earlier.get("identity") == identified[
+            "identity"
+        ]:
+            # It is still its search's when a person resumes it.
+            if "search" in earlier:
+                record["search"] = earlier["search"]
+            if "rerun_of" in earlier:
+                record["rerun_of"] = earlier["rerun_of"]
         return {
-            **begun,
-            **spending.at_start(
-                self.devices, read_result(self.paths) if self.request.resumes else {}
-            ),
+            **record,
+            **spending.at_start(self.devices, earlier),
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -211,68 +146,116 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **(identified := _identified(config, content)),
-            **self._whose(identified, goes_on=bool(earlier) and not forked),
+            **identified,
             **self.request.about,
             **provenance.describe(),
         }
 
-    def _whose(self, identified: Record, *, goes_on: bool) -> Record:
-        """What the record says of the search that has found the run: it is its still when a person
-        goes on with it.
-        """
-        before = read_result(self.paths) if self.request.resumes else Record()
-        if not (goes_on or before.get("identity") == identified["identity"]):
-            return Record()
-        return cast(
-            Record,
-            {key: value for key, value in before.items() if key in ("search", "rerun_of")},
-        )
+    def _lineage(self, source: Source | None) -> tuple[Content, Record]:
+        """Return what the run is made of, and the runs that it comes from."""
+        config, content, record = self.request.config, self.request.content, Record()
+        before = Record()
+        if source is not None:
+            found = source.checkpoint
+            if source.rule == "fork" and found.file != self.paths.forked:
+                record["forked_from"] = continuing.forked_from(config, found)
+            else:
+                before = result_of_any(RunPaths(found.run))
+        made = before.get("content")
+        if made is not None and "weights" in made:
+            content = content._replace(weights=made["weights"])
+        if config.weights is not None:
+            known = before.get("weights_from")
+            record["weights_from"] = known or begun_from(config.weights, content.weights)
+        if made is not None and "forked_from" in before:
+            content = content._replace(
+                fork=made.get("fork"), seedless_fork=made.get("seedless_fork")
+            )
+            record["forked_from"] = before["forked_from"]
+        return content, record
+
+
+def _back_up(paths: RunPaths) -> None:
+    """Keep the record and numbers as they are, in case the workers refuse to continue.
+
+    Both files are replaced as a whole, so links are enough. What an attempt that was killed before
+    it was accepted has kept counts.
+    """
+    if paths.before.exists():
+        return
+    beside = paths.before.with_name(f"{paths.before.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for path in (paths.result, paths.metrics):
+        if path.exists():
+            try:
+                os.link(path, beside / path.name)
+            except OSError:  # a disk without links
+                shutil.copyfile(path, beside / path.name)
+    if paths.checkpoints.exists():
+        (beside / paths.checkpoints.name).touch()
+    beside.rename(paths.before)
+
+
+def accept(paths: RunPaths) -> None:
+    """Forget what was before: the run continues, or begins anew."""
+    shutil.rmtree(paths.before, ignore_errors=True)
+
+
+def put_back(paths: RunPaths) -> bool:
+    """Let the folder be what it was before; return whether that was a run's."""
+    if not paths.before.exists():
+        return False
+    was_run = (paths.before / paths.result.name).exists()
+    for path in (paths.result, paths.metrics):
+        kept = paths.before / path.name
+        if kept.exists():
+            kept.replace(path)
+        elif path != paths.result:
+            path.unlink(missing_ok=True)
+    if not (paths.before / paths.checkpoints.name).exists():
+        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+    accept(paths)
+    return was_run
 
 
 def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
-    """Say in result.json that the run has failed, or was interrupted, and what it has come to until
-    then.
+    """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
-    Of one that was not to go on so all stays as it was. `ended_at` [by time.time] is given where it
-    is not now."""
+    A resumed run that was refused is put back. `ended_at` [by time.time] is given where it is not
+    now.
+    """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
-        if isinstance(error, ConfigError) and undo.put_back(paths):
+        if isinstance(error, ConfigError) and put_back(paths):
             return
-        record = read_result(paths)
-        reached = so_far(paths, record)
-        if record.get("status") == RUNNING:  # else it has cost nothing since it said so itself
-            reached |= spending.until_now(record, ended_at)
+        reached = _reached(paths, ended_at)
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
-    except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
+    except OSError as problem:  # a full disk, maybe: the error itself must still be raised
         warn(f"{paths.result}: could not be written ({problem})")
 
 
 def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
-    """Say in result.json that the run has paused as it was told to, and what it has come to until
-    then.
-
-    `ended_at` [by time.time] is given where it is not now.
-    """
-    record = read_result(paths)
-    reached = so_far(paths, record)
-    if (
-        record.get("status") == RUNNING
-    ):  # its workers have ended before they could say what it has cost
-        reached |= spending.until_now(record, ended_at)
+    """Write into result.json that the run has paused, and how far it came."""
+    reached = _reached(paths, ended_at)
     reached["status"] = PAUSED
     update_result(paths, **reached)
+
+
+def _reached(paths: RunPaths, ended_at: float | None) -> Record:
+    record = read_result(paths)
+    reached = so_far(paths, record)
+    if record.get("status") == RUNNING:  # else it has said itself what it has cost
+        reached |= spending.until_now(record, ended_at)
+    return reached
 
 
 def record_refusal(
     paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError
 ) -> None:
-    """Say in result.json why a run could not start: a sweep's record names it too.
-
-    Without `request` it was none.
+    """Write into result.json why a run of a sweep could not start; without `request` it was none.
 
     Raises FolderInUse where another command is at work there.
     """
@@ -288,19 +271,15 @@ def record_refusal(
 
 
 def _identified(config: RunConfig, content: Content) -> Record:
-    return {
-        "identity": identity(config, content),
-        "seedless_identity": identity(config, content, but=REPEATED),
-        "content": _made(content),
-        "config": shown(config),
-        "seed": config.seed,
-    }
-
-
-def _made(content: Content) -> Made:
     made: Made = {"data": content.data, "code": content.code}
     if content.weights is not None:
         made["weights"] = content.weights
     if content.fork is not None and content.seedless_fork is not None:
         made |= {"fork": content.fork, "seedless_fork": content.seedless_fork}
-    return made
+    return {
+        "identity": identity(config, content),
+        "seedless_identity": identity(config, content, but=REPEATED),
+        "content": made,
+        "config": shown(config),
+        "seed": config.seed,
+    }

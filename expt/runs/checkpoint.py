@@ -1,18 +1,41 @@
-"""Checkpoints: written atomically with a checksum beside, loaded with weights_only, holding all a
-resumed run needs.
+"""Checkpoints with their tensors: written atomically with a checksum, loaded with weights_only.
+
+A sharded checkpoint is a file as any other, but for tensors of which each worker holds a part: in
+their places it has keys into a folder of torch.distributed.checkpoint next to it.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
-from collections.abc import Callable, Collection, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from expt.runs import checkpoint_file, parts
-from expt.runs.checkpoint_file import keep_as, older
+from expt.config import secrets
+from expt.errors import CheckpointError
+from expt.machine import available_memory
+from expt.runs import checkpoint_file
+from expt.runs.checkpoint_file import PARTS, keep_as, older
+
+_AT = "in_parts"
+"""The one key of what is in a tensor's place: of the tensor's own key."""
+_TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+_SAFE = {
+    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", "bool", "complex64", "complex128", *_TYPES},
+    "torch.serialization": {"_get_layout"},
+    "builtins": {"set"},
+    "pathlib": {"PosixPath", "Path"},
+    "pathlib._local": {"PosixPath", "Path"},
+}
+"""Names that the pickled description of parts may hold, by module; None is all of a module."""
 
 
 def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
@@ -22,21 +45,20 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
 
 
 def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
-    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk.
+    """Return the state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk.
 
-    No pickled code is run.
-
-    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see
-    expt.runs.parts. Of that nothing is read of the keys `without`."""
+    A sharded one is read whole, but for the keys `without`, unless `lazily`: that has keys in place
+    of tensors. No pickled code is run.
+    """
     # Given explicitly: the environment can turn the default off.
     state: dict[str, Any] = torch.load(
         str(path), map_location="cpu", weights_only=True, mmap=lazily
     )
-    return state if lazily else parts.filled(path, state, without=without)
+    return state if lazily else filled(path, state, without=without)
 
 
-class InThread:
-    """Writes in a thread, from a copy, one at a time; a failure is raised by the next call."""
+class _InThread:
+    """Writes in a thread, one checkpoint at a time; the next call raises what went wrong."""
 
     def __init__(self, last: Path, best: Path, *, keep: int) -> None:
         self._last, self._best, self._keep = last, best, keep
@@ -51,17 +73,30 @@ class InThread:
         if self._error:
             raise self._error
 
-    def _begin(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Call `write`, which keeps what goes wrong as `_error`, once nothing is being written."""
+    def _begin(self, write: Callable[[], None]) -> None:
         self.wait()
         self._thread = threading.Thread(
-            target=write, args=arguments, name="checkpoint", daemon=True
+            target=self._note_error, args=(write,), name="checkpoint", daemon=True
         )
         self._thread.start()
 
+    def _note_error(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:
+            self._error = error
 
-class Writer(InThread):
-    """Writes whole checkpoints."""
+    def _publish(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool) -> None:
+        """Save `state` as the last, and as the best if it is; the best before it may stay."""
+        save(self._last, state, keep=self._keep)
+        if is_best and keeps_best and self._best.exists():
+            keep_as(self._best, older(self._best, 1))
+        if is_best:
+            keep_as(self._last, self._best)
+
+
+class Writer(_InThread):
+    """Writes whole checkpoints, from a copy."""
 
     def save(
         self,
@@ -71,67 +106,90 @@ class Writer(InThread):
         keeps_best: bool = False,
         owned: bool = False,
     ) -> None:
-        """Copy `state` and return; training may change it at once.
-
-        What is `owned` is nobody else's: not copied.
+        """Copy `state` unless it is `owned`, and return; training may change it at once.
 
         With `keeps_best` the best before it stays, under the name of an older one.
         """
         self.wait()
         copy = state if owned else _copied(state)
-        copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        copied = None if gpu is None else torch.cuda.Event()
         if copied:
             copied.record()
-        self._begin(self._write, copy, copied, is_best, keeps_best, _gpu())
 
-    def _write(
-        self,
-        state: Mapping[str, Any],
-        copied: torch.cuda.Event | None,
-        is_best: bool,
-        keeps_best: bool,
-        gpu: int | None,
-    ) -> None:
-        try:
+        def write() -> None:
             if gpu is not None:
-                torch.cuda.set_device(
-                    gpu
-                )  # a thread begins with the first one, and would take memory there
+                torch.cuda.set_device(gpu)  # else a thread takes memory of the first one
             if copied:
                 copied.synchronize()
-            publish(
-                state,
-                self._last,
-                self._best,
-                keep=self._keep,
-                is_best=is_best,
-                keeps_best=keeps_best,
-            )
-        except Exception as error:
-            self._error = error
+            self._publish(copy, is_best=is_best, keeps_best=keeps_best)
+
+        self._begin(write)
 
 
-def publish(
-    state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool
-) -> None:
-    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it
-    stays, as an older.
+class ShardedWriter(_InThread):
+    """One worker's side of writing checkpoints of which each worker has a part.
+
+    The file that names the parts is written last, by rank 0: until then the one before it counts.
     """
-    save(last, state, keep=keep)
-    if is_best and keeps_best and best.exists():
-        keep_as(best, older(best, 1))
-    if is_best:
-        keep_as(last, best)
+
+    def __init__(self, last: Path, best: Path, *, keep: int, group: Any) -> None:
+        """`group` is a process group of gloo that nothing else uses."""
+        super().__init__(last, best, keep=keep)
+        self._group = group
+
+    def save(
+        self,
+        state: Mapping[str, Any] | None,
+        tensors: Mapping[str, Tensor],
+        folder: str,
+        *,
+        is_best: bool = False,
+        keeps_best: bool = False,
+        target: Path | None = None,
+    ) -> None:
+        """Return while all workers write `tensors` into `folder`, then rank 0 its `state`.
+
+        As `target`, or as the last checkpoint; the others give no `state`.
+        """
+        into, checkpoints = self._last.parent / folder, self._last.parent
+
+        def write() -> None:
+            try:
+                with checkpoint_file.full_disk_in_words(into):
+                    _write_parts(into, tensors, self._group)
+                if state is not None:
+                    known = {**state, PARTS: checkpoint_file.described(into)}
+                    if target is None:
+                        self._publish(known, is_best=is_best, keeps_best=keeps_best)
+                    else:
+                        save(target, known)
+            finally:  # what is half written takes room, and nothing names it
+                if state is not None:
+                    checkpoint_file.remove_unnamed(checkpoints)
+
+        self._begin(write)
+
+    def _note_error(self, write: Callable[[], None]) -> None:
+        try:
+            super()._note_error(write)
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            self._error = CheckpointError(checkpoint_file.not_written(self._last, said[-1]))
 
 
-def _gpu() -> int | None:
-    """The GPU that this thread uses."""
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+def _write_parts(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
+    """Write this worker's `parts` of each tensor; a collective of the process group `group`."""
+    import torch.distributed.checkpoint as dcp
+
+    # Of torch 2.10 about itself. To put the filters back is not for a thread, as this is one.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+    dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
 
 
 def _copied(value: Any) -> Any:
-    """A copy of nested containers with their tensors; those of a GPU in pinned memory, under way."""
-    if isinstance(value, torch.Tensor):
+    """Copy nested containers with their tensors; those of a GPU into pinned memory, under way."""
+    if isinstance(value, Tensor):
         if value.device.type == "cuda":
             pinned = torch.empty_like(value, device="cpu", pin_memory=True)
             return pinned.copy_(value.detach(), non_blocking=True)
@@ -141,3 +199,125 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copied(item) for item in value)
     return value
+
+
+def parted(
+    state: Any, is_part: Callable[[Any], bool], *, copies: bool, path: tuple[Any, ...] = ()
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return `state` with keys in place of tensors that are parts, and the tensors by their keys.
+
+    With `copies` they are copies.
+    """
+    if isinstance(state, Tensor) and is_part(state):
+        key, part = "/".join(map(str, path)), state.detach()
+        if copies:
+            part = part.clone() if part.device.type == "cpu" else part.cpu()
+        return {_AT: key}, {key: part}
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(state, Mapping):
+        items = state.items()
+    elif isinstance(state, list | tuple):
+        items = enumerate(state)
+    else:
+        return state.clone() if isinstance(state, Tensor) else state, {}
+    found = {at: parted(below, is_part, copies=copies, path=(*path, at)) for at, below in items}
+    tensors = {key: tensor for _, below in found.values() for key, tensor in below.items()}
+    if isinstance(state, Mapping):
+        return {key: rest for key, (rest, _) in found.items()}, tensors
+    return type(state)(rest for rest, _ in found.values()), tensors
+
+
+def filled(
+    path: Path,
+    state: Mapping[str, Any],
+    like: Callable[[tuple[Any, ...]], Any] | None = None,
+    *,
+    without: Collection[str] = (),
+) -> Any:
+    """Return `state`, read from `path`, with its tensors on the CPU, but for the keys `without`.
+
+    A tensor that is to be `like` a sharded one is this worker's part. No collective. Raises
+    CheckpointError where there is no room for whole ones, or a part is missing.
+    """
+    if PARTS not in state:
+        return state
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    folder = path.parent / state[PARTS]["folder"]
+    if missing := [name for name in state[PARTS]["files"] if not (folder / name).is_file()]:
+        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
+    reader = _reader(folder)
+    known = reader.read_metadata().state_dict_metadata
+    rest = {key: value for key, value in state.items() if key not in {PARTS, *without}}
+    targets: dict[str, Tensor] = {}
+    num_bytes, room = 0, available_memory()
+
+    def target(place: tuple[Any, ...], key: str) -> Tensor:
+        nonlocal num_bytes
+        about = known[key]
+        pattern: Any = like(place) if like else None
+        dtype: torch.dtype = about.properties.dtype
+        if hasattr(pattern, "to_local") and pattern.shape == about.size:
+            targets[key] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
+        else:
+            num_bytes += about.size.numel() * dtype.itemsize
+            if num_bytes > room:
+                raise CheckpointError(
+                    f"{path}: is sharded, and its whole tensors need more than the"
+                    f" {room / 1e9:.1f} GB that this process may still take; continue it with"
+                    " strategy=fsdp on more workers, or use it where there is more memory"
+                )
+            targets[key] = torch.empty(about.size, dtype=dtype)
+        return targets[key]
+
+    whole = _replaced(rest, target)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
+        try:
+            dcp.load(targets, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # which is no Exception
+            cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
+                raise cause from None
+            said = secrets.said(cause)
+            raise CheckpointError(f"{path}: {folder} can't be read ({said})") from error
+    return whole
+
+
+def _replaced(
+    state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()
+) -> Any:
+    if isinstance(state, Mapping):
+        if state.keys() == {_AT}:
+            return target(place, state[_AT])
+        return {key: _replaced(value, target, (*place, key)) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(
+            _replaced(value, target, (*place, index)) for index, value in enumerate(state)
+        )
+    return state
+
+
+def _reader(folder: Path) -> Any:
+    """Return torch's reader, which runs no code that the description of the parts may hold."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            metadata: Any = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+            metadata.storage_meta = metadata.storage_meta or StorageMeta()
+            return metadata
+
+    return Reader(folder)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        names = _SAFE.get(module, set())
+        if names is not None and name not in names:
+            raise CheckpointError(
+                f"the description of a sharded checkpoint holds {module}.{name}, and is not trusted"
+            )
+        return super().find_class(module, name)

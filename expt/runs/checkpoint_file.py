@@ -1,5 +1,6 @@
-"""A checkpoint's file, as far as that needs no torch: its names, whether it is whole, all it says
-but for tensors.
+"""A checkpoint's files, without torch: their names, whether they are whole, all but the tensors.
+
+What each worker has written of a sharded checkpoint, its parts, is in a folder that it names.
 """
 
 from __future__ import annotations
@@ -8,20 +9,22 @@ import codecs
 import collections
 import contextlib
 import errno
+import hashlib
 import io
 import itertools
 import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from expt.errors import CheckpointError, first_line
-from expt.runs import parts_folder
 
 T = TypeVar("T")
+PARTS = "parts"
+"""Key of a checkpoint: the name of the folder of its parts, and the checksum of each file there."""
 TRIES = 5
 """Of reading a file that is replaced each time."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,7 +32,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Unread:
-    """What stands for a tensor, and for all else that is torch's: its bytes stay on the disk."""
+    """Stands for a tensor, and for all else that is torch's: its bytes stay on the disk."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -39,9 +42,7 @@ class _Unread:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Runs no code that a file may hold, as torch's own for `weights_only`; of torch it imports
-    nothing.
-    """
+    """Runs no code that a file may hold, as torch's own for `weights_only`; imports no torch."""
 
     _SAFE = {
         ("collections", "OrderedDict"): collections.OrderedDict,
@@ -73,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `expt.runs.checkpoint.save` wrote there, but for tensors. No pickled code is run."""
+    """Return what `expt.runs.checkpoint.save` wrote, but for tensors. No pickled code is run."""
     with zipfile.ZipFile(path) as file:
         entries = {entry.filename.partition("/")[2]: entry for entry in file.infolist()}
         sizes = {
@@ -86,18 +87,18 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
-    """Have `by` write a file beside `path`, sync it to the disk, and only then let it take the
-    place of the old one.
+    """Have `by` write a file beside `path`, and sync it before it replaces the old one.
 
     `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old
-    files as they were."""
+    files as they were.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     with full_disk_in_words(path), _removed_at_end(beside):
         by(beside)
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
-        digest = parts_folder.sha256_of(beside)
+        digest = sha256_of(beside)
         for number in range(keep, 0, -1):
             if older(path, number - 1).exists():
                 keep_as(older(path, number - 1), older(path, number))
@@ -106,9 +107,7 @@ def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no
-    checkpoint at all.
-    """
+    """Raise CheckpointError if `path` is truncated, changed, or no checkpoint at all."""
     _check_sum(path)
     try:
         state = read(path)
@@ -116,16 +115,14 @@ def check(path: Path) -> None:
         raise CheckpointError(
             f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged"
         ) from error
-    if (
-        not isinstance(state, dict)
-        or not {"model", "position", "config", "workers"} <= state.keys()
-    ):
+    needed = {"model", "position", "config", "workers"}
+    if not isinstance(state, dict) or not needed <= state.keys():
         raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
-    parts_folder.check(path, state)
+    _check_parts(path, state)
 
 
 def damage_of(path: Path) -> CheckpointError | None:
-    """What `check` says of it; None where it is what was written."""
+    """Return what `check` raises; None where the file is what was written."""
     try:
         check(path)
     except CheckpointError as error:
@@ -134,11 +131,10 @@ def damage_of(path: Path) -> CheckpointError | None:
 
 
 def read_steady(path: Path, read: Callable[[], T]) -> T:
-    """What `read` gives of the checkpoint at `path`; once more where a run has written another
-    there meanwhile.
+    """Return what `read` does; read again where a run has replaced the file at `path` meanwhile.
 
-    That removes the parts of the one before. Raises what `read` does of a file that stays, or is
-    never the same twice."""
+    Raises what `read` does for a file that stays, or is replaced each time.
+    """
     for _ in range(TRIES):
         before = _stamp(path)
         try:
@@ -150,7 +146,6 @@ def read_steady(path: Path, read: Callable[[], T]) -> T:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Of this very file, whatever else gets its name; zeros where there is none."""
     with contextlib.suppress(FileNotFoundError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns
@@ -158,29 +153,36 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def check_sums(path: Path) -> None:
-    """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that
-    there is of them.
-    """
+    """Raise CheckpointError if weights, a checkpoint or not, differ from a checksum of them."""
     _check_sum(path)
     state: object = None
-    with contextlib.suppress(
-        Exception
-    ):  # a file of another's making: torch reads it, or says why it does not
+    with contextlib.suppress(Exception):  # a file of another's making: torch reads it, or says why
         state = read(path)
     if isinstance(state, dict):
-        parts_folder.check(path, state)
+        _check_parts(path, state)
 
 
 def _check_sum(path: Path) -> None:
     digests = _digests(path)
-    if digests and parts_folder.sha256_of(path) not in digests:
+    if digests and sha256_of(path) not in digests:
         raise CheckpointError(
             f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}"
         )
 
 
+def _check_parts(path: Path, state: Mapping[str, Any]) -> None:
+    if PARTS not in state:
+        return
+    folder = path.parent / state[PARTS]["folder"]
+    for name, digest in state[PARTS]["files"].items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{path}: {folder / name} is missing, which holds a part of it")
+        if sha256_of(folder / name) != digest:
+            raise CheckpointError(f"{path}: {folder / name}, a part of it, is truncated or damaged")
+
+
 def candidates(last: Path) -> list[Path]:
-    """`last` and the older ones beside it that exist, newest first."""
+    """Return `last` and the older files beside it that exist, newest first."""
     older = sorted(
         last.parent.glob(f"{last.stem}-*{last.suffix}"),
         key=lambda path: (len(path.name), path.name),
@@ -189,9 +191,7 @@ def candidates(last: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that is no good, so that nothing takes it for a checkpoint; returns its new
-    name.
-    """
+    """Rename a damaged file, so that nothing takes it for a checkpoint; return its new name."""
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)
@@ -213,16 +213,14 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
 
 
 def not_written(path: Path, reason: str) -> str:
-    """What to tell of a checkpoint that probably found no room on its disk."""
+    """Return the error for a checkpoint that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
-    before = (
-        "The checkpoint before it is kept"
-        if any(path.parent.glob("*.pt"))
-        else "There is none before it"
-    )
+    has_one = any(path.parent.glob("*.pt"))
+    before = "The checkpoint before it is kept" if has_one else "There is none before it"
     return (
         f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free."
-        f" {before}. Make room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
+        f" {before}. Make room, or name a folder on another disk by hydra.run.dir."
+        f" ({reason[:200]})"
     )
 
 
@@ -239,50 +237,40 @@ def keep_as(last: Path, best: Path) -> None:
 
     In another folder it has its parts, too.
     """
-    if last.parent != best.parent and (own := read(last).get(parts_folder.PARTS)):
+    if last.parent != best.parent and (own := read(last).get(PARTS)):
         with full_disk_in_words(best):
-            parts_folder.bring(own, last.parent, best.parent)
+            bring(own, last.parent, best.parent)
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
     with full_disk_in_words(best), _removed_at_end(beside):
-        try:
-            os.link(last, beside)
-        except OSError:  # another disk, or one without links
-            shutil.copyfile(last, beside)
+        _link(last, beside)
         _publish(beside, best, _digests(last))
         _sync_folder(best.parent)
 
 
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
+
+
 def remove(paths: Iterable[Path]) -> None:
-    """Remove these, with their checksums."""
+    """Remove these files, with their checksums."""
     for path in paths:
         path.unlink(missing_ok=True)
         _sidecar(path).unlink(missing_ok=True)
 
 
-def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and
-    names who knows.
-
-    One that is set aside keeps its own, for what was missing may come back; it may be damaged
-    itself."""
-    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
-        found = [read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
-        for path in checkpoints.glob("*.pt.corrupt*"):
-            with contextlib.suppress(Exception):
-                found.append(read(path).get(parts_folder.PARTS))
-        parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})
-
-
 def older(path: Path, number: int) -> Path:
-    """The name of the file that `path` was before so many others."""
+    """Return the name of the file that `path` was before so many others."""
     return path.with_stem(f"{path.stem}-{number}") if number else path
 
 
 def _publish(beside: Path, path: Path, digests: list[str]) -> None:
-    """Give `beside` the name `path`; at no moment does the file beside it not list the checksum of
-    `path`.
-    """
+    """Give `beside` the name `path`, whose checksum is listed beside it at every moment."""
     _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
     beside.replace(path)
     _write_digests(path, digests)
@@ -293,24 +281,20 @@ def _sidecar(path: Path) -> Path:
 
 
 def _digests(path: Path) -> list[str]:
-    """The checksums that `path` may have, none where nothing is known; see `_publish`."""
+    """Return the checksums that `path` may have, none where nothing is known; see `_publish`."""
     try:
-        return [
-            line.split()[0]
-            for line in _sidecar(path).read_text(encoding="ascii").splitlines()
-            if line.strip()
-        ]
+        lines = _sidecar(path).read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return []
+    return [line.split()[0] for line in lines if line.strip()]
 
 
 def _write_digests(path: Path, digests: list[str]) -> None:
     sidecar = _sidecar(path)
     beside = sidecar.with_name(f".{sidecar.name}.tmp")
+    lines = "".join(f"{digest}  {path.name}\n" for digest in digests)
     with _removed_at_end(beside):
-        beside.write_text(
-            "".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii"
-        )
+        beside.write_text(lines, encoding="ascii")
         beside.replace(sidecar)
 
 
@@ -320,3 +304,60 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the checksum of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of the parts in `folder`."""
+    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    return {"folder": folder.name, "files": files}
+
+
+def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
+    """Let the folder `target` have the parts that a checkpoint in `source` names, too."""
+    folder, goal = source / parts["folder"], target / parts["folder"]
+    if goal.exists():
+        return
+    beside = goal.with_name(f".{goal.name}")  # what is cut short is no folder of parts
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        for name in parts["files"]:
+            _link(folder / name, beside / name)
+        beside.rename(goal)
+    except FileNotFoundError as error:  # a run under way has written another meanwhile
+        raise CheckpointError(
+            f"{error.filename}: is missing, which holds a part of a checkpoint"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def free_folder(checkpoints: Path, step: int) -> str:
+    """Return a name for parts that no folder has yet."""
+    names = (f"step-{step}{f'-{number}' if number else ''}.parts" for number in itertools.count())
+    return next(name for name in names if not (checkpoints / name).exists())
+
+
+def remove_unnamed(checkpoints: Path) -> None:
+    """Remove the folders of parts that no checkpoint names; none where a checkpoint is damaged.
+
+    A checkpoint that is set aside keeps its own, for what was missing may come back.
+    """
+    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
+        found = [read(path).get(PARTS) for path in checkpoints.glob("*.pt")]
+        for path in checkpoints.glob("*.pt.corrupt*"):
+            with contextlib.suppress(Exception):
+                found.append(read(path).get(PARTS))
+        named = {one["folder"] for one in found if one}
+        for folder in (*checkpoints.glob("step-*.parts"), *checkpoints.glob(".step-*.parts")):
+            if folder.name not in named:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -78,6 +78,13 @@ class RunRequest:
     """
 
     @property
+    def source(self) -> Path | None:
+        """The other run's folder or checkpoint that the run resumes."""
+        if self.config.resume not in (None, "auto"):
+            return Path(str(self.config.resume))
+        return self.goes_on_from
+
+    @property
     def resumes(self) -> bool:
         """Whether the run is to go on from what it finds in its folder."""
         return self.may_have_run or self.config.resume == "auto"

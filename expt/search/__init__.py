@@ -1,4 +1,1 @@
-"""Which points to try next: the space, what is known of it, and who chooses.
-
-The run folders are the only state.
-"""
+"""Choose the runs of a search; the run folders are its only state."""

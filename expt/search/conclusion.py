@@ -31,9 +31,9 @@ class SearchRecord(NamedTuple):
 
     def allowed(self, run: FoundRecord) -> bool:
         """Return whether the run has ended or paused, measured all goals and kept all limits."""
-        has_values = all(value is not None and math.isfinite(value) for value in self.values(run))
-        has_ended = run["status"] in (COMPLETED, PAUSED)
-        return has_ended and has_values and not self.breaks_limits(run)
+        if run["status"] not in (COMPLETED, PAUSED) or self.breaks_limits(run):
+            return False
+        return all(value is not None and math.isfinite(value) for value in self.values(run))
 
     def breaks_limits(self, run: FoundRecord) -> bool:
         """Return whether it has measured something that violates a limit."""
@@ -86,7 +86,7 @@ def _record(folder: Path) -> dict[str, Any]:
     """Return the sweep's composed configuration; empty where it can't be read."""
     try:
         text = (folder / SWEEP_RECORD).read_bytes()
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # 20 times as fast
     except (OSError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,6 +20,7 @@ from expt.search.goals import Goal
 from expt.search.trial import Trial
 
 WORST = math.inf
+ENDED = (PAUSED, COMPLETED, FAILED)
 MEDIAN_OF = 3
 """Trials that must have completed before `median` holds another one back."""
 
@@ -34,9 +35,13 @@ class Rungs(ABC):
         """Return the epoch after which a trial pauses next, or None where it runs to its end."""
         return next((epoch for epoch in self.epochs if epoch > epochs_done), None)
 
-    @abstractmethod
     def promotable(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the paused trial that continues first."""
+        """Return the best paused trial that may continue from the highest rung that has one."""
+        for rung in reversed(self.epochs):
+            for cost, trial in self._winners(trials, rung):
+                if cost < WORST and self._waits(trial, rung):
+                    return trial
+        return None
 
     @abstractmethod
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
@@ -44,6 +49,27 @@ class Rungs(ABC):
 
         So many further trials are `planned`.
         """
+
+    @abstractmethod
+    def _winners(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
+        """Return those that may continue from a rung, the best first."""
+
+    def _ranked(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
+        """Return the trials that came to a rung with their costs, the best first.
+
+        One that failed counts as the worst of the first rung that it did not come to. One that
+        violates a limit is the worst only where it waits, and keeps its places at the rungs before:
+        the trials that these could go to may have lost their checkpoints already.
+        """
+        before = max((epoch for epoch in self.epochs if epoch < rung), default=0)
+        found = []
+        for trial in trials:
+            cost = cost_at(trial, rung)
+            if not trial.is_allowed and self._waits(trial, rung):
+                cost = WORST
+            if cost is not None and not (trial.status == FAILED and trial.epochs < before):
+                found.append((cost, trial))
+        return sorted(found, key=lambda pair: (pair[0], pair[1].number or 0))
 
     def _waits(self, trial: Trial, rung: int) -> bool:
         """Return whether it has paused at this rung."""
@@ -58,21 +84,12 @@ class Halving(Rungs):
         super().__init__(epochs)
         self._reduction = reduction
 
-    def promotable(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the best that may continue from the highest rung that has one."""
-        for rung in reversed(self.epochs):
-            ranked = self._ranked(trials, rung)
-            for cost, trial in ranked[: len(ranked) // self._reduction]:
-                if cost < WORST and self._waits(trial, rung):
-                    return trial
-        return None
-
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
         """Return those not among the best even if all that can still come there are worse."""
         found, to_come = list[Trial](), planned
+        running = [trial for trial in trials if trial.status not in ENDED]
         for rung in self.epochs:
             ranked = self._ranked(trials, rung)
-            running = [t for t in trials if t.status not in (PAUSED, COMPLETED, FAILED)]
             under_way = sum(self.next_stop(trial.epochs) == rung for trial in running)
             places = (len(ranked) + to_come + under_way) // self._reduction
             left = 0
@@ -85,55 +102,26 @@ class Halving(Rungs):
             to_come += under_way + left  # all of these may come to the next rung
         return found
 
-    def _ranked(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
-        """Return the trials that came to a rung, the best first.
-
-        One that failed counts as the worst of the first rung that it did not come to.
-        """
-        before = max((epoch for epoch in self.epochs if epoch < rung), default=0)
-        found = []
-        for trial in trials:
-            cost = self._cost(trial, rung)
-            if cost is not None and not (trial.status == FAILED and trial.epochs < before):
-                found.append((cost, trial))
-        return sorted(found, key=lambda pair: (pair[0], pair[1].number or 0))
-
-    def _cost(self, trial: Trial, rung: int) -> float | None:
-        """Return the cost at a rung; one that violates a limit is the worst only where it waits.
-
-        It keeps its places at the rungs before: the trials that these could go to may have lost
-        their checkpoints already.
-        """
-        if not trial.is_allowed and self._waits(trial, rung):
-            return WORST
-        return cost_at(trial, rung)
+    def _winners(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
+        ranked = self._ranked(trials, rung)
+        return ranked[: len(ranked) // self._reduction]
 
 
 class Median(Rungs):
     """A trial continues while it is no worse than the median of the completed ones was then."""
 
-    def promotable(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the best that may continue from the highest rung that has one."""
-        completed = [trial for trial in trials if trial.status == COMPLETED]
-        for rung in reversed(self.epochs):
-            others = [cost for each in completed if (cost := cost_at(each, rung)) is not None]
-            bound = statistics.median(others) if len(others) >= MEDIAN_OF else WORST
-            waiting = [
-                (cost, trial.number or 0, trial)
-                for trial in trials
-                if trial.is_allowed and self._waits(trial, rung)
-                if (cost := cost_at(trial, rung)) is not None and cost < WORST and cost <= bound
-            ]
-            if waiting:
-                return min(waiting)[-1]
-        return None
-
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
         """Return all paused ones at the end: until then a worse one may move the median."""
-        running = any(trial.status not in (PAUSED, COMPLETED, FAILED) for trial in trials)
+        running = any(trial.status not in ENDED for trial in trials)
         if planned or running or self.promotable(trials):
             return []
         return [trial for trial in trials if trial.status == PAUSED]
+
+    def _winners(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
+        completed = [cost_at(trial, rung) for trial in trials if trial.status == COMPLETED]
+        costs = [cost for cost in completed if cost is not None]
+        bound = statistics.median(costs) if len(costs) >= MEDIAN_OF else WORST
+        return [pair for pair in self._ranked(trials, rung) if pair[0] <= bound]
 
 
 def cost_at(trial: Trial, rung: int) -> float | None:

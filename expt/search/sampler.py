@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.config.search import Search
 from expt.errors import ConfigError
@@ -65,43 +65,36 @@ def check(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> N
         raise ConfigError(problems)
 
 
-class _Known(NamedTuple):
-    """What a sampler draws from."""
+class Known(NamedTuple):
+    """What a trial is chosen by."""
 
     space: Space
     trials: Sequence[Trial]
+    """The trials to learn from, in the order of their numbers."""
     number: int
+    """The number of the trial that is chosen."""
     settings: Search
     goals: Sequence[Goal]
+    tried: Sequence[Values] = ()
+    """Values that are not suggested again."""
 
 
-def suggest(
-    space: Space,
-    trials: Sequence[Trial],
-    number: int,
-    settings: Search,
-    goals: Sequence[Goal],
-    tried: Sequence[Values] = (),
-) -> Values | None:
-    """Return the values of the trial of that number, or None where the space has no further point.
-
-    The sampler learns from `trials`, which are in the order of their numbers; it repeats none of
-    those `tried`.
-    """
-    known = {as_key(values) for values in tried}
-    history = _Known(space, trials, number, settings, goals)
+def suggest(known: Known) -> Values | None:
+    """Return the values of a new trial, or None where the space has no further point."""
+    tried = {as_key(values) for values in known.tried}
+    settings, number = known.settings, known.number
     share = settings.random_fraction
     share = RANDOM_FRACTION.get(settings.name, 0.0) if share is None else share
     is_random = int((number + 1) * share) > int(number * share)
     draw = _random if is_random else SAMPLERS[settings.name]
     for attempt in range(FURTHER_DRAWS):
         if attempt == REDRAWS:
-            left = space.without(tried)
+            left = known.space.without(known.tried)
             if left is not None:
                 return left[_seed(settings.seed, number) % len(left)] if left else None
             draw = _sobol if settings.name == "qmc" else _random
-        values = draw(history, attempt)
-        if as_key(values) not in known:
+        values = draw(known, attempt)
+        if as_key(values) not in tried:
             return values
     return None
 
@@ -113,14 +106,14 @@ def _seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-def _random(known: _Known, attempt: int) -> Values:
+def _random(known: Known, attempt: int) -> Values:
     """Draw from the whole space."""
     return _optuna(
         known._replace(trials=(), settings=replace(known.settings, name="random")), attempt
     )
 
 
-def _optuna(known: _Known, attempt: int) -> Values:
+def _optuna(known: Known, attempt: int) -> Values:
     """Ask one of Optuna's samplers."""
     import optuna
 
@@ -148,26 +141,30 @@ def _optuna(known: _Known, attempt: int) -> Values:
 
 
 def _asked(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
-    low, high, log = parameter.low, parameter.high, parameter.log
     if parameter.kind == "categorical":
         return str(trial.suggest_categorical(name, parameter.choices))
     if parameter.kind == "int":
-        return trial.suggest_int(name, int(low), int(high), step=int(parameter.step or 1), log=log)
-    return trial.suggest_float(name, low, high, step=parameter.step, log=log)
+        return trial.suggest_int(name, **_ends(parameter))
+    return trial.suggest_float(name, **_ends(parameter))
 
 
 def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    low, high, log = parameter.low, parameter.high, parameter.log
     if parameter.kind == "categorical":
         return CategoricalDistribution(parameter.choices)
+    kind = IntDistribution if parameter.kind == "int" else FloatDistribution
+    return kind(**_ends(parameter))
+
+
+def _ends(parameter: Parameter) -> dict[str, Any]:
+    low, high, step = parameter.low, parameter.high, parameter.step
     if parameter.kind == "int":
-        return IntDistribution(int(low), int(high), log=log, step=int(parameter.step or 1))
-    return FloatDistribution(low, high, log=log, step=parameter.step)
+        low, high, step = int(low), int(high), int(step or 1)
+    return {"low": low, "high": high, "step": step, "log": parameter.log}
 
 
-def _sampler(known: _Known, num_bad: int, seed: int) -> optuna.samplers.BaseSampler:
+def _sampler(known: Known, num_bad: int, seed: int) -> optuna.samplers.BaseSampler:
     from optuna import samplers
 
     settings = known.settings
@@ -222,7 +219,7 @@ def _costs(trial: Trial, goals: Sequence[Goal]) -> list[float]:
 
 
 def _frozen(
-    known: _Known, rated: Sequence[_Rated], *, is_dense: bool
+    known: Known, rated: Sequence[_Rated], *, is_dense: bool
 ) -> Iterator[optuna.trial.FrozenTrial]:
     """Yield the history as Optuna has it.
 
@@ -259,7 +256,7 @@ def _frozen(
         )
 
 
-def _sobol(known: _Known, attempt: int) -> Values:
+def _sobol(known: Known, attempt: int) -> Values:
     """Return the point of that number in a scrambled Sobol sequence."""
     from scipy.stats import qmc
 
@@ -275,7 +272,7 @@ def _sobol(known: _Known, attempt: int) -> Values:
     return space.point([parameter.at(float(share)) for parameter, share in pairs])
 
 
-def _cmaes(known: _Known, attempt: int) -> Values:
+def _cmaes(known: Known, attempt: int) -> Values:
     """Return a point of the generation after those that are complete, which are told in order."""
     import cmaes
     import numpy as np
@@ -302,7 +299,7 @@ def _cmaes(known: _Known, attempt: int) -> Values:
     return {each.name: each.at(share) for each, share in zip(parameters, shares, strict=True)}
 
 
-SAMPLERS: dict[str, Callable[[_Known, int], Values]] = {
+SAMPLERS: dict[str, Callable[[Known, int], Values]] = {
     **dict.fromkeys(("random", "tpe", "gp", "nsga2"), _optuna),
     "qmc": _sobol,
     "cmaes": _cmaes,

@@ -5,6 +5,7 @@ Its only state is the run folders: a search that is typed again finds the same t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -30,7 +31,7 @@ from expt.runs.result import (
     update_result,
 )
 from expt.search.rungs import Rungs
-from expt.search.sampler import suggest
+from expt.search.sampler import Known, suggest
 from expt.search.space import Values
 from expt.search.trial import Reader, Trial, best, in_order
 
@@ -82,10 +83,7 @@ class Search(Iterator[Job | None]):
         self._unfinished = self.unfinished
         self._leader = self.best
         self._left_of_batch, self._look_at = 0, 0.0
-        self._make: Callable[[int, Values], Job | None] = lambda *_: None
-        self._has_room: Callable[[], bool] = lambda: True
-        self._finish: Callable[[str], None] = lambda _: None
-        self._batch: int | None = None
+        self.begin(lambda *_: None)
         self.is_over = False
         """Whether no further job comes."""
         self.is_exhausted = False
@@ -139,18 +137,13 @@ class Search(Iterator[Job | None]):
     def unfinished(self) -> list[Trial]:
         """The trials that were chosen and did not come to their end, or to a rung."""
         ended = (COMPLETED, PAUSED) if self._rungs else (COMPLETED,)
-        return [
-            trial
-            for trial in self.trials
-            if trial.number is not None and trial.status not in ended and not trial.is_bad
-        ]
+        own = [trial for trial in self.trials if trial.number is not None]
+        return [trial for trial in own if trial.status not in ended and not trial.is_bad]
 
     @property
     def num_left(self) -> int:
         """How many trials are to begin or to continue, apart from those that wait at a rung."""
-        new = max(0, self.settings.runs - self.count)
-        left = self.space.without([trial.values for trial in self.trials])
-        return len(self.unfinished) + (new if left is None else min(new, len(left)))
+        return len(self.unfinished) + max(0, self.settings.runs - self.count)
 
     @property
     def best(self) -> Trial | None:
@@ -180,15 +173,9 @@ class Search(Iterator[Job | None]):
     def suggest(self) -> tuple[int, Values] | None:
         """Return the number and the values of the next trial; None where there is none."""
         number = next(n for n in itertools.count() if n not in self._numbers)
-        trials = [t for t in self.trials if t.number is None or t.number < number]
-        values = suggest(
-            self.space,
-            [*self._warm_start, *trials],
-            number,
-            self.settings,
-            self.goals,
-            [trial.values for trial in self.trials],
-        )
+        before = [t for t in self.trials if t.number is None or t.number < number]
+        history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
+        values = suggest(Known(self.space, history, number, self.settings, self.goals, tried))
         return None if values is None else (number, values)
 
     def has_spent_all(self) -> bool:
@@ -218,11 +205,7 @@ class Search(Iterator[Job | None]):
     def _next(self) -> Job | None:
         while self._unfinished:
             trial = self._unfinished.pop(0)
-            assert trial.number is not None
-            if job := self._make(trial.number, trial.values):
-                self._trials.pop(trial.folder)
-                self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
-                job.pause_after(self._stop_of(job.paths))
+            if job := self._begin(trial):
                 return job
         if job := self._promoted():
             return job
@@ -232,22 +215,27 @@ class Search(Iterator[Job | None]):
                 self.is_exhausted = True
                 break
             number, values = found
-            job = self._make(number, values)
-            if job is None:
-                self._repeated.add(number)
-                continue
-            trial = Trial(values=values, status=RUNNING, number=number, folder=job.paths.folder)
-            self._trials[job.paths.folder] = trial
-            job.pause_after(self._stop_of(job.paths))
-            return job
+            if job := self._begin(Trial(values=values, status=RUNNING, number=number)):
+                return job
+            self._repeated.add(number)
         return None
+
+    def _begin(self, trial: Trial) -> Job | None:
+        """Return the job of a trial that is new, or that was stopped."""
+        assert trial.number is not None
+        job = self._make(trial.number, trial.values)
+        if job is not None:
+            self._trials.pop(trial.folder, None)  # another one, where its run was refused there
+            self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
+            job.pause_after(self._stop_of(job.paths))
+        return job
 
     def _stop_of(self, paths: RunPaths) -> int | None:
         """Return the epoch after which a run pauses first; one that has begun has it on record."""
+        if self._rungs is None:
+            return None
         record = read_result(paths)
-        if self._rungs is None or "attempts" in record:
-            return record.get("until_epoch") if self._rungs else None
-        return self._rungs.next_stop(0)
+        return record.get("until_epoch") if "attempts" in record else self._rungs.next_stop(0)
 
     def _promoted(self) -> Job | None:
         trial = self._rungs.promotable(self._for_rungs()) if self._rungs else None
@@ -313,11 +301,8 @@ def remove_checkpoints(paths: RunPaths) -> None:
     """Remove the checkpoints of a paused run, unless another command is at work in its folder."""
     if not any(paths.checkpoints.glob("*")):
         return
-    try:
-        with at_work(paths):
-            if read_result(paths).get("status") == PAUSED:
-                update_result(paths, resumable=False)
-                paths.remove_checkpoints()
-                checkpoint_file.remove_unnamed(paths.checkpoints)
-    except FolderInUse:
-        pass
+    with contextlib.suppress(FolderInUse), at_work(paths):
+        if read_result(paths).get("status") == PAUSED:
+            update_result(paths, resumable=False)
+            paths.remove_checkpoints()
+            checkpoint_file.remove_unnamed(paths.checkpoints)

@@ -6,7 +6,7 @@ Plain data, without Hydra.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -228,17 +228,15 @@ class Space:
         for each in self.parameters:
             if (every := each.all()) is None:
                 return None
-            found = [more for point in found for more in _with(point, each, every)]
+            found = [
+                {**point, each.name: value} if each.is_active(point) else point
+                for point in found
+                for value in (every if each.is_active(point) else every[:1])
+            ]
             if len(found) > ENUMERABLE:
                 return None
         known = {as_key(point) for point in tried}
         return [point for point in found if as_key(point) not in known]
-
-
-def _with(point: Values, parameter: Parameter, every: Sequence[Value]) -> list[Values]:
-    if not parameter.is_active(point):
-        return [point]
-    return [{**point, parameter.name: value} for value in every]
 
 
 def as_key(values: Mapping[str, Value]) -> Hashable:

@@ -108,7 +108,7 @@ class Reader:
         space. Of several runs of one number the first that has settings counts.
         """
         trials, others = list[Trial](), dict[str, Sequence[str]]()
-        numbers = set[int]()
+        numbers = set[int | None]()
         runs = sorted(results_of_sweep(folder), key=lambda run: "identity" not in run[1])
         for paths, record in runs:
             if record["status"] == DAMAGED:
@@ -117,11 +117,9 @@ class Reader:
             differing = self.differences(trial.values, record) if trial else ()
             if trial is None or differing:
                 others[paths.folder.name] = differing
-            elif trial.number is None:
+            elif trial.number is None or trial.number not in numbers:
                 trials.append(trial)
-            elif trial.number not in numbers:
                 numbers.add(trial.number)
-                trials.append(trial)
         return trials, others
 
     def of_another(self, source: Path) -> list[Trial]:
@@ -154,9 +152,5 @@ def best(trials: Sequence[Trial], goals: Sequence[Goal]) -> Trial | None:
 def _settings(record: Record) -> Callable[[str], Any]:
     """Return a lookup of a run's settings: as typed, else as its configuration has them."""
     typed: Mapping[str, Any] = record.get("overrides", {})
-
-    @functools.cache
-    def known() -> dict[str, Any]:
-        return settings_of(record, lists_as_text=False)
-
+    known = functools.cache(lambda: settings_of(record, lists_as_text=False))
     return lambda key: typed[key] if key in typed else known().get(key)

@@ -1,6 +1,7 @@
-"""Optimiser states that wait in the host's memory, where a step needs them for a moment only.
+"""Optimizer states that wait in the host's memory, and are on the device only while a step needs
+them.
 
-For FSDP, whose CPUOffloadPolicy also has the parameters there, this is not needed.
+FSDP's CPUOffloadPolicy also has the parameters there, which is not needed for this.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 BYTES_AT_ONCE = 256 * 2**20
-"""Of parameters, whose states are on the device together."""
+"""Bytes of parameters whose states are on the device together."""
 
 
 def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) -> None:
-    """Have each step update the parameters part by part, with no more than a part's states on the
-    device.
+    """Have each step update the parameters in turns, with the states of one turn on the device.
 
-    Between steps they are in pinned memory. The numbers are those of one update of all, for an
-    optimiser that updates each parameter by its own gradient and state, as all of torch's but LBFGS
-    do. Scalars stay where they are."""
+    Between steps they are in pinned memory; scalars stay where they are. Numbers are those of one
+    update of all, for an optimizer that updates each parameter by its own gradient and state."""
     host = HostStates(optimizer)
     update = optimizer.step
 
@@ -48,19 +47,19 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
 
 
 class HostStates:
-    """Where the states of an optimiser's parameters are between steps."""
+    """Where the states of an optimizer's parameters are between steps."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._kept: dict[tuple[Tensor, str], Tensor] = {}
 
     def load(self, parameters: set[Tensor]) -> None:
-        """Bring their states to where they are."""
+        """Copy the states of `parameters` to their device."""
         for parameter, name, value in self._states(parameters):
             self._optimizer.state[parameter][name] = value.to(parameter.device, non_blocking=True)
 
     def store(self, parameters: set[Tensor]) -> None:
-        """Take their states back to the host, in the order of the device's work; see `wait`."""
+        """Begin to copy the states of `parameters` to the host; see `wait`."""
         for parameter, name, value in self._states(parameters):
             if value.device.type == "cpu":
                 continue
@@ -71,7 +70,7 @@ class HostStates:
             self._optimizer.state[parameter][name] = kept.copy_(value, non_blocking=True)
 
     def wait(self) -> None:
-        """Until what `store` takes back has arrived, which the device's own next work need not ask."""
+        """Return when the host has all states; the device's own next work need not wait for it."""
         if self._kept:
             torch.cuda.synchronize(next(iter(self._kept))[0].device)
 
@@ -83,7 +82,7 @@ class HostStates:
 
 
 def in_parts(groups: Sequence[Sequence[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
-    """The parameters that have a gradient, in their order, so many at once; a larger one by itself."""
+    """Yield the parameters that have a gradient, in order, so many bytes at once."""
     part, size = set[Tensor](), 0
     for parameter in (each for group in groups for each in group if each.grad is not None):
         if part and size + parameter.nbytes > bytes_at_once:

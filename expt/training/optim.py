@@ -19,8 +19,7 @@ from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
-from expt.training.optimizer_state import fused_or_foreach
-from expt.training.own_optimizer import build_own
+from expt.training.optimizer_state import fused_or_foreach, refuse_fused
 from expt.training.parameter_groups import (
     LR_SCALE,
     TRAINED_EPOCHS,
@@ -48,7 +47,8 @@ def build_optimizer(
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     elif isinstance(config, groups.TargetOptimizer):
-        optimizer = build_own(config, chosen)
+        optimizer = user_class.build(config.target, Optimizer, chosen, **config.kwargs)
+        refuse_fused(optimizer)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)

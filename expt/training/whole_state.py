@@ -1,6 +1,4 @@
-"""The state of a sharded model as that of any other: whole tensors on rank 0, and each worker's
-part of them again.
-"""
+"""The state of a sharded model with whole tensors on rank 0, and each worker's shards of such."""
 
 from __future__ import annotations
 
@@ -19,11 +17,10 @@ Place = tuple[Any, ...]
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
-    """`state` with whole tensors on the CPU, none of which is in use; without `keep` nothing of it
-    is kept.
+    """Return `state` with whole tensors on the CPU, none of which is in use.
 
-    A collective, in which each worker holds one whole tensor at a time.
-    """
+    A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
+    none."""
 
     def kept(_: Place, tensor: Tensor) -> Tensor:
         full = whole(tensor.detach())
@@ -33,11 +30,9 @@ def gathered(state: Any, *, keep: bool) -> Any:
 
 
 def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
-    """Rank 0's `state`, on every worker: what is `like` a sharded tensor as this worker's part, all
-    else whole.
+    """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
-    The others give None. A collective, in which each worker holds one whole tensor at a time.
-    """
+    The others pass None. A collective, in which each worker holds one whole tensor at a time."""
     shape: Any = None if state is None else map_tensors(lambda _, tensor: tensor.to("meta"), state)
     wholes: list[Tensor] = []
     if state is not None:
@@ -46,8 +41,7 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
 
     def received(place: Place, empty: Tensor) -> Tensor:
         mine = next(next_of_rank_0, None)
-        # Sent is the memory as it lies: an empty one like rank 0's would have the strides that its
-        # own had.
+        # Contiguous on all workers: sent is the memory as it lies.
         full = (
             torch.empty(empty.shape, dtype=empty.dtype, device=device)
             if mine is None
@@ -56,13 +50,13 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
         dist.broadcast(full, src=0)
         pattern = like(place)
         if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
-            return _part_of(full, pattern)
+            return _shard_of(full, pattern)
         return full
 
     return map_tensors(received, from_rank_0(shape, device))
 
 
-def _part_of(full: Tensor, pattern: Any) -> Tensor:
+def _shard_of(full: Tensor, pattern: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     part = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
@@ -77,7 +71,7 @@ def _part_of(full: Tensor, pattern: Any) -> Tensor:
 
 
 def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:
-    """Nested dicts, lists and tuples with `change` applied to each tensor, and to where it is."""
+    """Return nested containers with `change` applied to each tensor and its place."""
     if isinstance(state, Tensor):
         return change(place, state)
     if isinstance(state, Mapping):

@@ -15,9 +15,9 @@ from torch import Tensor
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError
 from expt.machine import available_memory
-from expt.runs import checkpoint, parts, parts_folder
+from expt.runs import checkpoint, checkpoint_file
+from expt.runs.checkpoint import ShardedWriter
 from expt.runs.paths import RunPaths
-from expt.runs.sharded_writer import ShardedWriter
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
@@ -93,11 +93,11 @@ class Checkpoints:
         target: Path | None,
     ) -> None:
         copies = _own_bytes(state) < ROOM * available_memory() / self._worker.local_world_size
-        rest, tensors = parts.parted(state, is_sharded, copies=copies)
+        rest, tensors = checkpoint.parted(state, is_sharded, copies=copies)
         mine, folder = self._worker.rank == 0, None
         if mine:
             self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = parts_folder.free_folder(self._paths.checkpoints, state["position"]["step"])
+            folder = checkpoint_file.free_folder(self._paths.checkpoints, state["position"]["step"])
         folder = collectives.from_rank_0(folder, self._worker.device)
         known = {**rest, **_as_it_is(about())} if mine else None
         writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)

@@ -259,9 +259,11 @@ class _Comparison:
         self._precision.factor = scale
         self._gradients(self._whole)
         self._refuse_writes(versions)
-        largest = self._average()
+        largest = self._average(self._whole)
         with self._failing():
             self._gradients(self._tested)
+        if not self._config.is_sharded:
+            self._average(self._tested)
         self._check_gradients(largest)
         self._update(self._whole, advances)
         with self._failing():
@@ -298,11 +300,9 @@ class _Comparison:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
-    def _average(self) -> float:
-        """Give the whole model the mean of the workers' gradients, as DDP does.
-
-        Returns the largest number on any worker."""
-        every = [*self._whole.module.parameters()]
+    def _average(self, learner: Learner) -> float:
+        """Give each worker the mean of all gradients, as DDP does; return their largest number."""
+        every = [*learner.module.parameters()]
         mine = [-1.0 if one.grad is None else _size(one.grad) for one in every]
         largest = collectives.max_across_workers(mine, self._worker.device)
         for parameter, size in zip(every, largest, strict=True):
@@ -382,6 +382,7 @@ class _Comparison:
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
         """Return the outputs and the loss of an evaluation of this worker's samples."""
+        random_state.seed(self._config.seed + 1 + self._worker.rank)
         collectives.broadcast_buffers(learner.evaluated)
         outputs = learner.task.forward(learner.evaluated.eval(), self._batch)
         loss, _ = learner.task.loss(outputs, self._batch)

@@ -1,7 +1,10 @@
-"""A run's first weights from another run, or from a file, as far as they fit its model."""
+"""A run's first weights from another run, or from a file, as far as they fit its model.
+
+Warns where the data is normalised otherwise than for the weights."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,22 +12,25 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from expt.config.groups import NamedModel
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
+from expt.models import named
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.weights_file import weights_file
+from expt.runs.named_checkpoint import chosen, weights_file
+from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.sharding import is_sharded
 from expt.training.whole_state import scattered
-from expt.worker import other_scale
 
-_MEND = "save it by torch.save(model.state_dict(), FILE)"
+_FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
 class Loaded(NamedTuple):
-    """What rank 0 knows of them."""
+    """What rank 0 knows of the weights."""
 
     about: Mapping[str, Any] = MappingProxyType({})
     """For result.json, see expt.runs.result.Begun."""
@@ -38,23 +44,22 @@ def begin_with(
     worker: Worker,
     standardised: Mapping[str, Sequence[float]],
 ) -> Mapping[str, Any]:
-    """Load those that the run names, if it does; returns what result.json is to say of them."""
+    """Load the weights that the run names, if it does; return what result.json says of them."""
     if config.weights is None:
         if worker.rank == 0:
-            other_scale.warn_of_published(config, module)
+            warn_of_published(config, module)
         return {}
     loaded = load(module, config.weights, worker)
     if worker.rank == 0:
-        other_scale.warn_of_runs(config, loaded.config, standardised)
+        _warn_of_runs(config, loaded.config, standardised)
     return loaded.about
 
 
 def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
-    """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did
-    not fit.
+    """Load into `module` what fits of `given`, which rank 0 reads; warn of what did not fit.
 
-    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter
-    fits, or the file holds no weights."""
+    A collective: each worker gets its shards of a sharded module. Raises ConfigError where no
+    parameter fits, or the file holds no weights."""
     loaded = Loaded()
     fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
@@ -82,13 +87,13 @@ def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
 
 
 def _about(content: Any, fit: Fit) -> Loaded:
-    told = content if isinstance(content, Mapping) else {}
+    known = content if isinstance(content, Mapping) else {}
     about: dict[str, Any] = {
         "left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]
     }
-    if isinstance(position := told.get("position"), Mapping):
-        about |= {"epoch": position.get("epoch"), "average": "ema" in told}
-    config = told.get("config")
+    if isinstance(position := known.get("position"), Mapping):
+        about |= {"epoch": position.get("epoch"), "average": "ema" in known}
+    config = known.get("config")
     return Loaded(about, config if isinstance(config, Mapping) else {})
 
 
@@ -101,17 +106,59 @@ def _read(file: Path, given: str) -> Any:
         return checkpoint_file.read_steady(file, read)
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
-    except (
-        Exception
-    ) as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
+    except Exception as error:  # of many kinds: damaged, or with code in it
         raise ConfigError(
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is"
-            f" damaged, or holds more than tensors); {_MEND}"
+            f" damaged, or holds more than tensors); {_FIX}"
         ) from error
 
 
 def _weights_in(content: Any, file: Path, given: str, names: Collection[str]) -> dict[str, Tensor]:
     state = plain_weights(content, names)
     if not (state and all(isinstance(value, Tensor) for value in state.values())):
-        raise ConfigError(f"weights={given}: {file} holds no state_dict; {_MEND}")
+        raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
     return state
+
+
+def warn_of_published(config: RunConfig, module: nn.Module) -> None:
+    """Warn where a model by name has published weights, and images another normalisation."""
+    if isinstance(config.model, NamedModel) and config.model.pretrained and config.weights is None:
+        scale = named.normalisation(config.model, module)
+        if scale is not None:
+            _warn(config, "model.pretrained=true", *scale)
+
+
+def _warn_of_runs(
+    config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]
+) -> None:
+    """Warn where the run of the weights, with the settings `trained_by`, normalised otherwise.
+
+    `standardised` is what this run does to each column of a table."""
+    then = trained_by.get("dataset") or {}
+    if "mean" in then:
+        _warn(config, f"weights={config.weights}", then.get("mean"), then.get("std"))
+    if standardised and then.get("standardise") and config.weights:
+        run = chosen(config.weights).run
+        data = read_result(RunPaths(run)).get("data") if run else None
+        earlier = (data or {}).get("standardised")
+        if earlier is not None and earlier != json.loads(json.dumps(standardised)):
+            warn(
+                f"weights={config.weights}: rows are standardised by those of this run, and not by"
+                " those that the weights saw"
+            )
+
+
+def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:
+    ours = _shown(*(getattr(config.dataset, key, None) for key in ("mean", "std")))
+    theirs = _shown(mean, std)
+    if ours != theirs:
+        warn(f"{word}: the weights were trained with {theirs}, and this run has {ours}")
+
+
+def _shown(mean: Any, std: Any) -> str:
+    if mean is None or std is None:
+        return "dataset.mean=null dataset.std=null"
+    return " ".join(
+        f"dataset.{key}=[{','.join(f'{value:g}' for value in values)}]"
+        for key, values in (("mean", mean), ("std", std))
+    )

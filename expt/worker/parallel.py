@@ -1,4 +1,4 @@
-"""What makes a model one of several workers': its batch norms, and who averages its gradients."""
+"""A model of several workers: its batch norms, its buffers, and the averaging of its gradients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from expt.training.shared_memory import SharedMemory, average_gradients
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
-    """Raise ConfigError where a worker lacks samples, or parts, of an epoch's last batch, and sync
-    needs all alike.
-
-    What it would compute in place of a sample would count in the statistics of all.
-    """
+    """Raise ConfigError where batch_norm=sync would count blank samples of an epoch's last batch."""
     left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
     if (
         config.batch_norm != "sync"
@@ -37,14 +33,11 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     ):
         return
     if config.gradient_accumulation > 1 or left < config.world_size:
-        each = (
-            f" in {config.gradient_accumulation} parts each"
-            if config.gradient_accumulation > 1
-            else ""
-        )
+        number = config.gradient_accumulation
+        each = f" in {number} micro-batches each" if number > 1 else ""
         raise ConfigError(
             f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which"
-            f" {config.world_size} workers{each} cannot share alike; use drop_last=true, or another"
+            f" {config.world_size} workers{each} can't share equally; use drop_last=true, or another"
             " batch_size"
         )
 
@@ -52,7 +45,7 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
 def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
+    """Return the model with the wanted batch norms, and what ends a step for them; see Learner."""
     if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
         warn(
             f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes"
@@ -75,9 +68,9 @@ def with_batch_norm(
 def with_buffers(
     config: RunConfig, module: nn.Module, average: Callable[[], None]
 ) -> Callable[[], None]:
-    """What ends a step, with `average`: of a sharded model all take rank 0's buffers, as ddp has it
-    before the next.
-    """
+    """Return what ends a step: `average`, then rank 0's buffers for all workers if it is sharded.
+
+    DistributedDataParallel does so before the next step."""
     if not (
         config.is_sharded
         and any(True for _ in module.buffers())
@@ -101,11 +94,9 @@ def parallelise(
     precision: Precision,
     parts: bool = False,
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
-    """The model that is trained, and what tells how long its gradients' averaging has taken; see
-    Learner.
+    """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `parts` not all parameters take part in each backward pass.
-    """
+    With `parts` not all parameters take part in each backward pass."""
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError(
@@ -113,10 +104,7 @@ def parallelise(
             )
         return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: None
     if config.is_sharded:
-        return (
-            module,
-            lambda _: None,
-        )  # it waits within the passes, where nothing tells that time from theirs
+        return module, lambda _: None  # it waits within the passes, which nobody can tell apart
     if worker.world_size == 1 or not any(
         parameter.requires_grad for parameter in module.parameters()
     ):
@@ -140,11 +128,10 @@ def parallelise(
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
-    """Whether a forward pass of training may read a buffer, which is then to be rank 0's on all
-    workers.
+    """Return whether a forward pass of training may read a buffer, which is then rank 0's for all.
 
-    Of batch norms only evaluations do, and `worker.run` has them broadcast before; of a person's
-    own code nobody knows."""
+    Only evaluations read those of batch norms, and `worker.run` broadcasts them before; what custom
+    code reads nobody knows."""
     if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
@@ -153,9 +140,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
 
 def without_broadcasts(module: nn.Module) -> dict[str, Any]:
-    """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each
-    forward pass.
-    """
+    """Return settings that keep DistributedDataParallel from broadcasting buffers in each step."""
     if (
         "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     ):  # since torch 2.15
@@ -165,9 +150,7 @@ def without_broadcasts(module: nn.Module) -> dict[str, Any]:
 
 
 class AutocastDataParallel(nn.DataParallel[nn.Module]):
-    """torch's, whose threads compute in autocast's own type, float16, whatever that of the main
-    thread is.
-    """
+    """torch's DataParallel, whose threads compute in autocast's default type otherwise."""
 
     def __init__(
         self,
@@ -179,7 +162,7 @@ class AutocastDataParallel(nn.DataParallel[nn.Module]):
         self._autocast = autocast
 
     def replicate(self, module: nn.Module, device_ids: Any) -> list[nn.Module]:
-        """The copies for a step, each of which opens the run's autocast in its own thread."""
+        """Return the copies for a step, each of which opens the run's autocast in its own thread."""
         return [
             in_autocast(replica, self._autocast)
             for replica in super().replicate(module, device_ids)
@@ -189,7 +172,7 @@ class AutocastDataParallel(nn.DataParallel[nn.Module]):
 def in_autocast(
     replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
 ) -> nn.Module:
-    """`replica`, which lasts a step, with a forward pass that opens `autocast` by itself."""
+    """Return `replica`, which lasts a step, with a forward pass that opens `autocast` itself."""
     forward = replica.forward
 
     def within(*args: Any, **kwargs: Any) -> Any:
@@ -203,9 +186,7 @@ def in_autocast(
 def build_shared_memory(
     config: RunConfig, module: nn.Module, worker: Worker
 ) -> SharedMemory | None:
-    """What the workers exchange gradients and statistics by, where they can and are to; a
-    collective.
-    """
+    """Return the memory by which workers exchange gradients, if they can and are to; a collective."""
     one_machine = worker.local_world_size == worker.world_size > 1
     plain = all(
         p.dtype == torch.float32 and p.device.type == "cpu"
@@ -219,7 +200,7 @@ def build_shared_memory(
 
 
 def _compress(parallel: DistributedDataParallel, hook: str) -> None:
-    """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
+    """Send gradients in fewer bytes, by torch's own hooks."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from expt.config.identity import VERSION
 from expt.errors import warn
-from expt.runs import provenance, spending, tags, undo
+from expt.runs import provenance, spending, tags
+from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
@@ -53,7 +55,7 @@ class Record:
             observer,
         )
         if writes:  # what was there before is not to come back any more
-            undo.accept(paths)
+            accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
@@ -113,7 +115,11 @@ class Record:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how much of metrics.jsonl belongs to it, and where the run comes from."""
         assert self._metrics
-        return {"metrics_bytes": self._metrics.num_bytes, "provenance": self._provenance}
+        return {
+            "version": VERSION,
+            "metrics_bytes": self._metrics.num_bytes,
+            "provenance": self._provenance,
+        }
 
     def complete(self, outcome: Mapping[str, Any]) -> str:
         """Close the files, then say in result.json that the run is complete."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt.models.partial_load import load_all
-from expt.runs import checkpoint, parts, parts_folder
+from expt.runs import checkpoint, checkpoint_file
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -97,9 +97,11 @@ class Snapshot:
         if not sharded:
             return collectives.from_rank_0(read, self.worker.device)
         if read is not None and only:
-            read = {key: value for key, value in read.items() if key in {*only, parts_folder.PARTS}}
+            read = {
+                key: value for key, value in read.items() if key in {*only, checkpoint_file.PARTS}
+            }
         patterns = self._patterns(written_by or self.learner.optimizer)
-        found: State = parts.filled(
+        found: State = checkpoint.filled(
             path, scattered(read, patterns.get, self.worker.device), patterns.get
         )
         return found

@@ -25,9 +25,9 @@ from expt.command.arguments import (
 )
 from expt.command.overrides import as_dict
 from expt.errors import ConfigError
-from expt.runs.parent import inherited
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.typed import inherited
 
 
 def leave(folder: Path, *words: str) -> Path:

@@ -50,20 +50,15 @@ def test_what_is_no_such_class_is_refused_and_not_called(path: str, text: str) -
         build(path, dict, "touch /nowhere")
 
 
-def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"siz": 3}, "'siz'. Did you mean 'size'?"), ({}, "missing 1 required keyword-only argument: 'size'")],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_named(given: dict[str, int], says: str) -> None:
     before = Own.built
-    with pytest.raises(
-        ConfigError, match=r"missing a required argument: 'size'; it was given width"
-    ):
-        build(f"{__name__}.Own", dict, width=3)
-    with pytest.raises(ConfigError, match=r"it was given siz\. Did you mean 'size'\?"):
-        build(f"{__name__}.Own", dict, siz=3)
-    with pytest.raises(ConfigError, match=r"it was given nothing; add size beside _target_$"):
-        build(f"{__name__}.Own", dict)
-    with pytest.raises(
-        ConfigError, match=r"unexpected keyword argument 'x'; it was given size, x; leave it out$"
-    ):
-        build(f"{__name__}.Own", dict, size=3, x=1)
+    with pytest.raises(ConfigError) as refused:
+        build(f"{__name__}.Own", dict, **given)
+    assert str(refused.value).endswith(says)
     assert Own.built == before
 
 
@@ -85,7 +80,7 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
     monkeypatch.syspath_prepend(tmp_path)
     name, where = (
         "own_constructor.Net",
-        f"({tmp_path}/own_constructor.py, line 4); mend that line, or what it is given",
+        f"({tmp_path}/own_constructor.py, line 4)",
     )
     for wrong, told in (
         ("abc", 'TypeError: can only concatenate str (not "int") to str'),
@@ -97,9 +92,7 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
             f"_target_={name}: cannot be built as Net(width={wrong!r}): {told}"
         )
         assert str(refused.value).endswith(where)
-    with pytest.raises(
-        ConfigError, match=r"Net\(width=4\): FileNotFoundError: .*, line 6\); mend that line"
-    ):
+    with pytest.raises(ConfigError, match=r"Net\(width=4\): FileNotFoundError: .*, line 6\)"):
         build(f"{__name__}.Holder", dict, below=[{"_target_": name, "width": 4}])
     with pytest.raises(RuntimeError, match="allocate"):
         build(name, dict, width=5)
@@ -211,12 +204,11 @@ def test_what_arguments_name_is_built_before_the_class_itself() -> None:
         ("builtins.eval", "refused, it is of Python's own library"),
         ("ctypes.CDLL", "refused, it is of Python's own library"),
         (f"{__name__}.Path", "refused, it is of Python's own library"),
-        (f"{__name__}.not_a_class", "refused, it is no class"),
-        ("torch.load", "refused, it is no class"),
+        (f"{__name__}.not_a_class", "refused, it is not a class"),
+        ("torch.load", "refused, it is not a class"),
         (f"{__name__}.Notet", "has no Notet. Did you mean 'Noted'?"),
         ("Noted", "name a class, as in _target_: torchvision.transforms.v2.RandAugment"),
         (3, "name a class, as in "),
-        (f"{__name__}.Own", "missing a required argument: 'size'; it was given nothing"),
     ],
 )
 def test_nothing_is_called_where_one_of_them_is_refused(wrong: object, says: str) -> None:

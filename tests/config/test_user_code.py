@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from expt.config import constraints, datasets, groups
+from expt.config import constraints, datasets, groups, user_code
 from expt.config.identity import shown
-from expt.config.user_code import fingerprint, import_anew, targets, targets_recorded
+from expt.config.user_class import resolve
+from expt.config.user_code import fingerprint, import_anew, targets
 from tests.conftest import Configured
 
 
@@ -121,19 +126,10 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
         configured(), optimizer=optimizer, dataset=data, callbacks=(callback,)
     )
     found = targets(config)
-    assert found == (
-        "mine.Data",
-        "mine.T",
-        "b.C",
-        "mine.Opt",
-        "mine.Deep",
-        "a.B",
-        "mine.Watch",
-        "d.D",
-    )
-    assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, (
-        "else such a run would be stale"
-    )
+    assert {*found} == {
+        "mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B", "mine.Watch", "d.D",
+    }  # fmt: skip
+    assert targets(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
 
 
 def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
@@ -141,7 +137,7 @@ def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
         "+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}"
     )
     assert targets(config) == ("mine.Metric", "mine.Deep")
-    assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config), (
+    assert targets(json.loads(json.dumps(shown(config)))) == targets(config), (
         "else such a run would be stale"
     )
 
@@ -152,4 +148,109 @@ def test_the_transforms_of_a_dataset_count_too(configured: Configured) -> None:
         " mine.Deep}]}]"
     )
     assert targets(config) == ("mine.Noise", "a.B", "mine.Deep")
-    assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config)
+    assert targets(json.loads(json.dumps(shown(config)))) == targets(config)
+
+
+NAME = "twice_written.parts.Part"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with a package whose module imports another."""
+    folder = tmp_path / "twice_written"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "parts.py").write_text(
+        "from twice_written.width import WIDTH\nclass Part:\n    width = WIDTH\n"
+    )
+    _write(folder, 1)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    yield folder
+    import_anew([NAME])
+
+
+def _write(package: Path, width: int) -> Path:
+    """The module that is imported, always of one size and one time."""
+    (file := package / "width.py").write_text(f"WIDTH = {width}\n")
+    os.utime(file, (1, 1))
+    return file
+
+
+def _width() -> int:
+    import_anew([NAME])
+    found: Any = resolve(NAME, object)
+    return int(found.width)
+
+
+def test_a_file_of_the_same_size_and_time_is_read_anew(package: Path) -> None:
+    code = fingerprint([NAME])
+    assert _width() == 1
+    _write(package, 2)
+    assert fingerprint([NAME]) != code
+    assert _width() == 2
+
+
+def test_a_cache_that_python_has_written_is_not_taken(package: Path) -> None:
+    command = [sys.executable, "-c", "from twice_written.parts import Part; print(Part.width)"]
+
+    def by_python() -> int:
+        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+        return int(
+            subprocess.run(
+                command, cwd=package.parent, env=env, capture_output=True, check=True
+            ).stdout
+        )
+
+    assert by_python() == 1
+    _write(package, 2)
+    assert by_python() == 1, "which takes one for the other"
+    assert _width() == 2
+    assert by_python() == 2, "it does not take what is cached here"
+
+
+def test_a_source_is_compiled_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _width() == 1
+    monkeypatch.setattr(user_code._ByContent, "source_to_code", None)
+    assert _width() == 1
+
+
+def test_who_may_not_read_the_source_may_not_read_what_is_cached(package: Path) -> None:
+    (file := package / "width.py").chmod(0o600)
+    _width()
+    cached = Path(importlib.util.cache_from_source(str(file)))
+    assert (cached.stat().st_mode & 0o777, (package / "parts.py").stat().st_mode & 0o044 > 0) == (
+        0o600,
+        True,
+    )
+
+
+def test_a_folder_may_get_another_name(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _width() == 1
+    import_anew([NAME])
+    elsewhere = package.parent / "elsewhere"
+    elsewhere.mkdir()
+    package.rename(elsewhere / package.name)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    found: Any = importlib.import_module("twice_written.width")
+    assert found.__spec__.loader.get_code(found.__name__).co_filename == str(
+        elsewhere / package.name / "width.py"
+    )
+
+
+def test_nothing_is_cached_where_python_is_to_write_nothing(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert _width() == 1
+    assert not (package / "__pycache__").exists()
+
+
+def test_what_is_installed_is_imported_as_ever() -> None:
+    user_code.install_finder()
+    user_code.install_finder()
+    assert sys.meta_path.count(user_code._FINDER) == 1
+    for name in "colorsys", "expt.report":
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert not isinstance(spec.loader, user_code._ByContent)

@@ -206,7 +206,7 @@ def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -
     images(root, seed=3)
     with pytest.raises(
         ConfigError,
-        match=r"its files are not those that the run of .*; give dataset\.root=PATH with",
+        match=r"its files are not those that .*; give dataset\.root=PATH with",
     ):
         trained("resume=auto", "max_steps=4")
     images(root)

@@ -20,7 +20,6 @@ from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
 from expt.inference.table_rows import Features
-from expt.runs import resume
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -293,10 +292,6 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
     with pytest.raises(DataError, match="a has 3 rows, and y 4; make them equal"):
         table.load(of(tmp_path / "u.npz"), NUMBER)
-
-
-def test_where_a_changed_table_is_looked_for_is_told_by_a_key_that_it_has(tmp_path: Path) -> None:
-    assert resume._place_of(of(tmp_path / "t.csv")) == "give dataset.path=PATH with the same files"
 
 
 def test_another_content_is_another_dataset(

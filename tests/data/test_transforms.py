@@ -174,12 +174,15 @@ def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:
     ("transforms", "said"),
     [
         ("{_target_: torchvision.transforms.v2.Normalise}", "v2 has no Normalise. Did you mean"),
-        ("{_target_: torchvision.transforms.v2.RandomCrop}", "missing a required argument: 'size'"),
+        (
+            "{_target_: torchvision.transforms.v2.RandomCrop}",
+            "missing 1 required positional argument: 'size'",
+        ),
         (
             "{_target_: torchvision.transforms.v2.RandomCrop, size: [1, 2, 3]}",
             "RandomCrop(size=[1, 2, 3]): ValueError: ",
         ),
-        ("{_target_: torchvision.transforms.v2.functional.hflip}", "refused, it is no class"),
+        ("{_target_: torchvision.transforms.v2.functional.hflip}", "refused, it is not a class"),
         (f"{{_target_: {__name__}.NoTransform}}", "a NoTransform cannot be called with an image"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from expt.runs import checkpoint, checkpoint_file, parts_folder
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, run, start
 from tests.faults.running import LONG, ranks, training, wait_until
@@ -171,7 +171,7 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         process.kill()
         process.join()
         state = checkpoint.load(path)
-        assert parts_folder.sha256_of(path) in checkpoint_file._digests(path)
+        assert checkpoint_file.sha256_of(path) in checkpoint_file._digests(path)
         assert (state["weights"] == state["step"]).all()
         assert [found.name for found in checkpoint_file.candidates(path)] in (
             ["last.pt"],

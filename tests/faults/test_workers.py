@@ -23,7 +23,7 @@ def test_the_failing_ranks_traceback_is_the_error(tmp_path: Path) -> None:
     done = run(*LONG, cwd=tmp_path, **{VARIABLE: "1:70:raise"})
     assert done.returncode == 1
     assert done.stderr.endswith(
-        "to go on from its last checkpoint: python -m expt hydra.run.dir=here resume=auto\n"
+        "to continue from its last checkpoint: python -m expt hydra.run.dir=here resume=auto\n"
     )
     assert "rank 1 of 2 raised" in done.stderr
     assert done.stderr.count("RuntimeError: a fault on purpose") == 1

@@ -106,7 +106,7 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ),
         ([tmp_path / "nowhere", a_file], "nowhere: there is no such folder"),
         ([tmp_path / "empty", a_file], "empty: is no folder of a run that has begun to train"),
-        ([photos.folder.parent, a_file], r"holds \d+ runs; name one of them, as"),
+        ([photos.folder.parent, a_file], r"holds \d+ runs; name one"),
     ]
     for words, expected in cases:
         found = told(*words)

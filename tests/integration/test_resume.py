@@ -179,12 +179,12 @@ def test_another_experiment_is_refused_by_name(
     before = run.result
     with pytest.raises(
         ConfigError,
-        match=r"(?s)batch_size=32: the checkpoint is of a run with 64.*model.name=convnet",
+        match=r"(?s)batch_size=32: .* has 64.*model.name=convnet",
     ):
         trained("resume=auto", "model=convnet", "batch_size=32")
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
         trained(f"resume={run.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
+    with pytest.raises(ConfigError, match="no checkpoint"):
         trained(f"resume={tmp_path}", *FEW, name="newer")
     assert run.result == before
 
@@ -253,18 +253,10 @@ def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
     with pytest.raises(ConfigError) as told:
         expt.run(*words, "hydra.run.dir=run")
     where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
-    changed = (
-        r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m"
-        r" expt rerun run"
-    )
-    mend = (
-        r"; then go on by python -m expt hydra\.run\.dir=run resume=auto, or after a change .* by"
-        rf" {changed}$"
-    )
-    assert re.match(
-        rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}",
-        str(told.value),
-    )
+    raised = rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}; "
+    assert re.match(raised, str(told.value))
+    assert "resume=auto; " in str(told.value)
+    assert "resume=run and without hydra.run.dir" in str(told.value)
     (tmp_path / "damage").unlink()
     again = RunFolder(expt.run(*words, "hydra.run.dir=run", "resume=auto").folder)
     assert again.result["resumed_from"]

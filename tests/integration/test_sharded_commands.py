@@ -162,7 +162,10 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     error, *more = done.stderr.splitlines()
     assert error.startswith("error: rank 0 of 1: ")
     assert "last.pt: is sharded, and its whole tensors need more than the 0." in error
-    assert [line.partition(":")[0] for line in more] == ["log", "to go on from its last checkpoint"]
+    assert [line.partition(":")[0] for line in more] == [
+        "log",
+        "to continue from its last checkpoint",
+    ]
     checkpoint_file.check(RunPaths(tmp_path / "wide").last)
     assert RunFolder(tmp_path / "wide").points == [
         point for point in before if '/test"' not in point

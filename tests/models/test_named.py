@@ -15,7 +15,7 @@ from torch import nn
 from expt.config import groups
 from expt.errors import ConfigError
 from expt.models.build import build
-from expt.worker import other_scale
+from expt.worker import first_weights
 from tests.conftest import Configured, run
 
 DEFAULT = groups.DefaultInit(name="default")
@@ -192,17 +192,15 @@ def test_whose_normalisation_is_used_with_published_weights_is_told(
         pytest.importorskip("timm")
     config = configured(f"model={library}", f"model.arch={arch}", "model.pretrained=true")
     module = named(library, arch)
-    other_scale.warn_of_published(config, module)
+    first_weights.warn_of_published(config, module)
     assert (
-        capsys.readouterr().err
-        == "warning: model.pretrained=true: images are normalised by this run's dataset"
-        " (dataset.mean=[0.3053], dataset.std=[0.376]), and those that the weights were trained"
-        " on by its authors (dataset.mean=[0.485,0.456,0.406],"
-        " dataset.std=[0.229,0.224,0.225])\n"
+        capsys.readouterr().err == "warning: model.pretrained=true: the weights were trained with"
+        " dataset.mean=[0.485,0.456,0.406] dataset.std=[0.229,0.224,0.225], and this run has"
+        " dataset.mean=[0.3053] dataset.std=[0.376]\n"
     )
     theirs: Any = dataclasses.replace(
         config.dataset, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     )
-    other_scale.warn_of_published(dataclasses.replace(config, dataset=theirs), module)
-    other_scale.warn_of_published(configured(f"model={library}", f"model.arch={arch}"), module)
+    first_weights.warn_of_published(dataclasses.replace(config, dataset=theirs), module)
+    first_weights.warn_of_published(configured(f"model={library}", f"model.arch={arch}"), module)
     assert capsys.readouterr().err == ""

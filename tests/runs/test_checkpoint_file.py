@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from expt.config.identity import Content, shown
+from expt.config.identity import VERSION, Content, shown
 from expt.errors import CheckpointError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
-from expt.runs.fork import identified
+from expt.runs.continuing import as_forked
 from tests.requests import request
 
 TOLD: dict[str, Any] = {
@@ -124,14 +124,14 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
             "is_best": False,
             "plan": None,
             "steps_per_epoch": 1,
+            "version": VERSION,
         }
         state = {"model": {"w": torch.ones(9)}, "workers": [], "config": shown(first.config)}
         checkpoint.save(paths.last, {**state, "position": position, **about}, keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
     fork = f"{paths.folder}@1"
     forked = request(tmp_path / "fork", epochs=9, fork=fork)
-    which, seedless = identified(fork)
-    forked = dataclasses.replace(forked, content=Content(fork=which, seedless_fork=seedless))
+    forked = dataclasses.replace(forked, content=as_forked(forked.config, Content()))
     again = pickle.dumps([(1, first), (0, forked)])
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from expt.config.identity import VERSION
 from expt.runs import sweep
 from expt.runs.paths import SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, Record, create_result, results, update_result
+from expt.runs.result import COMPLETED, create_result, results, update_result
 from expt.runs.sweep import LEFT_OUT, results_of_sweep
 
 
@@ -30,10 +31,10 @@ def leave(folder: Path, value: float) -> None:
     )
 
 
-def plain(found: object) -> list[tuple[RunPaths, Record]]:
+def plain(found: Any) -> list[tuple[RunPaths, Any]]:
     return [
         (paths, {k: v for k, v in record.items() if k not in LEFT_OUT}) for paths, record in found
-    ]  # type: ignore
+    ]
 
 
 def test_an_index_says_what_the_records_say(

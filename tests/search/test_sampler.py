@@ -18,7 +18,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
 from expt.search.goals import Goal, Limit
-from expt.search.sampler import check
+from expt.search.sampler import Known, check
 from expt.search.sampler import suggest as suggested
 from expt.search.space import Parameter, Space, Values, as_key
 from expt.search.trial import Trial
@@ -47,7 +47,8 @@ def suggest(
     settings: Search,
     goals: Sequence[Goal],
 ) -> Values | None:
-    return suggested(space, trials, number, settings, goals, [trial.values for trial in trials])
+    tried = [trial.values for trial in trials]
+    return suggested(Known(space, trials, number, settings, goals, tried))
 
 
 def quality(values: Values) -> float:

@@ -134,8 +134,6 @@ def test_trials_to_come_and_begun_ones_are_left(folder: Folder) -> None:
     folder.complete(folder.jobs[0])
     update_result(folder.jobs[1].paths, status=INTERRUPTED)
     assert folder.search().num_left == 3
-    choices = Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2))
-    assert folder.search(Space((choices,))).num_left == 2, "the space has no more"
 
 
 def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
         ),
         ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
         ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
-        (AUROC, {"classes": 4}, "it was given classes"),
+        (AUROC, {"classes": 4}, "(classes=4): TypeError: "),
         (
             AUROC,
             {"num_classes": 1},

@@ -94,9 +94,9 @@ def test_a_copy_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(("build", "wanted", "compiled", "says"), [
-    (decoder, ["blocks"], False, f"=blocks: is a list of modules; name these, as in {KEY}=['blocks\\.\\d+']"),
-    (decoder, ["norn"], False, "=norn: is no module's whole name. Did you mean 'norm'?"),
-    (decoder, ["x+"], False, "=x+: is no module's whole name. There are 31, such as tokens, "),
+    (decoder, ["blocks"], False, "=blocks: is the whole name of no module that is called."),
+    (decoder, ["norn"], False, "=norn: is the whole name of no module that is called. Did you mean 'norm'?"),
+    (decoder, ["x+"], False, "=x+: is the whole name of no module that is called. There are 31, such as tokens, "),
     (resnet, "auto", True, ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
     (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto", False,
      f"=auto: MLP has no blocks that are alike; name modules, as in {KEY}=["),

@@ -46,6 +46,13 @@ class Spectral(Net):
         return nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
 
 
+class Noisy(Net):
+    """Draws random numbers, in evaluations, too."""
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside * (1 + 0.1 * torch.randn_like(inside))
+
+
 class Tied(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +160,14 @@ class HookedLate(Net):
         if self.training and not hasattr(self, "handle"):
             self.handle = self.get_parameter("blocks.0.weight").register_hook(torch.neg)
         return inside
+
+
+class Aliased(Net):
+    """With a buffer that is a view of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("view", self.get_parameter("blocks.0.weight").detach())
 
 
 class ClampedLinear(nn.Linear):

@@ -231,7 +231,7 @@ def test_the_guards_are_torchs_where_asked_for() -> None:
     [
         (
             ("batch_size=63", "dataset.train_limit=128"),
-            "has 2 of 128 samples, which 3 workers cannot share alike; use drop",
+            "has 2 of 128 samples, which 3 workers can.t share equally; use drop",
         ),
         (("batch_size=63", "dataset.train_limit=129"), None),
         (("batch_size=63", "dataset.train_limit=128", "drop_last=true"), None),

@@ -62,7 +62,7 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
         name: model(name)
         for name in (
             *("Sequence", "Tied", "Numbered", "Plain", "Unsaved", "Kept", "OddMemory", "Mixture"),
-            *("Centred", "OldNorm", "Spectral"),
+            *("Centred", "OldNorm", "Spectral", "Noisy"),
         )
     },
     **{
@@ -94,6 +94,7 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "an embedding's largest norm": (model("Embedded"), "writes to table.weight"),
     "a number of weights": (model("Reading"), "gradient"),
     "shared memory": (model("SharedMemory"), "update of extra"),
+    "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
     "a class of tensors": (model("WithParameter", "+model.kind=tensor"), "gradient of own"),
     "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "update of 1.weight"),
     **{
@@ -182,13 +183,15 @@ def test_what_torch_cannot_shard_is_said_in_its_words(
 
 
 def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(
-    configured: Configured,
+    configured: Configured, configs: Configs, tmp_path: Path
 ) -> None:
     def found(name: str) -> str:
         return outcome(configured(*optimizer(name)), ALONE)
 
     assert found("ByNumber") == found("Split") == "whole"
     assert found("torch.optim.RMSprop") == "None"
+    by_two = {"Split": configs("ddp", 2, *optimizer("Split"))}
+    assert outcomes(tmp_path, by_two, 2) == [{"Split": "whole"}] * 2
     for name in ("Forgetful", "Averaging"):
         assert found(name).startswith(f"ConfigError: optimizer._target_={OPTIMIZERS}.{name}: the ")
         assert found(name).endswith("let the optimizer keep all that it remembers in self.state")

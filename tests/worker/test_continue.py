@@ -11,14 +11,14 @@ from tensorboard.plugins.hparams import metadata
 
 import expt
 from expt.command.rerun import NOT_REPEATED
-from expt.config.identity import Content
 from expt.dashboards import events
-from expt.runs import checkpoint, resume
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from tests.conftest import Configured, RunFolder
 from tests.conftest import Trained as TrainInWorkers
 from tests.integration.test_resume import _kill_at, _same
+from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 
 SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")
@@ -68,9 +68,8 @@ def _longer(
     train_alone: TrainAlone, configured: Configured, paths: RunPaths, *words: str
 ) -> Trained:
     """Train the run of `paths` to its next end, as its driver would have it."""
-    source = resume.find(configured(*words), Content(), paths, may_have_run=True)
+    source = continued(configured(*words), paths)
     assert source is not None
-    resume.cut_back(source, paths)
     return train_alone(*words, name=paths.folder.name, source=source)
 
 

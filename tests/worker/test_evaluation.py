@@ -24,9 +24,9 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError
+from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
-from expt.runs.weights_file import found
 from expt.worker.evaluation import carry_out
 from expt.worker.run import Run
 from tests.conftest import Configured

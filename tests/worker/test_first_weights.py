@@ -13,10 +13,10 @@ from torch.nn import functional
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.models.partial_load import plain_weights
-from expt.runs import checkpoint, parts_folder
+from expt.runs import checkpoint, checkpoint_file
+from expt.runs.named_checkpoint import weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.weights_file import weights_file
 from expt.training.observer import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
@@ -113,7 +113,7 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
     if what == "a part":
         (folder := tmp_path / "step-2.parts").mkdir()
         (folder / "0.distcp").write_bytes(b"of step 2")
-        checkpoint.save(path, {**state, parts_folder.PARTS: parts_folder.described(folder)})
+        checkpoint.save(path, {**state, checkpoint_file.PARTS: checkpoint_file.described(folder)})
         (folder / "0.distcp").write_bytes(b"of step 1")
     else:
         checkpoint.save(path, state)
@@ -139,18 +139,10 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
     assert weights_file(f"{tmp_path / 'run'}@last") == folder / "last.pt"
     assert weights_file(f"{tmp_path / 'run'}@best") == folder / "best.pt"
     (folder / "best.pt").unlink()
-    for given, says in {
-        "nowhere": "there is no such file or folder; give",
-        "nowhere@last": "there is no such file or folder; give",
-        "run@best": "has no best checkpoint; give",
-        "run@lats": "run is there, and @lats names none of its checkpoints; use @best or @last",
-        "run/checkpoints/last.pt@last": (
-            "last.pt is there, and @last names none of its checkpoints; give the f"
-        ),
-    }.items():
-        with pytest.raises(ConfigError, match=says) as refused:
+    last = "run/checkpoints/last.pt@last"
+    for given in ("nowhere", "nowhere@last", "run@best", "run@lats", last):
+        with pytest.raises(ConfigError, match=f"^weights={tmp_path / given}: "):
             weights_file(str(tmp_path / given))
-        assert str(refused.value).startswith(f"weights={tmp_path / given}: ")
 
 
 @pytest.mark.parametrize(
@@ -158,9 +150,7 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
 )
 def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: str) -> None:
     (tmp_path / "multirun.yaml").touch()
-    with pytest.raises(
-        ConfigError, match="is a sweep, and no run of it has weights yet; name a run"
-    ):
+    with pytest.raises(ConfigError, match="is a sweep"):
         weights_file(str(tmp_path))
     for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
         paths = RunPaths(tmp_path / f"seed={seed}")
@@ -169,11 +159,7 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
         weights_file(f"{tmp_path}@last")
-    assert (
-        str(refused.value)
-        == f"weights={tmp_path}@last: is a sweep of 4 runs with weights; name one, as in "
-        f"'weights=\"{tmp_path}/{best}@last\"', its best by {objective}"
-    )
+    assert f"'weights=\"{tmp_path}/{best}@last\"', the best by {objective}" in str(refused.value)
 
 
 def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(
@@ -334,10 +320,9 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rat
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert f"2 of another shape: {head[0]} [10, " in first
     assert (
-        second == f"warning: weights={tmp_path}/source@{which}: images are normalised by this run's"
-        " dataset (not at all: pixels are in [0, 1]), and those that the weights were trained"
-        " on by dataset=digits (dataset.mean=[0.3053], dataset.std=[0.376]); for theirs give"
-        " 'dataset.mean=[0.3053]' 'dataset.std=[0.376]'"
+        second == f"warning: weights={tmp_path}/source@{which}: the weights were trained with"
+        " dataset.mean=[0.3053] dataset.std=[0.376], and this run has dataset.mean=null"
+        " dataset.std=null"
     )
 
 

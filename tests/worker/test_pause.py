@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from expt.config.identity import Content
 from expt.dashboards import events
-from expt.runs import checkpoint, resume
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.training.collectives import Worker
@@ -21,6 +20,7 @@ from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together
+from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.test_callbacks import words as with_callbacks
 from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_same
@@ -51,9 +51,8 @@ def paused_after(
 
 def found(configured: Configured, paths: RunPaths, *words: str) -> Path:
     """The checkpoint from which the driver would let the run go on."""
-    source = resume.find(configured(*words), Content(), paths, may_have_run=True)
+    source = continued(configured(*words), paths)
     assert source is not None
-    resume.cut_back(source, paths)
     return source
 
 

@@ -15,13 +15,14 @@ from expt.config.schema import RunConfig
 from expt.dashboards.events import read_events
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
-from expt.runs import checkpoint, checkpoint_file, parts, resume, tags
+from expt.runs import checkpoint, checkpoint_file, tags
 from expt.runs.paths import RunPaths
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder
+from tests.requests import resumed
 from tests.worker.conftest import ALONE
 from tests.worker.odd_models import OddMemory
 from tests.worker.sharded import Configs, apart, losses, together, trained
@@ -238,7 +239,7 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
         folder, begun = tmp_path / str(number), source
         folder.mkdir()
         if begun is not None:
-            resume.cut_back(begun, RunPaths(folder))
+            begun = resumed(begun, folder)
         together(
             tmp_path,
             size,
@@ -294,7 +295,7 @@ def test_what_looks_at_the_whole_model_gets_it(
     assert model(torch.ones(2, 1, 8, 8)).sum().item() == pytest.approx(outputs, abs=1e-5)
     state = checkpoint.load(paths.best)
     assert all(isinstance(values, torch.Tensor) for values in state["model"].values())
-    monkeypatch.setattr(parts, "available_memory", lambda: 1000)
+    monkeypatch.setattr(checkpoint, "available_memory", lambda: 1000)
     with pytest.raises(
         CheckpointError,
         match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this",

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.runs import checkpoint, lineage, resume
+from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -24,6 +24,7 @@ from expt.worker import random_state
 from expt.worker.build import build_data, build_learner
 from tests.conftest import RunFolder
 from tests.integration.test_resume import _same
+from tests.requests import continued, resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
@@ -47,7 +48,7 @@ def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Pat
     """Make the folder of a run, as its driver does; returns the checkpoint that it goes on from."""
     request = RunRequest(
         config=config,
-        content=lineage.as_forked(config, Content()),
+        content=continuing.as_forked(config, Content()),
         paths=RunPaths(folder),
         about={"name": folder.name, "overrides": {}, "arguments": []},
         may_have_run=may_have_run,
@@ -87,10 +88,10 @@ def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
     sources: dict[str, Path] = {}
     for name in ("paused", "longer"):
         paths = RunPaths(tmp_path / name)
-        source = resume.find(whole, Content(), paths, may_have_run=True)
+        parted = bool(paths.parts)
+        source = continued(whole, paths)
         assert source == (paths.last if name == "paused" else paths.within_epoch)
-        assert bool(paths.parts) == (kind == "true")
-        resume.cut_back(source, paths)
+        assert parted == (kind == "true")
         sources[name] = source
 
     def go_on(worker: Worker) -> list[str]:
@@ -165,7 +166,7 @@ def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(
         config, folder = configs(strategy, 2, *words, *more), tmp_path / name
         forked = begun(config, folder)
         if source is not None and not forked:
-            resume.cut_back(source, RunPaths(folder))
+            source = resumed(source, folder)
         begin = forked or source
         together(tmp_path, 2, lambda worker, c=config, f=folder, b=begin: trained(f, c, worker, b))  # type: ignore[misc]
         source = RunPaths(folder).last

@@ -273,7 +273,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
         content = record.get("content")
         if content is None or (then := content["code"]) is None:
             continue
-        targets = user_code.targets_recorded(record.get("config") or {})
+        targets = user_code.targets(record.get("config") or {})
         if targets not in today:
             today[targets] = user_code.fingerprint(targets)
         if today[targets] not in (None, then):

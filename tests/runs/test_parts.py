@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from expt.errors import CheckpointError
-from expt.runs import checkpoint_file, parts_folder
+from expt.runs import checkpoint_file
 
 
 def described(folder: Path) -> dict[str, Any]:
     (folder / "step-3.parts").mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
         (folder / "step-3.parts" / name).write_text(name)
-    return parts_folder.described(folder / "step-3.parts")
+    return checkpoint_file.described(folder / "step-3.parts")
 
 
 def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -31,19 +31,19 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=rf"{lost}: is missing, which holds a part of a checkpoint"
     ):
-        parts_folder.bring(own, source, target)
+        checkpoint_file.bring(own, source, target)
     assert not [*target.iterdir()]
     (tmp_path / "away").rename(lost)
     for _ in range(2):  # the second finds them there
-        parts_folder.bring(own, source, target)
+        checkpoint_file.bring(own, source, target)
     assert [path.name for path in target.iterdir()] == ["step-3.parts"]
-    assert parts_folder.described(target / "step-3.parts") == own
+    assert checkpoint_file.described(target / "step-3.parts") == own
 
 
 def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
     own = described(tmp_path)
     for name in ("last", "best"):
-        torch.save({parts_folder.PARTS: own}, tmp_path / f"{name}.pt")
+        torch.save({checkpoint_file.PARTS: own}, tmp_path / f"{name}.pt")
         checkpoint_file.set_aside(tmp_path / f"{name}.pt")
     (tmp_path / "best.pt.corrupt").write_bytes(b"no checkpoint")
     (tmp_path / "step-2.parts").mkdir()
@@ -83,7 +83,7 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None
 
 
 def test_nothing_is_removed_that_a_damaged_checkpoint_may_name(tmp_path: Path) -> None:
-    torch.save({parts_folder.PARTS: described(tmp_path)}, tmp_path / "last.pt")
+    torch.save({checkpoint_file.PARTS: described(tmp_path)}, tmp_path / "last.pt")
     for name in ("step-1.parts", ".step-2.parts"):
         (tmp_path / name).mkdir()
     (tmp_path / "last-1.pt").write_bytes(b"damaged")

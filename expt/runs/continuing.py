@@ -1,0 +1,449 @@
+"""Continue from a run: `resume` is the same run further, `fork` another from all of its state.
+
+Both begin from a checkpoint, which is found, compared by the rule of the word (what may differ is
+at each key in expt.config.schema), and brought into the run's folder. All this is done before
+workers start, and free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from expt.config import keys
+from expt.config.groups import TargetScheduler
+from expt.config.identity import VERSION, Content, identity, shown
+from expt.config.parse import recorded
+from expt.config.schedules import planned_steps
+from expt.config.schema import RunConfig
+from expt.errors import CheckpointError, ConfigError, warn
+from expt.runs import checkpoint_file, metrics_file, provenance
+from expt.runs.files import written
+from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import RUNNING, Forked, Record, result_of_any
+
+_OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
+"""What changes the number of an epoch's steps."""
+_OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
+_OF_END = ("epochs", "max_steps", *_OF_PLAN)
+_TRIES = 3
+"""Of reading what a run that is under way may replace meanwhile."""
+
+
+class Source(NamedTuple):
+    """The checkpoint that a run begins from."""
+
+    rule: Literal["resume", "fork"]
+    checkpoint: Checkpoint
+
+
+def find(request: RunRequest, *, resumes: bool) -> Source | None:
+    """Return what the run begins from; None for a new start.
+
+    Its own newest checkpoint if it `resumes`, else the one that `resume` names, else that of
+    `fork`. Damaged checkpoints of its own are set aside. Raises CheckpointError if none of them is
+    left, ConfigError where the run cannot begin from what is there.
+    """
+    config, paths = request.config, request.paths
+    if resumes and (own := _own(paths)) is not None:
+        source = Source("resume", own)
+    elif request.source is not None:
+        source = Source("resume", _elsewhere(request.source))
+    elif config.fork is not None:
+        source = Source("fork", _taken(paths) or _fork(config, request.content))
+    else:
+        if resumes and paths.metrics.exists():
+            warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
+        return None
+    _refuse(source, config, request.content, paths.folder)
+    return source._replace(checkpoint=_before_its_end(config, source.checkpoint))
+
+
+def check_fork(config: RunConfig, content: Content) -> None:
+    """Raise ConfigError where a run cannot begin as the fork that its settings ask for."""
+    _refuse(Source("fork", _fork(config, content)), config, content, None)
+
+
+def _own(paths: RunPaths) -> Checkpoint | None:
+    is_run = paths.result.exists() or paths.metrics.exists()
+    problem: CheckpointError | None = None
+    for file in checkpoint_file.candidates(paths.last):
+        if (problem := checkpoint_file.damage_of(file)) is None:
+            return read(file)
+        if not is_run:
+            raise ConfigError(
+                f"{problem}, and no {paths.result.name} says that a run is there; choose another"
+                " folder"
+            )
+        warn(f"{problem}; set aside as {checkpoint_file.set_aside(file)}")
+    if problem or any(paths.checkpoints.glob(f"{paths.last.stem}*.corrupt*")):
+        raise CheckpointError(
+            f"{paths.checkpoints}: every checkpoint there is damaged; put back a copy, or remove"
+            " that folder for the run to start from the beginning"
+        )
+    return None
+
+
+def _elsewhere(given: Path) -> Checkpoint:
+    """Return the newest checkpoint of another run that is whole, or the one that is named."""
+    if given.is_file():
+        if damage := checkpoint_file.damage_of(given):
+            raise ConfigError(f"resume={given}: {damage}; give another checkpoint")
+        return read(given)
+    run, which = named("resume", str(given))
+    if which:
+        return whole("resume", str(given), run, which)
+    for file in checkpoint_file.candidates(RunPaths(run).last):
+        if (damage := checkpoint_file.damage_of(file)) is None:
+            return read(file)
+        warn(f"{damage}; passed over")
+    raise ConfigError(f"resume={given}: it has no checkpoint that is whole; give another run")
+
+
+def _taken(paths: RunPaths) -> Checkpoint | None:
+    """Return the checkpoint of the other run that is in a fork's folder already."""
+    if not paths.forked.exists():
+        return None
+    if damage := checkpoint_file.damage_of(paths.forked):
+        warn(f"{damage}; it is taken anew")
+        return None
+    return read(paths.forked)
+
+
+def _fork(config: RunConfig, content: Content) -> Checkpoint:
+    """Return the checkpoint of the other run, of the very step that identifies the fork."""
+    if content.fork is None:
+        return _forked(str(config.fork))
+    run, _ = named("fork", str(config.fork))
+    return whole("fork", str(config.fork), run, content.fork.rpartition("@")[2])
+
+
+def _forked(given: str) -> Checkpoint:
+    run, which = named("fork", given)
+    return whole("fork", given, run, which or "last")
+
+
+def record_of(given: str) -> Record:
+    """Return the record of the run that `fork=given` names. Raises ConfigError for none."""
+    run, _ = named("fork", given)
+    record = result_of_any(RunPaths(run))
+    if record.get("version", VERSION) != VERSION:
+        raise ConfigError(f"fork={given}: {_OTHER_VERSION}")
+    if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
+        raise ConfigError(f"fork={given}: {no_run(run)}")
+    return record
+
+
+def epochs_before(given: str) -> int:
+    """Return the whole epochs that a run with `fork=given` has of its parent."""
+    return _forked(given).epochs_done
+
+
+def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
+    """Return the optimiser steps that need not be taken any more; only looks, without a warning."""
+    own = checkpoints(request.paths.folder) if request.resumes else ()
+    if steps := [found.step for found in own]:
+        return max(steps)
+    with contextlib.suppress(ConfigError, CheckpointError):  # who tries to train says so
+        if (given := request.source) is not None:
+            run, which = named("resume", str(given))
+            meant = (each.step for each in checkpoints(run) if not which or each.is_meant(which))
+            return max(meant, default=0)
+        if request.config.fork is not None:
+            return epochs_before(request.config.fork) * steps_per_epoch
+    return 0
+
+
+def as_continued(config: RunConfig, content: Content) -> Content:
+    """Return the content of a run that resumes another's: its first weights are that one's."""
+    if config.resume in (None, "auto"):
+        return content
+    with contextlib.suppress(ConfigError, KeyError):  # what is there is said later
+        then = result_of_any(RunPaths(named("resume", str(config.resume))[0]))
+        made = Content(**then["content"])
+        content = content._replace(
+            weights=made.weights, fork=made.fork, seedless_fork=made.seedless_fork
+        )
+        before = dataclasses.replace(recorded(then["config"]), resume=None)
+        lengths = keys.varying("length")
+        alone = identity(dataclasses.replace(config, resume=None), content, but=lengths)
+        same = identity(before, made, but=lengths) == alone
+        return content._replace(continues=same and identity(before, made) == then["identity"])
+    return content
+
+
+def as_forked(config: RunConfig, content: Content, known: Content | None = None) -> Content:
+    """Return the content of a run that is a fork: of that in `known`, else of what is there.
+
+    Raises ConfigError where nothing is.
+    """
+    if config.fork is None or content.fork is not None:
+        return content
+    if known is not None:
+        return content._replace(fork=known.fork, seedless_fork=known.seedless_fork)
+    try:
+        record, found = record_of(config.fork), _forked(config.fork)
+    except ConfigError:
+        if config.resume is not None:  # its own checkpoint has what came of it
+            return content
+        raise
+    if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
+        warn(f"fork={config.fork}: the run is still under way; it is forked at step {found.step}")
+    seedless = f"{record['seedless_identity']}@{found.step}"
+    return content._replace(fork=f"{record['identity']}@{found.step}", seedless_fork=seedless)
+
+
+_OTHER_VERSION = (
+    "is of another version of expt, whose runs are shown but not continued; start a new run"
+)
+
+
+def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | None) -> None:
+    """Raise ConfigError where settings, length, data or code forbid to begin so."""
+    rule, found = source
+    if found.state.get("version") != VERSION:
+        raise ConfigError(f"{found.file}: {_OTHER_VERSION}")
+    problems = [*_of_settings(source, config)] or [*_of_length(source, config)]
+    if problems:
+        raise ConfigError(problems)
+    record = result_of_any(RunPaths(found.run))
+    made = record.get("content")
+    if rule == "resume":
+        _refuse_other_fork(config, content, found, record)
+        _refuse_other_plan(config, found)
+    if made is None:  # a checkpoint without its run
+        return
+    if made["data"] != content.data:
+        place = [key for key in ("root", "path") if hasattr(config.dataset, key)]
+        same = f"dataset.{place[0]}=PATH with the same files" if place else "the same files"
+        raise ConfigError(
+            f"dataset: its files are not those that {found.run} was trained on; give {same}, or"
+            f" {_instead(source)}"
+        )
+    if made["code"] != content.code:
+        other = f"{found.run}: its custom classes have other source now"
+        trained = _is_trained(config, found)
+        here = folder is not None and found.run.resolve() == folder.resolve()
+        if rule == "resume" and (here or trained):  # one record can't be of both
+            raise ConfigError(f"{other}; {after_other_code(found.run, trained=trained)}")
+        warn(f"{other}; what continues from it is of both")
+
+
+def _instead(source: Source) -> str:
+    run = shlex.quote(str(source.checkpoint.run))
+    return (
+        "start a new run" if source.rule == "resume" else f"begin from its weights={run}@last only"
+    )
+
+
+def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
+    """Yield a problem for each setting that may not differ."""
+    rule, found = source
+    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
+    comparison: keys.Rule = "resume"
+    exempt: tuple[str, ...] = _OF_PLAN
+    if rule == "fork":
+        comparison = "fork" if found.ends_epoch else "fork_within_epoch"
+        exempt = keys.varying("source")
+        if config.weights is not None:
+            yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
+    for key in keys.differing(then, now, comparison):
+        if key in exempt:
+            continue
+        line = f"{key}={keys.typed(now.get(key))}: {found.run} has {keys.typed(then.get(key))}"
+        if rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
+            yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
+        else:
+            yield f"{line}, which a {rule} keeps; give that, or {_instead(source)}"
+    if rule == "fork" and config.max_steps is not None:
+        changed = keys.differing(then, now, "result")
+        for key in sorted(_OF_EPOCH & {*changed}):
+            yield (
+                f"max_steps={config.max_steps}: counts steps, of which an epoch has others with"
+                f" another {key}; give epochs, and max_steps=null"
+            )
+
+
+def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
+    """Yield a problem where more is trained than asked for, or nothing is left for a fork."""
+    rule, found = source
+    epochs, more = (found.epochs_done, 1) if rule == "fork" else (found.epoch, 0)
+    for key, asked, done in (
+        ("epochs", config.epochs, epochs),
+        ("max_steps", config.max_steps, found.step),
+    ):
+        if asked is not None and asked < done + more:
+            yield (
+                f"{key}={asked}: {found.run} has come to {found} already; give {key}={done + more}"
+                " or more, or an earlier checkpoint"
+            )
+
+
+def _refuse_other_fork(
+    config: RunConfig, content: Content, found: Checkpoint, record: Record
+) -> None:
+    """Raise ConfigError where the run is no fork of what `fork` names."""
+    then = found.state["config"].get("fork")
+    its_own = record.get("content", {}).get("fork")
+    if config.fork not in (None, then) and its_own != (content.fork or ""):
+        whose = "no fork" if then is None else f"a fork of {then}"
+        raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
+
+
+def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
+    """Raise ConfigError where the learning rates until here were planned to another end."""
+    then, per_epoch = found.state["plan"], found.state["steps_per_epoch"]
+    total = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
+    scheduler = config.scheduler
+    if not isinstance(scheduler, TargetScheduler):
+        now = planned_steps(scheduler, steps_per_epoch=per_epoch, total_steps=total)
+        keep = f"scheduler.epochs={(then or 0) / per_epoch:.10g}"
+    else:
+        by_epoch = scheduler.interval == "epoch"
+        end = math.ceil(total / per_epoch) if by_epoch else total
+        now = scheduler.kwargs.get("total_steps", end)
+        keep = f"+scheduler.total_steps={then}"
+    if then in (None, now):
+        return
+    before, after = keys.flat(found.state["config"]), keys.flat(shown(config))
+    key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
+    run = shlex.quote(str(found.run))
+    raise ConfigError(
+        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} is planned"
+        f" to step {then}, and one to step {now} has had other learning rates until here; keep its"
+        f" plan by {keep}, or begin a further run from its weights by weights={run}@last"
+    )
+
+
+def _is_trained(config: RunConfig, found: Checkpoint) -> bool:
+    steps = config.epochs * found.state["steps_per_epoch"]
+    return bool(found.step >= min(steps, config.max_steps or steps))
+
+
+def is_trained(config: RunConfig, paths: RunPaths) -> bool:
+    """Return whether the run has a checkpoint of the end of its training."""
+    try:
+        return _is_trained(config, read(paths.last))
+    except Exception:  # missing, or damaged in one of many ways
+        return False
+
+
+def after_other_code(run: Path, *, trained: bool) -> str:
+    """Return what to type for a run whose custom classes have other source now."""
+    program, folder = provenance.program(), shlex.quote(str(run))
+    anew = f"to train it anew: {program} rerun {folder}"
+    if trained:
+        return f"to test it: {program} evaluate {folder}; {anew}"
+    elsewhere = f"type its settings with {shlex.quote(f'resume={run}')} and without hydra.run.dir"
+    return f"to continue in a new folder, {elsewhere}; {anew}"
+
+
+def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
+    """Return the state before the epoch was ended early, where the run continues within it."""
+    path, position = RunPaths(found.run).within_epoch, found.state["position"]
+    if found.ends_epoch or not path.is_file():
+        return found
+    if damage := checkpoint_file.damage_of(path):
+        warn(f"{damage}; the run continues from an epoch's end within it, at {found}")
+        return found
+    end = config.epochs * found.state["steps_per_epoch"] + position.get("offset", 0)
+    before = read(path)
+    continues = min(end, config.max_steps or end) > found.step
+    return before if continues and before.state["position"] == position else found
+
+
+def take(source: Source, paths: RunPaths) -> Path:
+    """Make the run's folder what it was when the checkpoint was written; return its file there.
+
+    From then on the run has no need of the other's folder. Raises CheckpointError if it is damaged.
+    """
+    rule, found = source
+    file = found.file
+    if found.run.resolve() != paths.folder.resolve():
+        file = paths.forked if rule == "fork" else paths.last
+        paths.checkpoints.mkdir(parents=True, exist_ok=True)
+        _bring(found, file)
+    state = found.state
+    lines = metrics_file.until(
+        RunPaths(found.run),
+        state["metrics_bytes"],
+        found.step,
+        tests_later=state["config"].get("eval_split") != "test",
+    )
+    with written(paths.metrics) as metrics:
+        metrics.write(lines)
+    if rule == "resume":
+        _bring_best(found, paths)
+    return file
+
+
+def _bring(found: Checkpoint, target: Path) -> None:
+    """Copy a checkpoint; a run that is under way may write another in its place meanwhile."""
+    for _ in range(_TRIES):
+        there = (each for each in checkpoints(found.run) if each.step == found.step)
+        problem = "it was replaced by another meanwhile"
+        try:
+            checkpoint_file.keep_as(next(there, found).file, target)
+            checkpoint_file.check(target)
+            if read(target).step == found.step:
+                return
+        except (CheckpointError, OSError) as error:
+            problem = str(error)
+        checkpoint_file.remove([target])
+        checkpoint_file.remove_unnamed(target.parent)
+    raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
+
+
+def _bring_best(found: Checkpoint, paths: RunPaths) -> None:
+    """Let `best` be what it was when the checkpoint was written."""
+    best = found.state["best"]
+    has_best = best and _is_best(paths.best, best)
+    if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
+        warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
+    if not best or has_best:
+        return
+    of = RunPaths(found.run)
+    bests = (checkpoint_file.older(paths.best, 1), checkpoint_file.older(of.best, 1), of.best)
+    for file in (found.file, *bests, *checkpoint_file.candidates(of.last)):
+        if _is_best(file, best):
+            paths.checkpoints.mkdir(parents=True, exist_ok=True)
+            checkpoint_file.keep_as(file, paths.best)
+            return
+    warn(
+        f"{of.best}: is not the best that {found.file.name} knows of; the best is chosen from later"
+        " epochs"
+    )
+
+
+def _is_best(path: Path, best: Mapping[str, Any]) -> bool:
+    try:
+        state = checkpoint_file.read(path)  # before its sum is made, which reads all of it
+    except Exception:  # missing, or damaged in one of many ways
+        return False
+    is_it = bool(state["is_best"] and state["best"] == best)
+    return is_it and checkpoint_file.damage_of(path) is None
+
+
+def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
+    """Return what result.json says of the other run's checkpoint."""
+    record = result_of_any(RunPaths(found.run))
+    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
+    begun = keys.varying("source")
+    changed = (key for key in keys.differing(then, now, "result") if key not in begun)
+    return {
+        "given": str(config.fork),
+        "run": str(found.run.resolve()),
+        "identity": record["identity"],
+        "seedless_identity": record["seedless_identity"],
+        "step": found.step,
+        "epoch": found.epochs_done,
+        "arguments": record["arguments"],
+        "changed": {key: [then.get(key), now.get(key)] for key in changed},
+    }

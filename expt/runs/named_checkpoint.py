@@ -1,0 +1,266 @@
+"""Runs and their checkpoints by name: `RUN`, `RUN@best`, `RUN@40`, as `fork` and others take them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from expt.errors import CheckpointError, ConfigError, did_you_mean, warn
+from expt.runs import checkpoint_file, provenance
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import (
+    RUNNING,
+    Begun,
+    Record,
+    read_result,
+    result_of_any,
+    results,
+    results_below,
+)
+from expt.runs.sweep import by_objective
+
+Which: TypeAlias = Literal["best", "last"]
+WHICH = ("best", "last")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run."""
+
+    file: Path
+    state: Mapping[str, Any]
+    """Without tensors."""
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run that wrote it."""
+        return self.file.parent.parent
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        return int(self.state["position"]["step"])
+
+    @property
+    def epoch(self) -> int:
+        """Epochs begun."""
+        return int(self.state["position"]["epoch"])
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether no batch of its epoch is left."""
+        in_epoch: int = self.state["position"]["step_in_epoch"]
+        return not 0 < in_epoch < self.state.get("steps_per_epoch", math.inf)
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs."""
+        return self.epoch if self.ends_epoch else self.epoch - 1
+
+    def is_meant(self, which: str) -> bool:
+        """Return whether `which`, of RUN@WHICH, names it."""
+        if which.isdigit():
+            return self.step == int(which)
+        if which.startswith("epoch:"):
+            return self.ends_epoch and self.epoch == int(which.removeprefix("epoch:"))
+        return self.file.stem == which
+
+    def __str__(self) -> str:
+        which = f", {self.file.stem}" if self.file.stem in WHICH else ""
+        return f"step {self.step} ({'' if self.ends_epoch else 'within '}epoch {self.epoch}{which})"
+
+
+def read(file: Path) -> Checkpoint:
+    """Read a checkpoint, without its tensors. Raises what the unpickler does if it is damaged."""
+    state = checkpoint_file.read(file)
+    return Checkpoint(
+        file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")}
+    )
+
+
+def checkpoints(run: Path) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a run that can be read, the last and the best first."""
+    paths = RunPaths(run)
+    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best)]
+    for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
+        try:
+            yield read(file)
+        except Exception:  # damaged in one of many ways, or removed meanwhile
+            continue
+
+
+def named(word: str, given: str) -> tuple[Path, str]:
+    """Return the run that `word=given` names, and the checkpoint: last, best, a step, epoch:N.
+
+    "" where it names none. Raises ConfigError for what is no folder of a run.
+    """
+    path, which = Path(given), ""
+    if not path.exists() and "@" in given:
+        folder, _, which = given.rpartition("@")
+        path = Path(folder)
+        if not re.fullmatch(r"last|best|\d+|epoch:\d+", which) or path.is_file():
+            raise ConfigError(
+                f"{word}={given}: @{which} names no checkpoint; use @STEP, @epoch:N, @best or @last"
+            )
+    if path.is_file():
+        return path.parent.parent, path.stem
+    if is_sweep(path):
+        raise ConfigError(f"{word}={given}: {_best_of_sweep(path, which, word)}")
+    if not path.exists():
+        beside = path.parent.glob("*") if path.parent.is_dir() else ()
+        near = did_you_mean(str(path), map(str, beside))
+        raise ConfigError(
+            f"{word}={given}: there is no such file or folder; give that of a run.{near}"
+        )
+    return path, which
+
+
+def _best_of_sweep(folder: Path, which: str, word: str) -> str:
+    """Return which run of a sweep is the best, for one must be named."""
+    found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
+    ranked = by_objective(found)
+    if not ranked:
+        return "is a sweep, and no run of it has a checkpoint yet; name a run"
+    best, name = ranked[0], dict(found)[ranked[0]]["objective"]["name"]
+    again = f"'{word}=\"{best}{f'@{which}' if which else ''}\"'"
+    return f"is a sweep; name one of its {len(found)} runs, such as {again}, the best by {name}"
+
+
+def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
+    """Return the checkpoint `which` of a run. Raises ConfigError if none is there and undamaged."""
+    damage = None
+    for found in (each for each in checkpoints(run) if each.is_meant(which)):
+        try:
+            checkpoint_file.read_steady(found.file, functools.partial(_check, found.file))
+            return found
+        except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
+            damage = damage or error
+    there = {each.step: each for each in checkpoints(run) if not _damage_of(each.file)}
+    listed = ", ".join(str(there[step]) for step in sorted(there)) or "none"
+    what = damage or f"{run} has no checkpoint {which if which in WHICH else f'of {which}'}"
+    raise ConfigError(
+        f"{word}={given}: {what}; it has {listed}: use {word}=RUN@STEP (checkpoint.keep=N keeps N"
+        " more)"
+    )
+
+
+def _damage_of(file: Path) -> Exception | None:
+    try:
+        _check(file)
+    except (CheckpointError, OSError) as error:
+        return error
+    return None
+
+
+def _check(file: Path) -> None:
+    about = file.stat()
+    _check_once(file, about.st_ino, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache
+def _check_once(file: Path, *_: int) -> None:
+    """Read the file through once, however many forks a sweep has of it."""
+    checkpoint_file.check(file)
+
+
+class Weights(NamedTuple):
+    """What `weights` names."""
+
+    file: Path
+    run: Path | None
+    """The folder of the run that wrote it; None for a file of another program's."""
+    which: str | None
+    """The name of the checkpoint."""
+
+
+def weights_file(given: str) -> Path:
+    """Return the file that `weights` names, see `chosen`."""
+    return chosen(given).file
+
+
+def chosen(given: str) -> Weights:
+    """Return a file, or a run's best checkpoint or else the last, or the one after the @.
+
+    Raises ConfigError for what is none of these.
+    """
+    run, which = named("weights", given)
+    if (file := Path(given)).is_file():
+        is_run = RunPaths(run).result.exists()
+        return Weights(file, run if is_run else None, file.stem if is_run else None)
+    paths = RunPaths(run)
+    for name in (which,) if which in WHICH else () if which else WHICH:
+        if paths.checkpoint(name).is_file():
+            return Weights(paths.checkpoint(name), run, name)
+    if not which and not any(checkpoints(run)):
+        raise ConfigError(
+            f"weights={given}: has no checkpoint; give a run's folder, a checkpoint, or a file of"
+            " weights"
+        )
+    found = whole("weights", given, run, which)
+    return Weights(found.file, run, found.file.stem)
+
+
+def begun_from(given: str, checksum: str | None) -> Begun:
+    """Return what result.json says of the weights `given`.
+
+    Warns where the run that writes them is under way: what is loaded is of now.
+    """
+    try:
+        file, run, which = chosen(given)
+    except ConfigError:  # a resumed run has no need of them
+        return {"file": given, "identity": None}
+    begun: Begun = {"file": str(file), "identity": None, "checksum": checksum}
+    if run is None:
+        return begun
+    if result_of_any(RunPaths(run)).get("status") == RUNNING:
+        warn(f"weights={given}: the run is still under way; what is loaded is of now")
+    identity = read_result(RunPaths(run)).get("identity")
+    return {**begun, "identity": identity, "run": str(run.resolve()), "which": which}
+
+
+def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Which]:
+    """Return the run of `RUN`, `RUN@best` or `RUN@last`, and which of these checkpoints is meant.
+
+    Raises ConfigError for another word after the @, and where `which` names the other checkpoint.
+    """
+    folder, at, named = str(given).rpartition("@")
+    if not at or Path(given).exists() or not Path(folder).exists():
+        return Path(given), cast("Which", which or "best")
+    if named not in WHICH:
+        raise ConfigError(f"{given}: @{named} names no checkpoint; use @best or @last")
+    if which not in (None, named):
+        raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
+    return Path(folder), cast("Which", named)
+
+
+def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
+    """Return the record of the run in the folder `run`, and the file of its best or last checkpoint.
+
+    Raises ConfigError where there is no run that has begun to train, or not that checkpoint.
+    """
+    paths = RunPaths(Path(run))
+    record = read_result(paths)
+    if "data" not in record:
+        raise ConfigError(f"{run}: {no_run(paths.folder)}")
+    if which not in WHICH:
+        raise ConfigError(f"which={which}: use best or last")
+    if not (file := paths.checkpoint(which)).is_file():
+        there: Sequence[str] = [name for name in WHICH if paths.checkpoint(name).is_file()]
+        other = f"use which={there[0]}" if there else "it has no checkpoint"
+        raise ConfigError(f"{file}: there is no such file; {other}")
+    return record, file
+
+
+def no_run(folder: Path) -> str:
+    """Return what to say of a folder that is not that of a run which has begun to train."""
+    if not folder.exists():
+        return "there is no such folder; give that of a run"
+    below = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
+    if below and below != [folder]:
+        listed = shlex.join([*provenance.program().split(), "report", str(folder)])
+        return f"holds {len(below)} runs; name one, such as {below[0]} ({listed} lists them)"
+    return "is no folder of a run that has begun to train; give that of one"

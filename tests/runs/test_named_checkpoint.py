@@ -1,0 +1,150 @@
+"""Checkpoints by name: `RUN`, `RUN@best`, `RUN@40`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.config.identity import VERSION, Content
+from expt.errors import CheckpointError, ConfigError
+from expt.runs import checkpoint, checkpoint_file
+from expt.runs.continuing import Source, as_forked, record_of, take
+from expt.runs.named_checkpoint import chosen, named, read, whole
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result, update_result
+from tests.conftest import Configured
+
+STATE: dict[str, Any] = {
+    "version": VERSION,
+    "model": {},
+    "config": {},
+    "workers": [],
+    "steps_per_epoch": 10,
+    "metrics_bytes": 0,
+    "best": None,
+    "is_best": False,
+}
+
+
+def save(file: Path, step: int, **more: Any) -> None:
+    position = {"epoch": -(-step // 10), "step": step, "step_in_epoch": step % 10 or 10}
+    checkpoint.save(file, {**STATE, "position": position, **more})
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run whose best checkpoint is of step 10, the one before the last of 15, the last of 30."""
+    paths = RunPaths(tmp_path / "run")
+    content: Any = {"data": None, "code": None}
+    about: Any = {"identity": "a", "seedless_identity": "b", "config": {}, "arguments": []}
+    create_result(paths, content=content, **about)
+    save(paths.best, 10)
+    save(checkpoint_file.older(paths.last, 1), 15)
+    save(paths.last, 30)
+    return paths
+
+
+def damage(file: Path) -> None:
+    changed = bytearray(file.read_bytes())
+    changed[-5] ^= 1  # of the comment's length: all of it can still be read
+    file.write_bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("which", "step"),
+    [("last", 30), ("best", 10), ("15", 15), ("epoch:1", 10), ("epoch:3", 30), ("last-1", 15)],
+)
+def test_each_is_found(which: str, step: int, paths: RunPaths) -> None:
+    assert whole("fork", "given", paths.folder, which).step == step
+
+
+@pytest.mark.parametrize("which", ["41", "epoch:2", "none"])
+def test_what_is_not_there_is_refused_with_what_is(which: str, paths: RunPaths) -> None:
+    listed = r"step 10 \(epoch 1, best\), step 15 \(within epoch 2\), step 30 \(epoch 3, last\)"
+    with pytest.raises(ConfigError, match=f"^fork=given: .*{which}; it has {listed}: use "):
+        whole("fork", "given", paths.folder, which)
+
+
+def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> None:
+    damage(paths.last)
+    with pytest.raises(ConfigError, match=r"last\.pt: is truncated or damaged, .*; it has step 10"):
+        whole("fork", "given", paths.folder, "last")
+    with pytest.raises(ConfigError, match="it has step 10 .* step 15 [^,]*: use"):
+        whole("fork", "given", paths.folder, "41")
+
+
+def test_of_a_step_the_file_that_is_whole_is_taken_and_read_through_once(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(paths.best, 30)
+    damage(paths.last)
+    checked, check = list[Path](), checkpoint_file.check
+
+    def count(file: Path) -> None:
+        checked.append(file)
+        check(file)
+
+    monkeypatch.setattr(checkpoint_file, "check", count)
+    for which in ("30", "best", "epoch:3") * 2:
+        assert whole("fork", "given", paths.folder, which).file == paths.best
+    assert checked.count(paths.best) == 1
+
+
+@pytest.mark.parametrize("word", ["fork", "resume", "weights"])
+def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) -> None:
+    run = paths.folder
+    assert named(word, str(run)) == (run, "")
+    assert named(word, f"{run}@epoch:2") == (run, "epoch:2")
+    assert named(word, str(paths.last)) == (run, "last")
+    odd = tmp_path / "a@5,b=1"
+    odd.mkdir()
+    assert named(word, str(odd)) == (odd, "")
+    for given in (f"{run}@first", f"{tmp_path}/rnu", f"{paths.last}@best"):
+        with pytest.raises(ConfigError, match=f"^{word}={given}: "):
+            named(word, given)
+    (tmp_path / "multirun.yaml").touch()
+    update_result(paths, objective={"name": "loss/val", "value": 0.5})
+    with pytest.raises(ConfigError, match=f"such as '{word}=\"{run}@5\"', the best by loss/val"):
+        named(word, f"{tmp_path}@5")
+
+
+def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: Path) -> None:
+    run, older = paths.folder, checkpoint_file.older(paths.last, 1)
+    assert chosen(str(run)) == (paths.best, run, "best")
+    assert chosen(f"{run}@last") == (paths.last, run, "last")
+    assert chosen(f"{run}@15") == (older, run, "last-1")
+    assert chosen(str(paths.last)) == (paths.last, run, "last")
+    (file := tmp_path / "of_another_program.pt").touch()
+    assert chosen(str(file)) == (file, None, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="^weights=.*/empty: has no checkpoint"):
+        chosen(str(tmp_path / "empty"))
+
+
+def test_a_fork_is_known_by_its_run_and_step(configured: Configured, paths: RunPaths) -> None:
+    found = as_forked(configured(f"fork={paths.folder}@15"), Content())
+    assert (found.fork, found.seedless_fork) == ("a@15", "b@15")
+    known = as_forked(configured("fork=gone"), Content(), found)
+    assert known.fork == "a@15", "of another fork of the same run"
+    update_result(paths, version=VERSION + 1)
+    with pytest.raises(ConfigError, match="another version"):
+        record_of(str(paths.folder))
+
+
+def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
+    """Whatever is taken of it goes again: once the other run's is whole, the fork can begin."""
+    target = RunPaths(tmp_path / "fork")
+    part = paths.checkpoints / "step-12.parts" / "__1_0.distcp"
+    part.parent.mkdir(parents=True)
+    part.write_text("whole")
+    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.described(part.parent)})
+    source = Source("fork", read(paths.last))
+    part.write_text("other")
+    with pytest.raises(CheckpointError, match="a part of it, is truncated or damaged"):
+        take(source, target)
+    assert not any(target.checkpoints.iterdir())
+    part.unlink()
+    part.write_text("whole")
+    assert take(source, target) == target.forked
