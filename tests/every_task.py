@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 
 import expt
 from expt.config.constraints import Target
-from expt.config.datasets import TargetDataset
 from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
+from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
-from expt.data.text import NO_TARGET
+from expt.data.windows import NO_TARGET
 from expt.models.mlp import MLP
 from expt.models.transformer import Transformer
 from expt.models.unet import UNet
@@ -286,7 +286,7 @@ def config_of(name: str, configured: Configured) -> RunConfig:
     )
     classes = CLASSES if name == "classification" else None
     target = f"{__name__}.{case.dataset.__name__}"
-    dataset = TargetDataset(
+    dataset = Custom(
         target=target, num_classes=classes, num_workers=0, val_fraction=3 / SIZE, kwargs={}
     )
     own: dict[str, Any] = {"objective": "mae/val", **OWN} if name == "own" else {}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import itertools
 import multiprocessing
 import os
@@ -32,7 +31,7 @@ from expt.runs import provenance
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
-    from expt.config.datasets import Downloaded
+    from expt.data.kinds.originals import Downloaded
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
@@ -267,8 +266,7 @@ def _gpu(index: int) -> Finding:
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
-    from expt.config.datasets import Downloaded
-    from expt.data import files
+    from expt.data.kinds.originals import Downloaded
 
     yield Finding("pass", "digits", "come with expt")
     missing = []
@@ -282,7 +280,7 @@ def _datasets(root: str | None) -> Iterator[Finding]:
             mean=None,
             std=None,
         )
-        folder = files.folder_of(plain)
+        folder = plain.folder()
         if folder is None:
             missing.append(name)
         else:
@@ -293,10 +291,8 @@ def _datasets(root: str | None) -> Iterator[Finding]:
 
 
 def _checked(dataset: Downloaded, folder: Path) -> Finding:
-    from expt.data import fingerprint
-
     try:
-        fingerprint.of_data(dataset)
+        dataset.fingerprint()
     except ConfigError as error:
         return Finding(
             "fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER"
@@ -306,15 +302,15 @@ def _checked(dataset: Downloaded, folder: Path) -> Finding:
 
 def two_workers(*words: str) -> Finding:
     """Let them train for a moment, on the devices that `words` ask for."""
-    from expt.command.main import command  # late: Hydra
+    from expt.command.run import command  # late: Hydra
+    from expt.command.words import Options
 
     what = "workers"
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*words, *_QUICK, f"hydra.run.dir={folder}/run"]
         try:
             (paths,) = command(
-                [*words, *_QUICK, f"hydra.run.dir={folder}/run"],
-                typed_at=time.monotonic(),
-                may_sweep=False,
+                Options(settings, quiet=True), typed_at=time.monotonic(), may_sweep=False
             )
             result = read_result(paths)
         except ExptError as error:

@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command import overrides, own_class
-from expt.command.arguments import readable, with_own_keys
-from expt.command.composing import composed_alone
+from expt.command.command_line import readable, where_of
+from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
-from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
-from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
+from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.identity import Content
 from expt.config.keys import differing, flat, meaning
-from expt.config.parse import parse_evaluation, plain, settings_of, with_value
+from expt.config.parse import parse_evaluation, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
@@ -107,15 +104,11 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
-    overrides.register_resolvers()
-    typed = with_own_keys(readable(words))
-    try:
-        parsed = overrides.parsed(typed)
-        for word in parsed:
-            _refuse(word)
-        values = {str(word.key_or_group): _value(word) for word in parsed}
-    except COMPOSING as error:
-        raise as_config_error(error, words, of_one_run=ONE_VALUE) from error
+    typed = list(map(readable, words))
+    overrides = parse(typed)
+    for override in overrides:
+        _refuse(override)
+    values = {str(override.key_or_group): _value(override) for override in overrides}
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
@@ -124,7 +117,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         run=folder,
         which=which,
         split=values.get("split"),
-        chosen=None if "dataset" not in values else own_class.name_of(values["dataset"]),
+        chosen=None if "dataset" not in values else _name_of_choice(values["dataset"]),
         dataset={
             key.removeprefix("dataset."): value
             for key, value in values.items()
@@ -203,8 +196,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
-        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
-    )  # type: ignore[arg-type]
+        run=run.absolute(),
+        which=asked.which,  # type: ignore[arg-type]
+        split=split,  # type: ignore[arg-type]
+        own_data=own,
+        dataset=other,
+    )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *(["last"] if asked.which == "last" else [])]
     return Settings(config, content, evaluation, "-".join(names))
@@ -215,11 +212,11 @@ def _name(config: RunConfig, asked: Asked) -> str:
     two apart.
     """
     dataset = config.dataset
-    if not isinstance(dataset, TargetDataset):
+    if not dataset.custom_class:
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     return str(
-        secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words]))
+        secrets.hidden(" ".join([asked.chosen or dataset.custom_class.rpartition(".")[2], *words]))
     )
 
 
@@ -241,7 +238,7 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
+        if then["name"] == "_target_" and path[0] not in {*CUSTOM_DATASET_KEYS, "train", "test"}:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
     if "set" in asked.dataset and node.get("image_size") is None:
@@ -250,11 +247,17 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
 
 
 def _composed(asked: Asked) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = plain(composed_alone(asked.words, asked.config_dir))["dataset"]
-    except COMPOSING as error:
-        raise as_config_error(error, asked.words, of_one_run=ONE_VALUE) from error
+    composer = Composer(where_of(asked.config_dir, asked.words))
+    found: dict[str, Any] = composer.settings(asked.words, sweep=False)["dataset"]
     return found
+
+
+def _name_of_choice(value: object) -> str:
+    """Return what a choice is called: a class as a YAML file of it would be, with its arguments."""
+    if not isinstance(value, dict):
+        return str(value)
+    words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
+    return " ".join([str(value.get("_target_", "")).rpartition(".")[2], *words])
 
 
 def _like(
@@ -304,7 +307,9 @@ def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
     if "_target_" not in dataset:
         return dict(dataset)
     own = {
-        key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}
+        key: value
+        for key, value in dataset.items()
+        if key in {*CUSTOM_DATASET_KEYS, "train", "test"}
     }
     kwargs = {
         key: value
@@ -366,4 +371,4 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     """
     if own:
         return "test" if record["data"].get("test_size") else "val"
-    return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
+    return config.dataset.default_split  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from expt.config import tasks
+from expt.config import datasets, tasks
 from expt.config.constraints import (
     STRICT,
     Count,
@@ -22,7 +22,6 @@ from expt.config.constraints import (
     Regex,
     Target,
 )
-from expt.config.datasets import DATASETS
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -285,7 +284,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "orthogonal": OrthogonalInit,
     },
     "task": tasks.kinds(),
-    "dataset": DATASETS,
+    "dataset": datasets.kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

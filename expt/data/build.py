@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config import datasets
-from expt.config.tasks import kinds
-from expt.data import (
-    checks,
-    huggingface,
-    indexing,
-    mask_files,
-    masks,
-    own_dataset,
-    table,
-    table_source,
-    text_source,
-    torchvision_masks,
-    torchvision_sets,
-    transforms,
-)
+from expt.config.datasets import Augment
+from expt.data import indexing, transforms
 from expt.data.augment import Augmentation
-from expt.data.classes import CLASS_NAMES
-from expt.data.files import Arrays, DatasetConfig, load
-from expt.data.image_folder import FolderDataset
-from expt.data.image_folder_cache import decoded_folder
-from expt.data.image_folder_files import list_parts
+from expt.data.kind import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader, place
-from expt.data.source import NOTHING, Part, Source, of_images, streamed
-from expt.data.synthetic import synthetic
+from expt.data.mixing import Mixing
+from expt.data.source import Source, are_images
 from expt.data.tree import mapped
-from expt.errors import ConfigError
+from expt.errors import ConfigError, DataError, warn
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
@@ -120,7 +99,7 @@ class Data:
     @property
     def are_images(self) -> bool:
         """Whether its samples are images, each of one class."""
-        return checks.are_images(self.info.class_names, self.example)
+        return are_images(self.info.class_names, self.example)
 
     def blank(self, size: int) -> Batch:
         """A batch of `size` samples, all zeros."""
@@ -154,14 +133,13 @@ def build(
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit
     it."""
-    task = task or kinds()["classification"]()
-    source = found(dataset, task, device, num_workers)
-    checks.check_image_keys(dataset, source)
+    source = dataset.open(task, device, num_workers)
+    check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    checks.warn_of_limit(dataset, len(train_idx), tells=shard.rank == 0)
+    warn_of_limit(dataset, len(train_idx), tells=shard.rank == 0)
     if drop_last:
-        checks.check_batch(len(train_idx), batch_size, batch_parts)
+        check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,
@@ -177,9 +155,9 @@ def build(
         shuffle=True,
         drop_last=drop_last,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
-        balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
-        transforms=_transforms(dataset),
-        mixing=checks.mixing_of(source, mixup, cutmix),
+        balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
+        transforms=transforms.build(getattr(dataset, "transforms", None) or ()),
+        mixing=mixing_of(source, mixup, cutmix),
     )
     val, test = (
         source.val and source.val.whole(in_order),
@@ -194,11 +172,6 @@ def build(
         val=val,
         test=test,
     )
-
-
-def _transforms(dataset: DatasetConfig) -> Sequence[Callable[[Any], Any]]:
-    configured = dataset.transforms if isinstance(dataset, datasets.Images) else None
-    return transforms.build(configured) if configured else ()
 
 
 def _info(
@@ -220,7 +193,9 @@ def _info(
         feature_names=source.feature_names,
         target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
-        target_origin=_origin(source, train) if task.TARGETS == "numbers" else 0.0,
+        target_origin=_origin(source, train)
+        if getattr(task, "TARGETS", None) == "numbers"
+        else 0.0,
     )
 
 
@@ -254,94 +229,93 @@ def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     )
 
 
-def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
-    """The dataset as it lies there, before it is split and batched. Raises as `build`."""
-    if isinstance(dataset, datasets.Synthetic):
-        return _of_arrays(
-            *synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers
+def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
+    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
+    if num_samples < batch_size:
+        fits = num_samples // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; "
+            f"use {smaller}drop_last=false"
         )
-    if isinstance(dataset, datasets.Torchvision):
-        if datasets.has_masks(dataset, task.TARGETS == "mask"):
-            return torchvision_masks.source(dataset, num_workers, masks.values_of(dataset, task))
-        return torchvision_sets.source(dataset, task, device, num_workers)
-    if isinstance(dataset, datasets.HuggingFace):
-        return huggingface.source(dataset, task, device, num_workers)
-    if isinstance(dataset, datasets.ImageFolder):
-        return _folder(dataset, device, num_workers)
-    if isinstance(dataset, datasets.Text):
-        return text_source.windows(dataset)
-    if isinstance(dataset, datasets.TargetDataset):
-        return own_dataset.source(dataset, num_workers, task)
-    if isinstance(dataset, datasets.SegmentationFolder):
-        return _mask_folder(dataset, num_workers, masks.values_of(dataset, task))
-    if isinstance(dataset, table.TableConfig):
-        return table_source.rows_in_memory(dataset, task, device)
-    train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
-    return _of_arrays(train, test, CLASS_NAMES[dataset.name], device, num_workers)
 
 
-def _of_arrays(
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    class_names: Sequence[str],
-    device: torch.device,
-    num_workers: int,
-) -> Source:
-    """Images and labels in random order."""
-    channels, height, width = train[0].shape[1:]
-    parts = _in_memory(train, device), _in_memory(test, device)
-    shape = channels, height, width
-    to_train = transforms.transformed(
-        parts[0], transforms.Images(*train), shape, len(class_names), num_workers
-    )
-    return of_images(shape, class_names, to_train, parts[1], classes=train[1], in_random_order=True)
+def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
+    """Raise ConfigError where a mean, std or augmentation does not fit the samples."""
+    if are_images(source.class_names, source.example):
+        _check_channels(dataset, source.shapes["channels"])
+        _check_augment(dataset.augment, source.shapes["image_size"])
+    elif source.normalises:
+        _check_channels(dataset, source.shapes["channels"])
+        if not source.moves and dataset.augment.is_set:
+            raise ConfigError(
+                "dataset.augment: would move images and leave their masks; leave it out"
+            )
+        _check_augment(dataset.augment, source.shapes["image_size"])
+    elif dataset.mean or dataset.std or dataset.augment.is_set:
+        raise ConfigError(
+            "dataset.mean, std and augment: are of images with classes; leave them out here"
+        )
 
 
-def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: int) -> Source:
-    """From memory where the driver has put the images into the cache, else read one by one."""
-    listings = list_parts(dataset.root)
-    decoded = {part: decoded_folder(listing, dataset) for part, listing in listings.items()}
-    shape, names = (dataset.channels, *dataset.image_size), next(iter(listings.values())).classes
-    if any(arrays is None for arrays in decoded.values()):
-        images = {
-            part: FolderDataset(listing, dataset.image_size, shape[0])
-            for part, listing in listings.items()
-        }
-        parts = {part: streamed(images[part], shape, len(names), num_workers) for part in listings}
-    else:
-        parts = {
-            part: _in_memory(_tensors(arrays), device)
-            for part, arrays in decoded.items()
-            if arrays is not None
-        }
-    others: Any = {"val": parts.get("val")}
-    if "train" not in listings:  # in an evaluation
-        return of_images(shape, names, NOTHING, parts.get("test"), classes=torch.empty(0), **others)
-    classes, originals = (
-        torch.tensor(listings["train"].labels),
-        FolderDataset(listings["train"], None, shape[0]),
-    )
-    to_train = transforms.transformed(parts["train"], originals, shape, len(names), num_workers)
-    return of_images(shape, names, to_train, parts.get("test"), classes=classes, **others)
+def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
+    """What mixes the samples, if anything is to. Raises ConfigError where they cannot be mixed."""
+    inputs = source.example[0]
+    for key, value, mixes, least in (
+        ("mixup", mixup, "adds tensors", 1),
+        ("cutmix", cutmix, "cuts images", 3),
+    ):
+        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
+            found = (
+                list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+            )
+            raise ConfigError(
+                f"{key}={value}: {mixes}, and a sample's inputs are {found}; use {key}=null"
+            )
+    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
-def _mask_folder(
-    dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues
-) -> Source:
-    size, channels, parts = dataset.image_size, dataset.channels, dict[str, Part]()
-    for part, pairs in mask_files.list_parts(dataset.root).items():
-        folder = masks.MaskFolder(pairs, size, values, channels)
-        parts[part] = Part(len(pairs), masks.loading(folder, num_workers, channels))
-    return masks.of_masks(parts, (channels, *size), dataset.num_classes)
+def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:
+    """Say that there are not as many `samples` to train on as are asked for."""
+    if tells and (limit := dataset.train_limit) and limit > samples:
+        warn(
+            f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are"
+            " used"
+        )
 
 
-def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
-    images, labels = (array if array.flags.writeable else np.array(array) for array in arrays)
-    return torch.from_numpy(images), torch.from_numpy(labels)
+def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
+    """The class of each training sample, int64 [N].
+
+    Raises ConfigError where it shows only once a sample is read.
+    """
+    if not source.tells_classes:
+        raise ConfigError(
+            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
+            " read; give the dataset an attribute `targets`, a list of them, or use"
+            " dataset.sampling=null"
+        )
+    return source.classes
 
 
-def _in_memory(samples: tuple[Tensor, Tensor], device: torch.device) -> Part:
-    # Placed here, so that training and validation share one copy on the GPU.
-    return Part(
-        len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1])
-    )
+def _check_channels(dataset: DatasetConfig, channels: int) -> None:
+    problems = [
+        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give"
+        " one per channel"
+        for name, values in (("mean", dataset.mean), ("std", dataset.std))
+        if values is not None and len(values) != channels
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_augment(augment: Augment, image_size: tuple[int, int]) -> None:
+    smallest = min(image_size)
+    problems = [
+        f"dataset.augment.{name}={value}: must be below {smallest}, the images being"
+        f" {image_size[0]}x{image_size[1]}"
+        for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
+        if value >= smallest
+    ]
+    if problems:
+        raise ConfigError(problems)

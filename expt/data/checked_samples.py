@@ -1,15 +1,18 @@
-"""Samples that are looked at as they are read: a GPU says nothing of a wrong target."""
+"""Samples that are checked as they are read: a GPU says nothing of a wrong target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.config import secrets
 from expt.config.user_code import own_frame
+from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, DataError, ExptError, RunFailed
 
 Check = Callable[[Any], Any]
@@ -60,3 +63,142 @@ def in_words(error: Exception, whose: str) -> Exception:
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
     return kind(f"{whose} raised {told}{where}")
+
+
+def to_tensor(image: Any) -> Tensor:
+    """A PIL image, array HW or HWC, or tensor HW or CHW, as a uint8 or float32 tensor CHW.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(image, Tensor):
+        tensor = image
+    else:
+        if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
+            image = in_mode(image, "RGB")
+        # A copy: arrays of PIL and of memory maps are read-only.
+        tensor = (
+            torch.from_numpy(np.array(image))
+            if hasattr(image, "__array_interface__")
+            else torch.empty(0)
+        )
+        tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
+    if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
+        raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
+    tensor = tensor[None] if tensor.ndim == 2 else tensor
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def _describe(image: Any) -> str:
+    shape = getattr(image, "shape", None)
+    return (
+        type(image).__name__
+        if shape is None
+        else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
+    )
+
+
+def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
+    """A sample (image, label) as a tensor and a number.
+
+    Raises DataError where they are not as they should be.
+    """
+    image, label = labelled(sample, "image")
+    try:
+        tensor = to_tensor(image)
+    except TypeError as error:
+        raise DataError(str(error)) from error
+    if tensor.shape != shape:
+        raise DataError(
+            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
+            " the first sample; resize the images to one size"
+        )
+    return tensor, class_of(label, num_classes)
+
+
+def labelled(sample: Any, what: str) -> tuple[Any, Any]:
+    """A sample (`what`, label). Raises DataError where it is none."""
+    if isinstance(sample, list | tuple) and len(sample) == 2:
+        return sample[0], sample[1]
+    found = (
+        f"{len(sample)} values"
+        if isinstance(sample, list | tuple)
+        else f"a {type(sample).__name__}"
+    )
+    raise DataError(f"it is {found}, expected ({what}, label)")
+
+
+def class_of(label: Any, num_classes: int) -> int:
+    """The label as a number. Raises DataError where it is none of a class."""
+    number = _integral(label)
+    if number is None or not 0 <= number < num_classes:
+        raise DataError(
+            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or"
+            " dataset.num_classes"
+        )
+    return number
+
+
+def _integral(label: Any) -> int | None:
+    """A label as an integer; None where it is none: 2.7 must not become class 2."""
+    try:
+        number = int(label)
+        return number if float(label) == number else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
+        return None
+
+
+Structure = Any
+"""Containers of one kind as they are, and in place of a tensor its dtype, of else its type."""
+_MEND = "make all alike, or give the dataset a method collate(samples) -> batch"
+
+
+def structure_of(sample: Any) -> Structure:
+    """What is to be equal of all samples; lengths of tensors may differ, which torch tells of."""
+    if isinstance(sample, Tensor | np.ndarray):
+        return sample.dtype
+    if isinstance(sample, Mapping):
+        return {key: structure_of(below) for key, below in sample.items()}
+    if isinstance(sample, list | tuple):
+        return [structure_of(below) for below in sample]
+    return float if isinstance(sample, bool | int | float | np.number | np.bool_) else type(sample)
+
+
+def like(expected: Structure, check: Check) -> Check:
+    """A `check` that also refuses a sample of another structure than the first's."""
+
+    def also(sample: Any) -> Any:
+        if sample is None:
+            raise DataError("it is None; return (inputs, targets) from __getitem__")
+        found = structure_of(sample)
+        if found != expected:
+            where, one, other = _difference(found, expected, "")
+            raise DataError(
+                f"{where or 'it'} is {one}, and of the first training sample {other}; {_MEND}"
+            )
+        return check(sample)
+
+    return also
+
+
+def _difference(found: Structure, expected: Structure, path: str) -> tuple[str, str, str]:
+    """Where they first differ, and what is there."""
+    pairs: dict[Any, tuple[Any, Any]] = {}
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        pairs = {key: (found[key], expected[key]) for key in found}
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = dict(enumerate(zip(found, expected, strict=True)))
+    for key, (one, other) in pairs.items():
+        if one != other:
+            return _difference(one, other, f"{path}[{key!r}]")
+    return path, _told(found), _told(expected)
+
+
+def _told(structure: Structure) -> str:
+    """In words."""
+    if isinstance(structure, dict):
+        return f"a dict of {', '.join(map(str, structure)) or 'nothing'}"
+    if isinstance(structure, list):
+        return f"{len(structure)} values"
+    if isinstance(structure, type):
+        return {float: "a number", type(None): "None"}.get(structure, f"a {structure.__name__}")
+    return f"a tensor of {str(structure).removeprefix('torch.')}"

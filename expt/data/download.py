@@ -9,53 +9,60 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from expt.errors import DataError
 
-_CLASSES = {
-    "mnist": "MNIST",
-    "fashion_mnist": "FashionMNIST",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-}
 _CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes behind a firewall
 
 
-def fetch(name: str, root: Path) -> None:
-    """Put the compressed files of dataset `name` under `root`, in torchvision's layout; the caller
-    holds a lock.
+def fetch(
+    root: Path,
+    construct: Callable[[Any, Path], Sequence[Any]],
+    name: str,
+    *,
+    is_there: Callable[[], bool],
+    pattern: str = "*",
+) -> None:
+    """Download the dataset `name` of torchvision into `root`, whole or not at all, once for all.
 
-    Raises DataError with the reason, in a few words.
+    `construct` gets its class and a folder beside; the files there that fit the `pattern` are moved
+    into the root, as torchvision takes half of an unpacked archive for the whole. Raise DataError
+    with the reason, in a few words.
     """
+    from filelock import FileLock  # late: for a download
+
+    lock = root / ".download.lock"
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
-        beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
-        try:
-            with (
-                impatient(),
-                contextlib.redirect_stdout(io.StringIO()),
-            ):  # it prints each failed mirror
-                getattr(importlib.import_module("torchvision.datasets"), _CLASSES[name])(
-                    beside, download=True
-                )
-            _move(beside, root)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except (OSError, RuntimeError, ImportError) as error:
-        raise DataError(" ".join(str(error).split())) from error
-
-
-def _move(source: Path, root: Path) -> None:
-    """Only the originals: their checksums were verified, and expt keeps its own decoded copy."""
-    for path in source.rglob("*.gz"):
-        target = root / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            if is_there():  # another run has fetched it meanwhile
+                return
+            beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
+            try:
+                with _impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
+                    cls = getattr(importlib.import_module("torchvision.datasets"), name)
+                    construct(cls, beside)
+                for path in [path for path in beside.rglob(pattern) if path.is_file()]:
+                    target = root / path.relative_to(beside)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+    except (OSError, RuntimeError, ImportError, ValueError) as error:
+        raise DataError(" ".join(str(error).split()) or type(error).__name__) from error
+    finally:
+        with contextlib.suppress(OSError):  # up to the first that holds something
+            lock.unlink()
+            for folder in new:
+                folder.rmdir()
 
 
 @contextlib.contextmanager
-def impatient() -> Iterator[None]:
+def _impatient() -> Iterator[None]:
     """Give up on a server that does not answer."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expt.config import datasets
-from expt.data import build, checks, huggingface, table, table_source, torchvision_sets
-from expt.data.files import DatasetConfig
+from expt.data import build
+from expt.data.iterable import refuse_shuffled
+from expt.data.kind import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions
-from expt.data.source import Source
-from expt.data.steady_order import refuse_shuffled
+from expt.data.source import Source, are_images
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.request import Split
 
@@ -66,16 +65,7 @@ def load(
     The mean and std of `options` are the run's. `own` samples are those that it was trained and
     evaluated with. Raises ConfigError where the model does not take the dataset's samples,
     DataError for the data."""
-    if isinstance(dataset, table.TableConfig):
-        source = table_source.rows_as_in(trained_on, dataset, task, options.device)
-    elif isinstance(dataset, datasets.HuggingFace):
-        source = huggingface.source(dataset, task, options.device, num_workers, trained_on)
-    elif isinstance(dataset, datasets.Torchvision) and "standardised" in trained_on:
-        source = torchvision_sets.source(
-            dataset, task, options.device, num_workers, trained_on["standardised"]
-        )
-    else:
-        source = build.found(dataset, task, options.device, num_workers)
+    source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:
         _refuse_other_shapes(dataset, source, trained_on)
@@ -83,7 +73,7 @@ def load(
     numbers = _numbers(dataset, source.class_names, names, trained_on, tells=tells)
     return EvaluationData(
         class_names=names or source.class_names,
-        are_images=checks.are_images(source.class_names, source.example),
+        are_images=are_images(source.class_names, source.example),
         loaders=_loaders(dataset, source, split, options, tells=tells and not own),
         numbers=None if numbers is None else numbers.to(options.device),
     )
@@ -132,9 +122,8 @@ def _refuse_other_shapes(
 
     Classes have names, see `_numbers`.
     """
-    as_they_are = isinstance(dataset, datasets.TargetDataset) and dataset.num_classes is None
     keys = ["channels", "image_size", "vocab_size", "context"]
-    if as_they_are:  # the first sample's, and others may be larger
+    if dataset.passes_as_is:  # the first sample's, and others may be larger
         keys.remove("image_size")
     keys += [] if source.class_names else ["num_classes"]
     for key in keys:
@@ -166,7 +155,6 @@ def _numbers(
 
     Raises ConfigError for an unknown one.
     """
-    names = _as_before(names, known)
     if tuple(names) == tuple(known) or not (names or known):
         return None
     has, has_known = len(names), len(known) or trained_on.get("num_classes")
@@ -187,23 +175,12 @@ def _numbers(
         raise ConfigError(
             f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not"
             " know; it has "
-            f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}.{did_you_mean(unknown[0], known)}"
+            f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
+            f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
         warn(f"dataset={dataset.name}: has none of the run's classes {', '.join(missing[:8])}")
     return torch.tensor([list(known).index(name) for name in names])
-
-
-def _as_before(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """The names; False and True as 0 and 1 where a run knows these, as an older version called
-    those of an .npz.
-    """
-    older = {"False": "0", "True": "1"}
-    return (
-        [older[name] for name in names]
-        if {*names} <= {*older} and {"0", "1"} <= {*known}
-        else names
-    )
 
 
 def _are_taken_by_number(
@@ -213,8 +190,7 @@ def _are_taken_by_number(
     name.
     """
     if all(name.isdigit() for name in (*names, *known)):
-        real = isinstance(dataset, datasets.ImageFolder | datasets.HuggingFace | table.TableConfig)
-        return _are_numbers(names) and not real
+        return _are_numbers(names) and not dataset.names_classes
     return _are_numbers(names) or _are_numbers(known)
 
 

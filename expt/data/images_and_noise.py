@@ -8,26 +8,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config.datasets import Digits, Downloaded
-from expt.data.files import load
+from expt.data.kinds.originals import Digits, Downloaded
 
 
 class ImagesAndNoise(Dataset[dict[str, Tensor]]):
     """{"image": [1, H, W] in [0, 1], "noise": [noise]}: the digits, or Fashion-MNIST of the folder
     `root`.
 
-    The noise is drawn here, and not in the model: so it hangs on the seed, the epoch and the sample
+    The noise is drawn here, and not in the model, so it depends on the seed, the epoch and the sample
     alone, whatever the number of workers."""
 
     def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
         how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
         digits = Digits(name="digits", **how)
-        config = (
-            digits
-            if root is None
-            else Downloaded(name="fashion_mnist", root=root, download=False, **how)
-        )
-        self._images = torch.from_numpy(load(config, "train" if train else "test").images)
+        fashion = Downloaded(name="fashion_mnist", root=root, download=False, **how)
+        config = digits if root is None else fashion
+        self._images = torch.from_numpy(config.load("train" if train else "test").images)
         self._noise = noise
 
     def __len__(self) -> int:

@@ -1,11 +1,9 @@
-"""Samples of an image and a mask of class numbers: root/{train,val,test}/{images,masks}, or of a
-person's own.
-"""
+"""Samples of an image and a mask of class numbers: of files, of pictures, or of a custom dataset."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,14 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import datasets
 from expt.data import samples
-from expt.data.image_folder_files import MODES, in_mode
+from expt.data.image_files import MODES, read_image, stretch
+from expt.data.images import check_size, read_picture
+from expt.data.kind import DatasetConfig
 from expt.data.loading import Finish, Loader, LoaderOptions
-from expt.data.mask_files import Pair, decode, numbers_of, resized
 from expt.data.source import NOTHING, Part, Source
 from expt.data.stream import SampleLoader
 from expt.errors import DataError
+
+_MODES = ("1", "L", "P", "I", "I;16")  # one number for each pixel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,65 +31,56 @@ class MaskValues:
     num_classes: int
     ignore_index: int = 255
 
-    def wrong(self, mask: Tensor) -> int | None:
-        """A value that is neither a class nor to be ignored; None where there is none."""
+    def check(self, mask: Tensor, name: str) -> None:
+        """Raise DataError for a value that is neither a class nor to be ignored."""
         out = (mask < 0) | (mask >= self.num_classes)
         out &= mask != self.ignore_index
-        return int(mask[out][0]) if out.any() else None
+        if out.any():
+            raise DataError(
+                f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
+                f" or {self.ignore_index} (task.ignore_index); fix the mask, or num_classes"
+            )
 
-    @property
-    def expected(self) -> str:
-        """In words."""
-        return f"expected 0 to {self.num_classes - 1}, or {self.ignore_index} (task.ignore_index)"
 
-
-def values_of(dataset: object, task: Any) -> MaskValues:
-    """What masks may hold by the configuration: the dataset says how many classes, else the task."""
-    settings = {"ignore_index": task.ignore_index} if task.TARGETS == "mask" else {}
-    return MaskValues(num_classes=datasets.mask_classes(dataset) or task.num_classes, **settings)
+def values_of(dataset: DatasetConfig, task: Any) -> MaskValues:
+    """Return what masks may hold: the dataset says how many classes, else the task."""
+    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
+    return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
 class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
-    """Images uint8 [C, H, W] and masks int64 [H, W] of one part, resized to `image_size`.
+    """Images uint8 [C, H, W] and masks int64 [H, W] of (image, mask) files, resized.
 
-    Raises DataError, when it is read, for what cannot be read, a mask of another size than its
-    image, or one with other values."""
+    Raise DataError, when it is read, for what cannot be read, a mask of another size than its
+    image, or one with other values.
+    """
 
     def __init__(
-        self, pairs: list[Pair], image_size: tuple[int, int], values: MaskValues, channels: int = 3
+        self,
+        pairs: Sequence[tuple[str, str]],
+        image_size: tuple[int, int],
+        values: MaskValues,
+        channels: int = 3,
     ) -> None:
-        self._pairs, self._image_size, self._values, self._channels = (
-            pairs,
-            image_size,
-            values,
-            channels,
-        )
+        self._pairs, self._size, self._values = pairs, image_size, values
+        self._mode = MODES[channels]
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        pair = self._pairs[index]
-        image, mask = map(
-            torch.from_numpy, decode(pair, self._image_size, self._refuse, self._channels)
-        )
-        return image.permute(2, 0, 1).contiguous(), mask
-
-    def _refuse(self, mask: str, array: Any) -> None:
-        if (wrong := self._values.wrong(torch.from_numpy(array))) is not None:
-            raise DataError(
-                f"{mask} holds the class {wrong}, {self._values.expected}; mend the mask, or"
-                " dataset.num_classes"
-            )
+        path, mask = self._pairs[index]
+        image = read_image(path, self._mode)
+        return _resized(image, _numbers(read_image(mask), image, mask, self._values), self._size)
 
 
 class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset of (picture, mask), both Pillow's, as images uint8 [C, H, W] and masks int64 [H,
-    W].
+    """A dataset of (picture, mask), both Pillow's, as images uint8 [C, H, W] and masks int64.
 
-    They are resized to `size`, without one all must have that of the first. `classes` makes of a
-    mask's numbers those of its classes. Raises DataError, when it is read, for what is damaged, and
-    as MaskFolder for a mask."""
+    They are resized to `size`; without one all must have `one_size`, where that is set. `classes`
+    makes of a mask's numbers those of its classes. Raise DataError, when it is read, for what is
+    damaged, and as MaskFolder for a mask.
+    """
 
     def __init__(
         self,
@@ -100,63 +91,93 @@ class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
         size: tuple[int, int] | None,
         classes: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
     ) -> None:
-        self._dataset, self._values, self._mode, self._classes = (
-            dataset,
-            values,
-            MODES[channels],
-            classes,
-        )
-        self.size = size
-        """That all get, or must have."""
-        self._resizes = size is not None
+        self._dataset, self._values, self._classes = dataset, values, classes
+        self._mode, self._size = MODES[channels], size
+        self.one_size: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self._dataset))
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        try:
-            picture, drawn = self._dataset[index]
-            picture = in_mode(picture, self._mode)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(
-                f"sample {index} cannot be read as an image ({error}); replace or remove it"
-            ) from error
-        mask = self._classes(numbers_of(drawn, picture, f"sample {index}: its mask"))
-        if (wrong := self._values.wrong(torch.from_numpy(mask))) is not None:
-            raise DataError(
-                f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend"
-                " the mask"
-            )
-        height_width = mask.shape[0], mask.shape[1]
-        if not self._resizes and self.size not in (None, height_width):
-            (height, width), (first_height, first_width) = height_width, self.size or (0, 0)
-            raise DataError(
-                f"dataset.image_size=null: image {index} is {height}x{width}, and the first "
-                f"{first_height}x{first_width}; give one size, as in 'dataset.image_size=[224,224]'"
-            )
-        image, classes = map(torch.from_numpy, resized(picture, mask, self.size or height_width))
-        return image.permute(2, 0, 1).contiguous(), classes
+        image, drawn = read_picture(self._dataset, index, self._mode)
+        mask = _numbers(drawn, image, f"sample {index}: its mask", self._values, self._classes)
+        size = mask.shape[0], mask.shape[1]
+        if self._size is None:
+            check_size(index, size, self.one_size)
+        return _resized(image, mask, self._size or size)
+
+
+def _numbers(
+    mask: Any,
+    image: Any,
+    name: str,
+    values: MaskValues,
+    classes: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
+) -> np.ndarray:
+    """Return the class of each pixel of a picture, int64 [height, width]."""
+    if mask.mode not in _MODES:
+        raise DataError(
+            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
+            " pixel, as a grey or palette PNG"
+        )
+    if mask.size != image.size:
+        one, other = (f"{each.height}x{each.width}" for each in (mask, image))
+        raise DataError(f"{name} is {one}, and its image {other}; make them one size")
+    numbers = classes(np.array(mask).astype(np.int64))
+    values.check(torch.from_numpy(numbers), name)
+    return numbers
+
+
+def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return a picture as uint8 [C, height, width], and its mask: bilinear, and nearest."""
+    height, width = image_size
+    if image.size != (width, height):
+        image = stretch(image, image_size)
+        # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the
+        # new one's lies.
+        rows, columns = (
+            ((np.arange(new) + 0.5) * old / new).astype(int)
+            for new, old in zip(image_size, mask.shape, strict=True)
+        )
+        mask = np.ascontiguousarray(mask[rows][:, columns])
+    pixels = torch.from_numpy(np.array(image).reshape(height, width, -1))
+    return pixels.permute(2, 0, 1).contiguous(), torch.from_numpy(mask)
 
 
 def of_mask_pictures(
     sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int
 ) -> Source:
-    """The parts `train`, and `val` and `test` if there are.
+    """Return the parts `train`, and `val` and `test` if there are.
 
-    Raises DataError where the first sample cannot be read.
+    Raise DataError where the first sample cannot be read.
     """
     channels, height, width = sets["train"][0][0].shape
     for each in sets.values():
-        each.size = height, width
-    parts = {
-        part: Part(len(each), loading(each, num_workers, channels)) for part, each in sets.items()
-    }
-    return of_masks(parts, (channels, height, width), num_classes)
+        each.one_size = height, width
+    return of_masks(sets, (channels, height, width), num_classes, num_workers)
 
 
-def of_masks(parts: Mapping[str, Part], shape: tuple[int, int, int], num_classes: int) -> Source:
-    """Parts of images of one shape (channels, height, width) and their masks."""
+def of_masks(
+    sets: Mapping[str, Dataset[Any]],
+    shape: tuple[int, int, int],
+    num_classes: int,
+    num_workers: int,
+) -> Source:
+    """Return parts of images of one shape (channels, height, width) and their masks."""
     channels, *size = shape
+
+    def part(dataset: Dataset[Any]) -> Part:
+        def load(indices: Tensor, options: LoaderOptions) -> Loader:
+            # Logits of many classes are as large as an image: no more of them at a time than in
+            # training.
+            chunk = max(1, options.batch_size // options.shard.world_size)
+            options = dataclasses.replace(options, eval_batch_size=chunk)
+            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=channels)}
+            return SampleLoader(dataset, indices, options, collate=samples.collated, **how)
+
+        return Part(len(cast(Sized, dataset)), load)
+
+    parts = {name: part(dataset) for name, dataset in sets.items()}
     shapes = {"channels": channels, "image_size": tuple(size), "num_classes": num_classes}
     example = torch.zeros(shape), torch.zeros(*size, dtype=torch.int64)
     train = parts.get("train", NOTHING)
@@ -164,48 +185,10 @@ def of_masks(parts: Mapping[str, Part], shape: tuple[int, int, int], num_classes
     return Source(shapes, (), example, train, parts.get("test"), torch.zeros(train.size), **more)
 
 
-class ImageMaskLoader(SampleLoader):
-    """Batches of images and masks; see SampleLoader.
-
-    The images are normalised, the masks stay as they are.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        *,
-        num_workers: int,
-        channels: int = 3,
-    ) -> None:
-        # Logits of many classes are as large as an image: no more of them at a time than in
-        # training.
-        chunk = max(1, options.batch_size // options.shard.world_size)
-        options = dataclasses.replace(options, eval_batch_size=chunk)
-        finish = Finish(options, channels=channels)
-        super().__init__(
-            dataset,
-            indices,
-            options,
-            collate=samples.collated,
-            num_workers=num_workers,
-            finish=finish,
-        )
-
-
-def loading(
-    dataset: Dataset[Any], num_workers: int, channels: int = 3
-) -> Callable[[Tensor, LoaderOptions], Loader]:
-    """What makes a loader of the samples at given indices."""
-    how = {"num_workers": num_workers, "channels": channels}
-    return lambda indices, options: ImageMaskLoader(dataset, indices, options, **how)
-
-
 def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
-    """A person's own (inputs, mask), the mask as int64.
+    """Return a custom (inputs, mask), the mask as int64.
 
-    Raises DataError for another: a GPU says nothing of it.
+    Raise DataError for another: a GPU says nothing of it.
     """
     if not isinstance(sample, list | tuple) or len(sample) != 2:
         raise DataError(f"is a {type(sample).__name__}, expected (image, mask)")
@@ -215,9 +198,5 @@ def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
             f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height,"
             " width]"
         )
-    if (wrong := values.wrong(mask)) is not None:
-        raise DataError(
-            f"its mask holds the class {wrong}, {values.expected}; mend the mask, or"
-            " task.num_classes"
-        )
+    values.check(mask, "its mask")
     return sample[0], mask.long()

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
-from expt.data.iterable import IterableLoader
-from expt.data.loading import Finish, Load, Loader, LoaderOptions
-from expt.data.stream import StreamLoader, checked_image, stacked
+from expt.data.loading import Load, Loader, LoaderOptions
 from expt.errors import DataError
 
 
@@ -83,41 +78,14 @@ class Source:
         return 0 <= int(classes.min()) <= int(classes.max()) < number
 
 
-def of_images(
-    shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    train: Part,
-    test: Part | None,
-    **more: Any,
-) -> Source:
-    """Images of one shape (channels, height, width), each of one class."""
-    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": len(class_names)}
-    example = torch.zeros(shape), torch.zeros((), dtype=torch.int64)
-    return Source(shapes, tuple(class_names), example, train, test, **more)
-
-
-def streamed(
-    dataset: Dataset[Any],
-    shape: tuple[int, int, int],
-    num_classes: int,
-    num_workers: int,
-    sample_s: float = math.inf,
-) -> Part:
-    """Images of a Dataset, read one by one while a run trains."""
-
-    def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
-        if isinstance(dataset, IterableDataset):
-            check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
-            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
-            return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
-        return StreamLoader(
-            dataset,
-            indices,
-            options,
-            shape=shape,
-            num_classes=num_classes,
-            num_workers=num_workers,
-            sample_s=sample_s,
-        )
-
-    return Part(len(cast(Sized, dataset)), load_part)
+def are_images(class_names: Sequence[str], example: Any) -> bool:
+    """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one
+    class.
+    """
+    inputs = example[0]
+    return (
+        bool(class_names)
+        and isinstance(inputs, Tensor)
+        and inputs.dim() == 3
+        and inputs.is_floating_point()
+    )

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from expt.data.checked_samples import CheckedSamples
-from expt.data.image_folder_files import in_mode
+from expt.data.checked_samples import CheckedSamples, checked_image
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -38,7 +37,7 @@ from expt.data.loading import (
     tree_to_device,
 )
 from expt.data.prefetch import prefetched
-from expt.errors import ConfigError, DataError, ExptError
+from expt.errors import ConfigError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
 # What a batch costs on its way from another process. On a CPU that process takes a core from
@@ -161,38 +160,6 @@ def _is_cheap(sample_s: float, options: LoaderOptions) -> bool:
     return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
 
 
-def to_tensor(image: Any) -> Tensor:
-    """A PIL image, array HW or HWC, or tensor HW or CHW, as a uint8 or float32 tensor CHW.
-
-    Raises TypeError for anything else.
-    """
-    if isinstance(image, Tensor):
-        tensor = image
-    else:
-        if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
-            image = in_mode(image, "RGB")
-        # A copy: arrays of PIL and of memory maps are read-only.
-        tensor = (
-            torch.from_numpy(np.array(image))
-            if hasattr(image, "__array_interface__")
-            else torch.empty(0)
-        )
-        tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
-    if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
-        raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
-    tensor = tensor[None] if tensor.ndim == 2 else tensor
-    return tensor if tensor.dtype == torch.uint8 else tensor.float()
-
-
-def _describe(image: Any) -> str:
-    shape = getattr(image, "shape", None)
-    return (
-        type(image).__name__
-        if shape is None
-        else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
-    )
-
-
 class _Keys(NamedTuple):
     """The samples of one batch, and what their random numbers depend on."""
 
@@ -272,56 +239,6 @@ class _Seeded(Dataset[Any]):
             return self._dataset[index]
         except ExptError as error:  # a loader process would wrap it in its own traceback
             return error
-
-
-def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
-    """A sample (image, label) as a tensor and a number.
-
-    Raises DataError where they are not as they should be.
-    """
-    image, label = labelled(sample, "image")
-    try:
-        tensor = to_tensor(image)
-    except TypeError as error:
-        raise DataError(str(error)) from error
-    if tensor.shape != shape:
-        raise DataError(
-            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
-            " the first sample; resize the images to one size"
-        )
-    return tensor, class_of(label, num_classes)
-
-
-def labelled(sample: Any, what: str) -> tuple[Any, Any]:
-    """A sample (`what`, label). Raises DataError where it is none."""
-    if isinstance(sample, list | tuple) and len(sample) == 2:
-        return sample[0], sample[1]
-    found = (
-        f"{len(sample)} values"
-        if isinstance(sample, list | tuple)
-        else f"a {type(sample).__name__}"
-    )
-    raise DataError(f"it is {found}, expected ({what}, label)")
-
-
-def class_of(label: Any, num_classes: int) -> int:
-    """The label as a number. Raises DataError where it is none of a class."""
-    number = _integral(label)
-    if number is None or not 0 <= number < num_classes:
-        raise DataError(
-            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or"
-            " dataset.num_classes"
-        )
-    return number
-
-
-def _integral(label: Any) -> int | None:
-    """A label as an integer; None where it is none: 2.7 must not become class 2."""
-    try:
-        number = int(label)
-        return number if float(label) == number else None
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
-        return None
 
 
 _States: TypeAlias = tuple[Any, Any, Tensor]

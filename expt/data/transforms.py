@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.config import secrets, user_class
-from expt.data.loading import Loader, LoaderOptions
-from expt.data.source import Part
-from expt.data.stream import StreamLoader, to_tensor
+from expt.data.checked_samples import to_tensor
 from expt.errors import ConfigError, DataError
 
 Transform = Callable[[Any], Any]
@@ -39,41 +37,6 @@ def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
                 f"dataset.transforms: a {type(each).__name__} cannot be called with an image"
             )
     return tuple(made)
-
-
-def transformed(
-    part: Part,
-    originals: Dataset[Any],
-    shape: tuple[int, int, int],
-    num_classes: int,
-    num_workers: int,
-) -> Part:
-    """The same part, but that a loader with transforms reads the images `originals`, of any size,
-    one by one.
-    """
-
-    def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        if not options.transforms:
-            return part.load(indices, options)
-        dataset = Transformed(originals, options.transforms, shape)
-        return StreamLoader(
-            dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers
-        )
-
-    return part._replace(load=load)
-
-
-class Images(Dataset[tuple[Tensor, int]]):
-    """Images uint8 [N, C, H, W] and their classes [N], held in memory."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self._images, self._labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._images[index].clone(), int(self._labels[index])
 
 
 class Transformed(Dataset[tuple[Tensor, Any]]):

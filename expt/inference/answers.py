@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.data.text import NO_TARGET
 from expt.data.tree import leaves, mapped
+from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError
 from expt.inference.plan import Plan
 from expt.inference.scales import scales_of
@@ -282,11 +282,7 @@ def form_of(plan: Plan) -> Form:
 def _target_names(plan: Plan) -> Sequence[str]:
     if names := plan.data.get("target_names"):
         return list(names)
-    named = getattr(
-        plan.config.dataset,
-        "targets",
-        "progression" if plan.config.dataset.name == "diabetes" else (),
-    )
+    named = getattr(plan.config.dataset, "targets", ())
     return [named] if isinstance(named, str) else list(named)
 
 

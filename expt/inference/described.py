@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.config.datasets import TargetDataset, has_rows
 from expt.inference.scales import Scales, scales_of, undoes
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
+    from expt.data.kind import DatasetConfig
     from expt.inference.load import TrainedModel
 
 SHOWN = 12
@@ -69,7 +69,7 @@ class _Names(NamedTuple):
     targets: Sequence[str]
 
 
-def _names(dataset: object, trained_on: Mapping[str, Any]) -> _Names:
+def _names(dataset: DatasetConfig, trained_on: Mapping[str, Any]) -> _Names:
     """In the order of the columns; of an older record those that it has."""
     scales = scales_of(dataset, trained_on)
     return _Names(
@@ -85,7 +85,7 @@ def _inputs(
     names: _Names,
     preprocess: bool,
 ) -> str:
-    if has_rows(config.dataset):
+    if config.dataset.has_rows:
         how = (
             "standardised, see the metadata"
             if scales.features and not preprocess
@@ -93,9 +93,7 @@ def _inputs(
         )
         return f"rows {how}{_listed(names.features)}"
     normalised = config.dataset.mean or config.dataset.std
-    if "channels" not in trained_on or (
-        isinstance(config.dataset, TargetDataset) and not normalised
-    ):
+    if "channels" not in trained_on or (config.dataset.custom_class and not normalised):
         return ""
     return (
         "pixels in [0,"

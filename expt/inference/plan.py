@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine
-from expt.config import datasets
+from expt.config.datasets import noun_of
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
@@ -84,7 +84,7 @@ class Plan:
     @property
     def noun(self) -> str:
         """What a sample is called."""
-        return datasets.noun_of(self.record) if self.asked.split is not None else self.kind.noun
+        return noun_of(self.record) if self.asked.split is not None else self.kind.noun
 
 
 def plan(asked: Asked) -> Plan:
@@ -130,10 +130,10 @@ def _called(record: Record) -> str:
 
 
 def _warn_of_own_pictures(config: RunConfig, record: Record) -> None:
-    if isinstance(config.dataset, datasets.TargetDataset):
+    if config.dataset.custom_class:
         size = "x".join(map(str, record["data"]["image_size"]))
         warn(
-            f"{config.dataset.target}: what this class does to a picture is not known here: it is"
+            f"{config.dataset.custom_class}: what this class does to a picture is not known here: it is"
             f" scaled to {size}, counted in [0, 1] and normalised by dataset.mean and std; --split"
             " has its own"
         )
@@ -155,7 +155,7 @@ def _samples(plan: Plan, path: str) -> Samples:
         )
     if plan.kind is sources.SAMPLES:
         return arrays.any_samples(path, array, plan.data)
-    own = isinstance(plan.config.dataset, datasets.TargetDataset)  # whose pixels may be anything
+    own = plan.config.dataset.custom_class  # whose pixels may be anything
     return arrays.images(path, array, plan.data, in_unit_range=not own)
 
 

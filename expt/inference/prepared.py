@@ -8,26 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config.datasets import TargetDataset, has_rows
+from expt.data.kind import DatasetConfig
 from expt.errors import ConfigError
 from expt.inference.load import TrainedModel
 
 
-def prepared(model: TrainedModel, dataset: object, trained_on: Mapping[str, Any]) -> nn.Module:
+def prepared(
+    model: TrainedModel, dataset: DatasetConfig, trained_on: Mapping[str, Any]
+) -> nn.Module:
     """A module of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F].
 
     Raises ConfigError for samples that go in as they are.
     """
-    as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
-    if "channels" not in trained_on or as_they_are:
+    if "channels" not in trained_on or dataset.passes_as_is:
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    if has_rows(dataset):
+    if dataset.has_rows:
         number = trained_on["image_size"][1]
         scales = [*model.preprocess.standardised.values()][:number] or [(0.0, 1.0)] * number
         mean, std = torch.tensor(scales, dtype=torch.float64).T
         return _OfRows(model.model, mean, std)
     channels = trained_on["channels"]
-    mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
+    mean, std = dataset.mean, dataset.std
     shape = (1, channels, 1, 1)
     return _OfImages(
         model.model,

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config.datasets import TargetDataset, Text, has_masks, has_rows
-from expt.data.image_folder_files import fitted, in_mode, read_image, stretched
+from expt.data.image_files import fit, in_mode, read_image, stretch
+from expt.data.kind import DatasetConfig
 from expt.data.loading import Normalise
-from expt.data.text_files import encoded
 from expt.errors import ConfigError
 
 Sample: TypeAlias = Any
@@ -37,7 +36,7 @@ class Preprocess:
 
     def __init__(
         self,
-        dataset: object,
+        dataset: DatasetConfig,
         data: Mapping[str, Any],
         device: torch.device,
         *,
@@ -46,9 +45,8 @@ class Preprocess:
         """`segments`: whether it is of a task=segmentation."""
         self._dataset, self._data, self._device = dataset, data, device
         self._is_text = "vocab_size" in data
-        self._is_table = has_rows(dataset)
-        self._resized = stretched if has_masks(dataset, segments) else fitted
-        as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
+        self._is_table = dataset.has_rows
+        self._resized = stretch if dataset.has_masks(segments) else fit
         scaled = self._is_table and getattr(dataset, "standardise", False)
         self.standardised: dict[str, tuple[float, float]] = (
             dict(data.get("standardised", {})) if scaled else {}
@@ -56,8 +54,8 @@ class Preprocess:
         """Of a table's columns the mean and the deviation: first of the features, in their order.
         """
         self._normalise: Normalise | None = None
-        if "channels" in data and not self._is_table and not as_they_are:
-            mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
+        if "channels" in data and not self._is_table and not dataset.passes_as_is:
+            mean, std = dataset.mean, dataset.std
             channels = data["channels"]
             self._normalise = Normalise(
                 mean, std, channels=channels, device=device, channels_last=False
@@ -122,10 +120,10 @@ class Preprocess:
         return rows.float().view(-1, 1, 1, num_features).to(self._device)
 
     def _tokens(self, given: Any) -> Tensor:
-        if isinstance(given, str) and isinstance(self._dataset, Text):
-            given = torch.tensor([encoded(self._dataset, given)])
-        if isinstance(given, str | bytes):
-            given = torch.tensor([list(given.encode() if isinstance(given, str) else given)])
+        if isinstance(given, str):
+            given = torch.tensor([self._dataset.encode(given)])
+        if isinstance(given, bytes):
+            given = torch.tensor([list(given)])
         return _tensor(given).long().to(self._device)
 
 

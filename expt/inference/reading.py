@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from expt import machine
-from expt.data.image_folder_files import read_image
+from expt.data.image_files import read_image
 from expt.data.loading import to_device
-from expt.data.text import NO_TARGET
+from expt.data.windows import NO_TARGET
 from expt.errors import DataError
 from expt.inference.arrays import Samples
 from expt.inference.preprocess import Preprocess

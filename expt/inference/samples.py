@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from expt.config.datasets import Downloaded, has_rows
 from expt.config.schema import RunConfig
 from expt.data import evaluation
-from expt.data.files import prepare
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.tree import mapped
 from expt.errors import ConfigError, DataError, ExptError
@@ -49,8 +47,9 @@ def _real(
     dataset = config.dataset
     if hasattr(dataset, "download"):
         dataset = dataclasses.replace(dataset, download=False)
-    if isinstance(dataset, Downloaded):
-        prepare(dataset)  # its few files are decoded; a folder is not, for a few images
+    if hasattr(dataset, "cache"):  # nothing is decoded into it for a few images
+        dataset = dataclasses.replace(dataset, cache=False)
+    dataset.prepare(config.task, learns=False)
     mean, std = (dataset.mean, dataset.std) if normalised else (None, None)
     options = LoaderOptions(
         batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number
@@ -76,7 +75,7 @@ def _random(
     normalised: bool,
 ) -> Batch:
     drawn = torch.Generator().manual_seed(0)
-    if has_rows(config.dataset) and "image_size" in trained_on:
+    if config.dataset.has_rows and "image_size" in trained_on:
         rows = torch.randn((number, trained_on["image_size"][1]), generator=drawn)
         known, names = trained_on.get("standardised", {}), trained_on.get("feature_names", ())
         if names and not normalised:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expt.config.datasets import has_rows
+from expt.data.kind import DatasetConfig
 
 Columns = Mapping[str, tuple[float, float]]
 """By name the mean and the deviation."""
@@ -21,12 +21,12 @@ class Scales(NamedTuple):
     targets: Columns
 
 
-def scales_of(dataset: object, trained_on: Mapping[str, Any]) -> Scales:
+def scales_of(dataset: DatasetConfig, trained_on: Mapping[str, Any]) -> Scales:
     """Of the run whose record says `trained_on` of its data: first come the features, in their
     order.
     """
     known: list[tuple[str, tuple[float, float]]] = list(trained_on.get("standardised", {}).items())
-    rows = has_rows(dataset) and getattr(dataset, "standardise", False)
+    rows = dataset.has_rows and getattr(dataset, "standardise", False)
     number = trained_on["image_size"][1] if rows else 0
     return Scales(dict(known[:number]), dict(known[number:]))
 

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from expt.config.datasets import has_rows
-from expt.data.files import DatasetConfig
-from expt.data.folders import files_below
-from expt.data.image_folder_files import EXTENSIONS
+from expt.data.image_files import EXTENSIONS, files_below
+from expt.data.kind import DatasetConfig
 from expt.errors import ConfigError
 
 ARRAYS = (".npy", ".npz")
@@ -41,11 +39,11 @@ SAMPLES = Kind("samples", "sample", "arrays of its samples (.npy, .npz)", ARRAYS
 
 def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
     """What a model takes, by its dataset and by the shapes in its record."""
-    if dataset.name == "text":
+    if dataset.has_tokens:
         return TEXTS
-    if has_rows(dataset):
+    if dataset.has_rows:
         return ROWS
-    own = dataset.name == "_target_" and (dataset.num_classes is None or "channels" not in data)
+    own = dataset.custom_class and (dataset.passes_as_is or "channels" not in data)
     return SAMPLES if own or "vocab_size" in data else PICTURES
 
 

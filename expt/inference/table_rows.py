@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.data.table_cells import as_numbers, number_of
-from expt.data.table_files import Column, columns_of, csv_names
+from expt.data.columns import Column, as_numbers, columns_of, csv_names, number_of
 from expt.errors import ConfigError, DataError, did_you_mean, first_line
 from expt.inference import arrays
 

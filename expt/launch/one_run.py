@@ -12,7 +12,6 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.config import user_code
-from expt.data.files import prepare
 from expt.errors import (
     INTERRUPTED_BEFORE,
     ConfigError,
@@ -41,12 +40,16 @@ ABOUT_DP = (
 )
 
 
-def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
+def run(
+    request: RunRequest,
+    on_start: Callable[[], None] | None = None,
+    console: Console | None = None,
+) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
     Where it is refused before it has come to anything, nothing of it is left in a new folder: the
     mended command may name it again. What was there before stays, whatever it is."""
-    console, is_new = Console(), request.paths.is_new()
+    console, is_new = console or Console(), request.paths.is_new()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:
@@ -135,7 +138,7 @@ def _run_in_process(
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
-    prepare(config.dataset, config.task, learns=not isinstance(request.instead, Evaluation))
+    config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
     user_code.import_anew(
         user_code.targets(config)
     )  # it may have been edited since the run before this, in a notebook

@@ -10,8 +10,7 @@ from multiprocessing.connection import wait
 
 from expt import signals
 from expt.config.schema import RunConfig
-from expt.data.files import prepare, refuse_missing_parts
-from expt.data.fingerprint import refuse_changed
+from expt.data.fingerprint import refuse_changed, refuse_missing_parts
 from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
@@ -191,7 +190,7 @@ class Pool:
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                prepare(config.dataset, config.task, learns=learns)
+                config.dataset.prepare(config.task, learns=learns)
             self._queue(number, job)
         except KeyboardInterrupt:
             return  # the loop stops what runs, see signals.asked

@@ -27,7 +27,12 @@ BINDING_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFI
 """Variables by which a library binds the thread that loads it to a core."""
 FOR_CUDA = ("cuda.bindings", "pynvml")
 MEANWHILE = (
-    *("expt.config.schema", "expt.data.files", "expt.runs.request", "concurrent.futures.process"),
+    *(
+        "expt.config.schema",
+        "expt.data.fingerprint",
+        "expt.runs.request",
+        "concurrent.futures.process",
+    ),
     *("torchgen.model", "urllib.request", "tqdm", "tarfile", "dill"),
 )
 """What a worker needs, or torch, that is Python alone but for libraries of `OF_PYTHON`, and

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.config import main_code, secrets
-from expt.data.files import prepare
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
 from expt.launch import last_word, processes, rendezvous
 from expt.launch.rendezvous import Arrival, Rendezvous
@@ -150,8 +149,8 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     config, paths = attempt.request.config, attempt.paths
     main_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
-    prepare(
-        config.dataset, config.task, learns=learns
+    config.dataset.prepare(
+        config.task, learns=learns
     )  # under a file lock, so that one worker of each machine does it
     status = main(
         config,

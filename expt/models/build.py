@@ -14,7 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
-from expt.config.datasets import TargetDataset
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.models import named
@@ -43,7 +42,7 @@ def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     Where the dataset says no number of classes, it is how many numbers a target has; what a task of
     a person's own makes of these is for its model to say, if that does."""
     dataset, model = config.dataset, config.model
-    is_said = not isinstance(dataset, TargetDataset) or dataset.num_classes is not None
+    is_said = not dataset.passes_as_is
     if is_said or config.task.TARGETS != "any" or not isinstance(model, constraints.Target):
         return shapes
     return {

@@ -20,11 +20,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from expt.config import constraints, datasets, groups, secrets
+from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
 from expt.data.loading import Batch, Shard
-from expt.data.text_files import vocab_size
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, ExptError
 from expt.models import build as model_build
@@ -35,15 +34,6 @@ from expt.training import optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
-
-_IMAGES = {
-    "digits": (1, (8, 8), 10),
-    "mnist": (1, (28, 28), 10),
-    "fashion_mnist": (1, (28, 28), 10),
-    "cifar10": (3, (32, 32), 10),
-    "cifar100": (3, (32, 32), 100),
-}
-"""Channels, size and classes of datasets that need not be there to be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,12 +243,12 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
         ConfigError: it must be read, and can't.
     """
     dataset = config.dataset
-    if isinstance(dataset, datasets.Text):
+    if dataset.has_tokens:
         window = torch.zeros(dataset.context, dtype=torch.int64)
-        shapes = {"vocab_size": vocabulary or vocab_size(dataset), "context": dataset.context}
+        shapes = {"vocab_size": vocabulary or dataset.vocab_size(), "context": dataset.context}
         return Sample(shapes, window, window, {})
-    if dataset.name in _IMAGES:
-        channels, size, num_classes = _IMAGES[dataset.name]
+    if (known := dataset.known_images()) is not None:
+        channels, size, num_classes = known
         names = tuple(map(str, range(num_classes)))
         return Sample(
             {"channels": channels, "image_size": size, "num_classes": num_classes},

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from expt.config import constraints, datasets
+from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone, metrics_of
@@ -18,9 +18,9 @@ from expt.dashboards.events import Writer, writer
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
-from expt.data.files import refuse_missing
+from expt.data.fingerprint import refuse_missing
+from expt.data.iterable import refuse_shuffled
 from expt.data.loading import Batch, Shard
-from expt.data.steady_order import refuse_shuffled
 from expt.data.tree import mapped
 from expt.errors import ConfigError
 from expt.models import build as model_build
@@ -69,8 +69,8 @@ def num_readers(config: RunConfig) -> int:
 
 def in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
     """While a person's own dataset is constructed; see one_first."""
-    own = isinstance(config.dataset, datasets.TargetDataset)
-    return one_first(worker, config.dataset.target) if own else contextlib.nullcontext()
+    custom = config.dataset.custom_class
+    return one_first(worker, custom) if custom else contextlib.nullcontext()
 
 
 def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from expt.config.datasets import Diabetes, Table
 from expt.config.schema import RunConfig
 from expt.data.iterable import IterableLoader
 from expt.data.loading import Loader
@@ -33,9 +32,7 @@ def mend_of(config: RunConfig) -> str:
     """
     dataset = config.dataset
     large = (
-        isinstance(dataset, Table | Diabetes)
-        and not dataset.standardise_targets
-        and config.task.TARGETS == "numbers"
+        dataset.has_rows and not dataset.standardise_targets and config.task.TARGETS == "numbers"
     )
     return MEND.replace("try ", "try dataset.standardise_targets=true, ") if large else MEND
 

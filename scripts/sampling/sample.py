@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from expt.config.datasets import Text
 from expt.config.parse import parse_again
-from expt.data.text_files import decoded_text, encoded, vocab_size
+from expt.data.kinds.text import Text
 from expt.machine import Machine
 from expt.models.build import build
 from expt.runs import checkpoint
@@ -30,11 +29,11 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
     model, text = loaded(chosen.run)
-    tokens = torch.tensor([encoded(text, chosen.prompt)])
+    tokens = torch.tensor([text.encode(chosen.prompt)])
     tokens = continued(
         model, tokens, length=chosen.length, context=text.context, temperature=chosen.temperature
     )
-    print(decoded_text(text, tokens[0].tolist()))
+    print(text.decode(tokens[0].tolist()))
 
 
 def loaded(folder: Path) -> tuple[nn.Module, Text]:
@@ -46,7 +45,7 @@ def loaded(folder: Path) -> tuple[nn.Module, Text]:
         raise SystemExit(
             f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text"
         )
-    shapes = {"vocab_size": vocab_size(config.dataset), "context": config.dataset.context}
+    shapes = {"vocab_size": config.dataset.vocab_size(), "context": config.dataset.context}
     model = build(config.model, config.init, shapes, torch.zeros(1, 1, dtype=torch.int64))
     model.load_state_dict(state["model"])
     return model.eval(), config.dataset

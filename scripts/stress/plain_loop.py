@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from expt.config.datasets import Digits
-from expt.data import files, indexing
+from expt.data import indexing
+from expt.data.kinds.originals import Digits, Split
 from expt.models.convnet import ConvNet
 from expt.models.mlp import MLP
 
@@ -98,8 +98,8 @@ def train(settings: Settings, *, blurred: int = 0) -> Curves:
     return found
 
 
-def _data(split: files.Split) -> tuple[Tensor, Tensor]:
-    arrays = files.load(DIGITS, split)
+def _data(split: Split) -> tuple[Tensor, Tensor]:
+    arrays = DIGITS.load(split)
     images = torch.from_numpy(np.array(arrays.images)).float() / 255
     return (images - MEAN) / STD, torch.from_numpy(np.array(arrays.labels)).long()
 

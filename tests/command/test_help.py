@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from expt.command import command_line
+from expt.command import main as command
 from expt.command.conf_files import conf_dir, options
 from expt.command.help import EXAMPLES, print_help
 from expt.errors import ConfigError
@@ -115,7 +115,7 @@ def test_help_has_three_names(
     word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)
-    command_line.main([word])
+    command.main([word])
     assert "Examples" in capsys.readouterr().out
 
 
@@ -151,6 +151,6 @@ def test_help_of_a_command_is_that_command_s(
 ) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        command_line.main(["help", "report"])
+        command.main(["help", "report"])
     assert not ended.value.code
     assert "usage: python -m expt report" in capsys.readouterr().out

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from expt.config import constraints, datasets, groups, user_code
+from expt.config import constraints, groups, user_code
 from expt.config.identity import shown
 from expt.config.user_class import resolve
 from expt.config.user_code import fingerprint, import_anew, targets
+from expt.data.kinds.custom import Custom
 from tests.conftest import Configured
 
 
@@ -115,7 +116,7 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
     optimizer = groups.TargetOptimizer(
         target="mine.Opt", kwargs={"inner": [{"_target_": "mine.Deep", "x": {"_target_": "a.B"}}]}
     )
-    data = datasets.TargetDataset(
+    data = Custom(
         target="mine.Data",
         num_classes=2,
         kwargs={"transform": {"_target_": "mine.T"}},

@@ -18,6 +18,7 @@ from expt.config import datasets
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
+from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
@@ -184,8 +185,8 @@ def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
     assert batch.inputs.is_contiguous(memory_format=layout)
 
 
-def digits(**augment: Any) -> datasets.Digits:
-    return datasets.Digits(
+def digits(**augment: Any) -> Digits:
+    return Digits(
         name="digits",
         val_fraction=0.1,
         train_limit=None,

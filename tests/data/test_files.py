@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expt.config import datasets
-from expt.data import files
-from expt.data.classes import CLASS_NAMES
+from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Digits, Downloaded
 from expt.errors import DataError
 
 NAMES = (
@@ -36,8 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def config(name: str, root: Path | None, download: bool = False) -> datasets.Downloaded:
-    return datasets.Downloaded(
+def config(name: str, root: Path | None, download: bool = False) -> Downloaded:
+    return Downloaded(
         name=name,  # type: ignore[arg-type]
         root=None if root is None else str(root),
         download=download,
@@ -94,9 +92,9 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def message(dataset: datasets.Downloaded) -> str:
+def message(dataset: Downloaded) -> str:
     with pytest.raises(DataError) as caught:
-        files.prepare(dataset)
+        dataset.prepare()
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -104,7 +102,7 @@ def message(dataset: datasets.Downloaded) -> str:
 
 def test_import_needs_no_torch() -> None:
     code = (
-        "import sys, expt.data.files; print([name for name in ('torch', 'torchvision') if name in"
+        "import sys, expt.data.kinds.originals; print([name for name in ('torch', 'torchvision') if name in"
         " sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -118,24 +116,24 @@ def test_idx_files_are_found_plain_or_gzip_in_each_layout(
 ) -> None:
     write_idx_set(tmp_path / "root" / layout, suffix, dotted)
     dataset = config("mnist", tmp_path / "root")
-    files.prepare(dataset)
-    images, labels = files.load(dataset, "train")
+    dataset.prepare()
+    images, labels = dataset.load("train")
     assert (images.shape, images.dtype.name) == ((30, 1, 2, 3), "uint8")
     assert (labels.tolist(), labels.dtype.name) == ([*range(10)] * 3, "int64")
     assert images.ravel().tolist() == [value % 256 for value in range(180)]
-    assert len(files.load(dataset, "test").images) == 20
+    assert len(dataset.load("test").images) == 20
 
 
 def test_the_folder_with_the_set_s_own_name_is_preferred(tmp_path: Path) -> None:
     write_idx_set(tmp_path, sizes=(30, 20))
     write_idx_set(tmp_path / "FashionMNIST/raw", sizes=(12, 10))
-    assert len(files.load(config("fashion_mnist", tmp_path), "train").images) == 12
-    assert len(files.load(config("mnist", tmp_path), "train").images) == 30
+    assert len(config("fashion_mnist", tmp_path).load("train").images) == 12
+    assert len(config("mnist", tmp_path).load("train").images) == 30
 
 
 def test_the_default_root_lies_in_the_cache(cache: Path) -> None:
     write_idx_set(cache / "data/MNIST/raw")
-    files.prepare(config("mnist", None))
+    config("mnist", None).prepare()
 
 
 def test_gzip_is_decoded_once_and_mapped(
@@ -143,27 +141,27 @@ def test_gzip_is_decoded_once_and_mapped(
 ) -> None:
     write_idx_set(tmp_path, ".gz")
     dataset = config("mnist", tmp_path)
-    files.prepare(dataset)
+    dataset.prepare()
     assert len(list((cache / "decoded").glob("mnist-*/images.npy"))) == 2
     assert not list((cache / "decoded").glob(".new-*"))
     monkeypatch.setattr("expt.data.formats.read_idx", None)  # decoding again would fail
-    images = files.load(dataset, "train").images
+    images = dataset.load("train").images
     assert isinstance(images, np.memmap)
     assert images.flags.writeable  # copy-on-write: torch takes it without a warning
     images[:] = 0
-    assert files.load(dataset, "train").images.any()
+    assert dataset.load("train").images.any()
     assert not recwarn
 
 
 def test_a_changed_or_damaged_entry_is_decoded_again(tmp_path: Path, cache: Path) -> None:
     write_idx_set(tmp_path, ".gz")
     dataset = config("mnist", tmp_path)
-    files.prepare(dataset)
+    dataset.prepare()
     for path in (cache / "decoded").glob("*/images.npy"):
         path.write_bytes(path.read_bytes()[:140])
-    assert len(files.load(dataset, "train").images) == 30
+    assert len(dataset.load("train").images) == 30
     write_idx_set(tmp_path, ".gz", sizes=(25, 20))
-    assert len(files.load(dataset, "train").images) == 25
+    assert len(dataset.load("train").images) == 25
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(
@@ -173,8 +171,8 @@ def test_a_cache_that_cannot_be_written_stops_nobody(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))  # no folder can be made in a file
     dataset = config("mnist", tmp_path / "root")
-    files.prepare(dataset)
-    assert files.load(dataset, "train").images.shape == (30, 1, 2, 3)
+    dataset.prepare()
+    assert dataset.load("train").images.shape == (30, 1, 2, 3)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -187,7 +185,7 @@ def test_a_full_disk_leaves_no_entry(
 
     write_idx_set(tmp_path, ".gz")
     monkeypatch.setattr(np, "save", save)
-    assert len(files.load(config("mnist", tmp_path), "train").images) == 30
+    assert len(config("mnist", tmp_path).load("train").images) == 30
     assert [path.name for path in (cache / "decoded").glob("[!.]*")] == []
 
 
@@ -281,15 +279,15 @@ def test_cifar_is_read_from_its_folder_or_archive(tmp_path: Path, name: str, lay
         for batch, content in members.items():
             (folder / batch).write_bytes(content)
     dataset = config(name, tmp_path)
-    files.prepare(dataset)
-    images, labels = files.load(dataset, "train")
+    dataset.prepare()
+    images, labels = dataset.load("train")
     batches = len(members) - 1
     assert (images.shape, labels.dtype.name) == ((4 * batches, 3, 32, 32), "int64")
     assert labels.tolist() == [number for number in range(batches) for _ in range(4)]
     assert images[:, :, 5, 7].tolist() == [
         [number, number + 100, number] for number in labels.tolist()
     ]
-    assert files.load(dataset, "test").labels.tolist() == [batches] * 4
+    assert dataset.load("test").labels.tolist() == [batches] * 4
 
 
 class _Attack:
@@ -331,11 +329,9 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 def test_digits_are_real_and_split_once() -> None:
-    dataset = datasets.Digits(
-        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None
-    )
-    files.prepare(dataset)
-    train, test = files.load(dataset, "train"), files.load(dataset, "test")
+    dataset = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    dataset.prepare()
+    train, test = dataset.load("train"), dataset.load("test")
     assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == (
         "uint8",
@@ -351,28 +347,22 @@ def test_digits_are_real_and_split_once() -> None:
 
 
 @pytest.mark.skipif(
-    not files.DEBIAN_FASHION_MNIST.is_dir(),
+    not DEBIAN_FASHION_MNIST.is_dir(),
     reason="Debian's dataset-fashion-mnist is not installed",
 )
 def test_fashion_mnist_of_debian_needs_no_download() -> None:
     dataset = config("fashion_mnist", None)
-    files.prepare(dataset)
+    dataset.prepare()
     start = time.monotonic()
-    files.prepare(dataset)
+    dataset.prepare()
     assert time.monotonic() - start < 0.1
-    images, labels = files.load(dataset, "train")
+    images, labels = dataset.load("train")
     assert (images.shape, np.bincount(labels).tolist()) == ((60_000, 1, 28, 28), [6000] * 10)
     assert round(float(images.mean() / 255), 4) == 0.2860
-    assert files.load(dataset, "test").images.shape == (10_000, 1, 28, 28)
+    assert dataset.load("test").images.shape == (10_000, 1, 28, 28)
 
 
 def test_class_names_are_distinct() -> None:
-    counts = {name: len(set(names)) for name, names in CLASS_NAMES.items()}
-    assert counts == {
-        "digits": 10,
-        "mnist": 10,
-        "fashion_mnist": 10,
-        "cifar10": 10,
-        "cifar100": 100,
-    }
-    assert list(CLASS_NAMES["cifar100"]) == sorted(CLASS_NAMES["cifar100"])
+    counts = {name: len({*original.classes}) for name, original in ORIGINALS.items()}
+    assert counts == {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
+    assert sorted(ORIGINALS["cifar100"].classes) == [*ORIGINALS["cifar100"].classes]

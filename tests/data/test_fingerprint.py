@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.config import datasets
 from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse_again
-from expt.data import fingerprint
+from expt.data import checksums, fingerprint
+from expt.data.kinds.image_folder import ImageFolder
+from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
 from expt.runs.files import write_atomically
@@ -42,8 +43,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def known(name: Any, root: Path | str) -> datasets.Downloaded:
-    return datasets.Downloaded(
+def known(name: Any, root: Path | str) -> Downloaded:
+    return Downloaded(
         name=name,
         root=str(root),
         download=False,
@@ -54,15 +55,15 @@ def known(name: Any, root: Path | str) -> datasets.Downloaded:
     )
 
 
-def folder(root: Path) -> datasets.ImageFolder:
-    return datasets.ImageFolder(
+def folder(root: Path) -> ImageFolder:
+    return ImageFolder(
         name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1, train_limit=None,
         mean=None, std=None,
     )  # fmt: skip
 
 
 def digits_of(dataset: Any) -> str | None:
-    return fingerprint.of_data(dataset)
+    return dataset.fingerprint()  # type: ignore[no-any-return]
 
 
 def images(root: Path, seed: int = 0) -> Path:
@@ -138,7 +139,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "SAMPLED", 5)
+    monkeypatch.setattr(checksums, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
     assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
@@ -162,7 +163,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         remembered.write_text(content)
         assert digits_of(folder(root)) == first
-    monkeypatch.setattr(fingerprint, "_md5", None)  # nothing is read
+    monkeypatch.setattr(checksums, "md5", None)  # nothing is read
     assert digits_of(folder(root)) == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"

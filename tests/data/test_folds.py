@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from expt.config import datasets
 from expt.data.build import Data, build
 from expt.data.indexing import split_fold
+from expt.data.kinds.originals import Digits
 from expt.data.loading import Shard
 from expt.errors import ConfigError
 
@@ -41,7 +41,7 @@ def digits(**options: Any) -> Data:
         "std": None,
         **options,
     }
-    dataset = datasets.Digits(name="digits", **chosen)
+    dataset = Digits(name="digits", **chosen)
     how: dict[str, Any] = {
         "batch_size": 64,
         "shard": Shard(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from expt.config.datasets import HuggingFace
-from expt.data import huggingface
+from expt.data.kinds import huggingface
+from expt.data.kinds.huggingface import HuggingFace
 from tests.conftest import Configured
 
 

@@ -147,10 +147,10 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
             ["dataset.input=[image]"],
             "dataset.input=image: holds images, not numbers; name a column of numbers",
         ),
-        (["dataset.target=[age,age]"], "dataset.target: names age twice; name it once"),
+        (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
         (
             ["dataset.input=[old,age]"],
-            "dataset.input=age: is one of dataset.target, to be predicted; leave it out",
+            "dataset.input and dataset.target=age: is named twice",
         ),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):
@@ -199,6 +199,6 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
     ):
         of(build_data(chosen(*words, "task.num_classes=2"), ALONE), "train")
     with pytest.raises(
-        ConfigError, match=re.escape("task.num_classes: the dataset does not tell; give it, as in")
+        ConfigError, match=re.escape("task.num_classes: dataset=huggingface has none; use")
     ):
         chosen(*words)

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from expt.config import datasets
+from expt.config.datasets import Augment
 from expt.data import cache as theirs
-from expt.data import image_folder_cache
-from expt.data.files import prepare
-from expt.data.image_folder_files import decode, list_images
+from expt.data.image_files import decode
+from expt.data.kinds import image_folder
+from expt.data.kinds.image_folder import ImageFolder, list_images
 from expt.errors import ConfigError, DataError
 from tests.conftest import environment
 
@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def config(root: Path, **options: Any) -> datasets.ImageFolder:
+def config(root: Path, **options: Any) -> ImageFolder:
     chosen: dict[str, Any] = {
         "val_fraction": 0.1,
         "train_limit": None,
@@ -56,7 +56,7 @@ def config(root: Path, **options: Any) -> datasets.ImageFolder:
         "std": None,
         **options,
     }
-    return datasets.ImageFolder(
+    return ImageFolder(
         name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen
     )
 
@@ -76,17 +76,15 @@ def entries(cache: Path) -> list[str]:
 def test_the_images_are_decoded_once_on_all_cores(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        image_folder_cache, "usable_cpus", lambda: 2
-    )  # the training part is two chunks
+    monkeypatch.setattr(image_folder, "usable_cpus", lambda: 2)  # the training part is two chunks
     dataset = config(root)
-    prepare(dataset)
+    dataset.prepare()
     assert len(entries(cache)) == 2
     listing = list_images(root, "train")
     expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
     spoil(root)
-    prepare(dataset)
-    arrays = image_folder_cache.decoded_folder(listing, dataset)
+    dataset.prepare()
+    arrays = image_folder.decoded_folder(listing, dataset)
     assert arrays is not None
     assert isinstance(arrays.images, np.memmap)
     assert np.array_equal(arrays.images, expected)
@@ -102,8 +100,8 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
     from expt.data.stream import StreamLoader
 
     def loader(cache: bool) -> Loader:
-        dataset = config(root, cache=cache, augment=datasets.Augment(crop_padding=2, flip=True))
-        prepare(dataset)
+        dataset = config(root, cache=cache, augment=Augment(crop_padding=2, flip=True))
+        dataset.prepare()
         options: dict[str, Any] = {
             "batch_size": 8,
             "seed": 0,
@@ -121,12 +119,12 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
 
 
 def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
-    prepare(config(root))
+    config(root).prepare()
     listing = list_images(root, "test")
     shutil.copy(listing.files[1], listing.files[0])
-    assert image_folder_cache.decoded_folder(listing, config(root)) is None
-    prepare(config(root))
-    arrays = image_folder_cache.decoded_folder(listing, config(root))
+    assert image_folder.decoded_folder(listing, config(root)) is None
+    config(root).prepare()
+    arrays = image_folder.decoded_folder(listing, config(root))
     assert arrays is not None
     assert np.array_equal(arrays.images[0], arrays.images[1])
     assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
@@ -138,13 +136,13 @@ def test_auto_leaves_what_does_not_fit_and_true_does_not(
     size = 90 * 3 * SIZE[0] * SIZE[1]
     for limit in ("available_memory", "_free_disk"):
         with monkeypatch.context() as patch:
-            patch.setattr(image_folder_cache, limit, lambda: 4 * size - 1)
-            prepare(config(root))
+            patch.setattr(image_folder, limit, lambda: 4 * size - 1)
+            config(root).prepare()
             assert not cache.exists()
-    prepare(config(root, cache=False))
+    config(root, cache=False).prepare()
     assert not cache.exists()
-    monkeypatch.setattr(image_folder_cache, "_free_disk", lambda: 0)
-    prepare(config(root, cache=True))
+    monkeypatch.setattr(image_folder, "_free_disk", lambda: 0)
+    config(root, cache=True).prepare()
     assert len(entries(cache)) == 2
 
 
@@ -154,25 +152,25 @@ def test_a_cache_that_cannot_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"dataset.cache=true: .*file/cache cannot be written"):
-        prepare(config(root, cache=True))
-    prepare(config(root))
-    assert image_folder_cache.decoded_folder(list_images(root, "test"), config(root)) is None
+        config(root, cache=True).prepare()
+    config(root).prepare()
+    assert image_folder.decoded_folder(list_images(root, "test"), config(root)) is None
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_an_unreadable_image_is_named(
     root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folder_cache, "usable_cpus", lambda: cores)
+    monkeypatch.setattr(image_folder, "usable_cpus", lambda: cores)
     (root / "train/dog/39.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"train/dog/39.png cannot be read as an image"):
-        prepare(config(root))
+        config(root).prepare()
     assert entries(cache) == []
 
 
-def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) -> None:
+def prepare_and_count(dataset: ImageFolder, barrier: Any, counts: Any) -> None:
     decoded = 0
-    original = image_folder_cache._decode_chunk
+    original = image_folder._decode_chunk
 
     def counting(
         images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
@@ -181,10 +179,10 @@ def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) 
         decoded += len(files)
         original(images, start, files, image_size, channels)
 
-    image_folder_cache._decode_chunk = counting
-    image_folder_cache.usable_cpus = lambda: 1  # type: ignore[attr-defined]
+    image_folder._decode_chunk = counting
+    image_folder.usable_cpus = lambda: 1  # type: ignore[attr-defined]
     barrier.wait(60)
-    prepare(dataset)
+    dataset.prepare()
     counts.put(decoded)
 
 
@@ -242,10 +240,10 @@ def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(
     (tmp_path / "script.py").write_text(
         "print('script', flush=True)\n"
         "import functools, sys\n"
-        "from expt.data import image_folder_cache\n"
-        "from tests.data.test_image_folder_cache import config, prepare\n"
-        "image_folder_cache.usable_cpus = lambda: 2\n"
-        f"prepare(config({str(root)!r}))\n"
+        "from expt.data.kinds import image_folder\n"
+        "from tests.data.test_image_folder_cache import config\n"
+        "image_folder.usable_cpus = lambda: 2\n"
+        f"config({str(root)!r}).prepare()\n"
     )
     done = subprocess.run(
         [sys.executable, "script.py"],
@@ -275,7 +273,7 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
     for folder in stale:
         folder.mkdir()
         (folder / "images.npy").write_bytes(b"x" * 1000)
-    prepare(config(root))
+    config(root).prepare()
     assert not any(folder.exists() for folder in stale)
     assert (cache / ".new-other-1.2").exists(), "somebody is writing there"
     left.set()

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from expt.config.datasets import TargetDataset
 from expt.data import build, evaluation, samples
 from expt.data.build import Data
 from expt.data.iterable import IterableLoader
+from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.errors import ConfigError, DataError
 from expt.worker.build import build_data
@@ -83,7 +83,7 @@ def data_of(
 ) -> Data:
     classes = 4 if kind is Pictures else None
     kwargs = {key: more.pop(key) for key in ("said",) if key in more}
-    own = TargetDataset(
+    own = Custom(
         target=f"{__name__}.{kind.__name__}", num_classes=classes, val_fraction=0.2, kwargs=kwargs
     )
     settings: dict[str, Any] = {
@@ -156,7 +156,7 @@ def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
 def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
     with pytest.raises(
         DataError,
-        match=r"^the dataset ended after 23 samples, of which its __len__ says more; mend",
+        match=r"^the dataset ended after 23 samples, of which its __len__ says more",
     ):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"
@@ -242,7 +242,7 @@ def test_one_that_shuffles_has_no_val(
         held_out(how, configured, "+dataset.folds=3", "+dataset.fold=1")
     assert held_out(how, configured, "+dataset.val_fraction=0", "eval_split=test").val is None
     kwargs = {"how": how}
-    own = TargetDataset(target=f"{__name__}.Stream", num_classes=3, val_fraction=0.2, kwargs=kwargs)
+    own = Custom(target=f"{__name__}.Stream", num_classes=3, val_fraction=0.2, kwargs=kwargs)
     trained_on = {"channels": 1, "image_size": (2, 2), "class_names": ["0", "1", "2"]}
     options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=told):

@@ -11,8 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.data import build, fingerprint, mask_files
+from expt.data import build
 from expt.data.checked_samples import CheckedSamples
+from expt.data.image_files import parts_there
+from expt.data.kinds.segmentation_folder import list_pairs
 from expt.data.loading import Shard
 from expt.data.masks import MaskFolder, MaskValues, checked_mask
 from expt.errors import ConfigError, DataError
@@ -40,11 +42,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskFolder:
-    return MaskFolder(mask_files.list_parts(root)["train"], size, VALUES)
+    return MaskFolder(list_pairs(root, "train"), size, VALUES)
 
 
 def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) -> None:
-    pairs = mask_files.list_parts(root)["train"]
+    pairs = list_pairs(root, "train")
     assert [Path(pair.mask).stem for pair in pairs] == ["a", "b", "c", "d"]
     image, mask = folder(root, (3, 8))[2]
     assert (image.shape, image.dtype, mask.dtype) == ((3, 3, 8), torch.uint8, torch.int64)
@@ -75,14 +77,14 @@ def _mask(values: np.ndarray) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (_remove("train/masks/b.png"), "images/b.jpg has no mask .*train/masks/b.png; add it"),
+        (_remove("train/masks/b.png"), "images/b.jpg has no mask .*train/masks/b.png"),
         (
             _remove("train/images/town/c.jpg"),
-            "masks/town/c.png has no image in .*train/images; add it",
+            "masks/town/c.png has no image in .*train/images",
         ),
         (
             _mask(np.zeros((6, 5), np.uint8)),
-            "masks/b.png is 6x5, and its image .*images/b.jpg 6x4; make them one size",
+            "masks/b.png is 6x5, and its image 6x4; make them one size",
         ),
         (
             _mask(np.full((6, 4), 3, np.uint8)),
@@ -102,7 +104,7 @@ def _mask(values: np.ndarray) -> Callable[[Path], None]:
         ),
         (
             lambda root: (root / "test").mkdir(),
-            "no folder .*test/images: expected .*train/images/NAME.jpg and",
+            "no pictures in .*test/images: expected .*train/images/NAME.jpg and",
         ),
     ],
     ids=[
@@ -121,6 +123,8 @@ def test_what_is_wrong_is_told_by_its_file(
 ) -> None:
     spoil(root)
     with pytest.raises(DataError, match=told):
+        for part in parts_there(root):
+            list_pairs(root, part)
         folder(root)[1]
 
 
@@ -173,9 +177,9 @@ def test_every_worker_gets_its_share_and_images_are_normalised(
 
 def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured) -> None:
     dataset = configured(*WORDS, f"dataset.root={root}").dataset
-    before = fingerprint.of_data(dataset)
+    before = dataset.fingerprint()
     save(root / "train" / "masks" / "a.png", np.ones((6, 4), np.uint8))
-    assert fingerprint.of_data(dataset) != before
+    assert dataset.fingerprint() != before
 
 
 @pytest.mark.parametrize(
@@ -183,13 +187,16 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
     [
         (
             WORDS[1:],
-            ("task=classification: dataset=segmentation_folder has masks; use task=segmentation"),
+            ("task=classification: dataset=segmentation_folder is of task=segmentation"),
         ),
-        (("task=segmentation",), "task=segmentation: dataset=digits has one class for each sample"),
-        ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset.num_classes=3; leave it out"),
+        (("task=segmentation",), "task=segmentation: dataset=digits is of task=classification"),
+        (
+            (*WORDS, "task.num_classes=4"),
+            "task.num_classes=4: dataset=segmentation_folder has 3; leave it out",
+        ),
         (
             (*WORDS, "+dataset.augment.flip=true"),
-            "dataset.augment: would move images and leave their masks",
+            "dataset.augment: moves images without their masks",
         ),
     ],
 )

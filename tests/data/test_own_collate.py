@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config.datasets import TargetDataset
-from expt.data import own_dataset
-from expt.data.checks import are_images
+from expt.data import custom
+from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.mixing import Mixing
+from expt.data.source import are_images
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification
 
@@ -80,8 +80,8 @@ class Stream(IterableDataset[Any]):
 
 
 def batches(kind: str, name: str = "Pictures", **options: Any) -> list[Batch]:
-    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=2)
-    source = own_dataset.source(config, 0, Classification())
+    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=2)
+    source = custom.source(config, 0, Classification())
     assert are_images(source.class_names, source.example)
     assert (source.shapes["channels"], source.shapes["num_classes"]) == (2, 2)
     options = {"batch_size": 4, "device": CPU, **options}
@@ -103,21 +103,19 @@ def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str
 
 
 def test_a_batch_of_an_encoder_can_be_handed_on_by_another_process() -> None:
-    config = TargetDataset(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
+    config = Custom(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
     options = LoaderOptions(batch_size=8, device=CPU)
     (batch,) = (
-        own_dataset.source(config, 1, Classification())
-        .train.load(torch.arange(8), options)
-        .epoch(1)
+        custom.source(config, 1, Classification()).train.load(torch.arange(8), options).epoch(1)
     )
     assert torch.equal(batch.inputs, PIXELS)
     assert not batch.inputs.requires_grad
 
 
 def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
-    config = TargetDataset(target=f"{__name__}.Pictures", kwargs={"kind": "view"}, num_classes=2)
+    config = Custom(target=f"{__name__}.Pictures", kwargs={"kind": "view"}, num_classes=2)
     options = LoaderOptions(batch_size=1, device=CPU, mean=[0.5, 0.5], std=[0.1, 0.1])
-    loader = own_dataset.source(config, 0, Classification()).train.load(torch.arange(8), options)
+    loader = custom.source(config, 0, Classification()).train.load(torch.arange(8), options)
     first, second = (torch.cat([batch.inputs for batch in loader.epoch(epoch)]) for epoch in (1, 2))
     assert torch.equal(first, second)
 
@@ -167,9 +165,9 @@ class Rows(Pictures):
 
 
 def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None:
-    config = TargetDataset(target=f"{__name__}.Rows", kwargs={"kind": "shares"}, num_classes=2)
+    config = Custom(target=f"{__name__}.Rows", kwargs={"kind": "shares"}, num_classes=2)
     load, options = (
-        own_dataset.source(config, 0, Classification()).train.load,
+        custom.source(config, 0, Classification()).train.load,
         LoaderOptions(batch_size=8, device=CPU),
     )
     (batch,) = load(torch.arange(8), options).epoch(1)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from expt.config.datasets import TargetDataset
-from expt.data import own_dataset
-from expt.data.alike import structure_of
-from expt.data.checks import mixing_of
+from expt.data import custom
+from expt.data.build import mixing_of
+from expt.data.checked_samples import structure_of
+from expt.data.kinds.custom import Custom
 from expt.data.loading import LoaderOptions
 from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
@@ -107,8 +107,8 @@ class Stream(IterableDataset[Any]):
 
 
 def batches(name: str, kind: str, num_workers: int = 0, **settings: Any) -> list[Any]:
-    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, **settings)
-    source = own_dataset.source(config, num_workers, Classification())
+    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, **settings)
+    source = custom.source(config, num_workers)
     return list(source.train.load(torch.arange(8), OPTIONS).epoch(1))
 
 
@@ -252,8 +252,8 @@ class OfClasses(Rows):
 
 @pytest.mark.parametrize("kind", ["plain", "float", "array", "dict"])
 def test_what_has_a_class_need_be_no_image(kind: str) -> None:
-    config = TargetDataset(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
-    source = own_dataset.source(config, 0, Classification())
+    config = Custom(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
+    source = custom.source(config, 0, Classification())
     first, second = source.train.load(torch.arange(8), OPTIONS).epoch(1)
     inputs = first.inputs["b"] if kind == "dict" else first.inputs
     assert torch.equal(inputs, torch.arange(4.0) + torch.arange(4)[:, None])
@@ -301,9 +301,9 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
 )
 def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:
     number = 2 if isinstance(task, Classification) else None
-    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=number)
+    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=number)
     with pytest.raises(DataError) as caught:
-        list(own_dataset.source(config, 0, task).train.load(torch.arange(8), OPTIONS).epoch(1))
+        list(custom.source(config, 0, task).train.load(torch.arange(8), OPTIONS).epoch(1))
     assert told in str(caught.value)
 
 
@@ -319,10 +319,8 @@ class Targets(Rows):
 
 
 def test_a_method_collate_makes_targets_of_anything() -> None:
-    config = TargetDataset(target=f"{__name__}.Listed", kwargs={"kind": "list"})
-    batches = [
-        *own_dataset.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)
-    ]
+    config = Custom(target=f"{__name__}.Listed", kwargs={"kind": "list"})
+    batches = [*custom.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)]
     assert batches[0].targets.tolist() == [[0, 1]] * 4
 
 
@@ -351,8 +349,8 @@ class Listed(Targets):
     ],
 )
 def test_what_cannot_be_mixed(kind: str, mixes: Any, told: str) -> None:
-    config = TargetDataset(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
-    source = own_dataset.source(config, 0, Classification())
+    config = Custom(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
+    source = custom.source(config, 0, Classification())
     if not told:
         assert mixing_of(source, **{"cutmix": None, **mixes}) == Mixing(2, mixup=0.5)
         return

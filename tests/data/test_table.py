@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from expt.config import datasets
-from expt.data import table
 from expt.data.build import Data, build
-from expt.data.fingerprint import of_data
 from expt.data.indexing import split
+from expt.data.kinds import table
+from expt.data.kinds.custom import Custom
+from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
@@ -33,9 +33,7 @@ CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
 CPU = torch.device("cpu")
 
 
-def of(
-    path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any
-) -> datasets.Table:
+def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> Table:
     chosen: dict[str, Any] = {
         "val_fraction": 0.0,
         "train_limit": None,
@@ -43,9 +41,7 @@ def of(
         "standardise": False,
     }
     chosen = {**chosen, "standardise_targets": False, **options}
-    return datasets.Table(
-        name="table", path=str(path), targets=targets, features=features, **chosen
-    )
+    return Table(name="table", path=str(path), targets=targets, features=features, **chosen)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -96,7 +92,7 @@ def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
 
 
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
-    rows = table.load(of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None), CLASS)
+    rows = of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None).load(CLASS)
     assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
 
 
@@ -115,12 +111,12 @@ def test_classes_that_a_float_would_merge(
     tmp_path: Path, cells: list[str], classes: list[int], names: tuple[str, ...]
 ) -> None:
     text = "".join(f"0,{cell}\n" for cell in cells)
-    rows = table.load(of(written(tmp_path, f"a,y\n{text}"), features=None), CLASS)
+    rows = of(written(tmp_path, f"a,y\n{text}"), features=None).load(CLASS)
     assert (rows.targets.tolist(), rows.class_names) == (classes, names)
 
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
-    rows = table.load(of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")), NUMBER)
+    rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
     assert rows.features.tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
     few, last = Features(["a", "b"], (), 2).read(str(tmp_path / "new.csv"), 3)
@@ -131,7 +127,7 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
     np.savez(path := tmp_path / "t.npz", a=np.zeros(3), y=np.array([2**60 + 1, 2**60, 2**60 + 1]))
-    assert table.load(of(path, features=None), CLASS).class_names == (str(2**60), str(2**60 + 1))
+    assert of(path, features=None).load(CLASS).class_names == (str(2**60), str(2**60 + 1))
 
 
 def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
@@ -142,27 +138,27 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
         y=np.array([[1, 0], [0, 0], [1, 1]]),
         names=np.array(["p", "q", "p"]),
     )
-    rows = table.load(of(path, features=("x",)), LABEL)
+    rows = of(path, features=("x",)).load(LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
     assert (rows.features.tolist(), rows.targets.tolist()) == (
         [[0, 1], [2, 3], [4, 5]],
         [[1, 0], [0, 0], [1, 1]],
     )
-    assert table.load(of(path, "names", ("x",)), CLASS).class_names == ("p", "q")
+    assert of(path, "names", ("x",)).load(CLASS).class_names == ("p", "q")
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
-    rows = table.load(of(path, features=("a",)), CLASS)
+    rows = of(path, features=("a",)).load(CLASS)
     assert (rows.features.tolist(), rows.targets.tolist(), rows.class_names) == (
         [[1], [2]],
         [0, 1],
         ("u", "v"),
     )
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
-        table.load(of(path), CLASS)
+        of(path).load(CLASS)
 
 
 def test_without_pyarrow_it_is_said_how_to_install_it(
@@ -171,7 +167,7 @@ def test_without_pyarrow_it_is_said_how_to_install_it(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
-        table.load(of(tmp_path / "t.parquet"), NUMBER)
+        of(tmp_path / "t.parquet").load(NUMBER)
 
 
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
@@ -216,13 +212,13 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,y\n1,2\n",
         {"features": ("a", "y")},
         NUMBER,
-        "dataset.features=y: is one of dataset.targets",
+        "dataset.targets and dataset.features=y: is named twice",
     ),
     "twice": (
         "a,y\n1,2\n",
         {"features": ("a", "a")},
         NUMBER,
-        "dataset.features: names a twice; name it once",
+        "dataset.features=a: is named twice; name it once",
     ),
     "no features": (
         "y\n1\n",
@@ -258,9 +254,9 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,b,y\n1,2,0\n1,2,2\n",
         {},
         LABEL,
-        "column y, row 2: 2 is no label, which is 0 or 1; mend",
+        "column y, row 2: 2 is no label, which is 0 or 1",
     ),
-    "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns; mend it"),
+    "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
     "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, "its columns are not separated by commas"),
@@ -274,7 +270,7 @@ def test_bad_tables_are_told_by_file_column_and_row(
     tmp_path: Path, text: str, options: dict[str, Any], task: Any, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        table.load(of(written(tmp_path, text), **options), task)
+        of(written(tmp_path, text), **options).load(task)
     assert str(caught.value).count("\n") == 0
 
 
@@ -283,37 +279,37 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
         ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv cannot be read as a .csv \("),
         ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet; convert it"),
-        ("none.csv", None, r"dataset.path=.*none.csv: there is no such file; name a .csv"),
+        ("none.csv", None, r"dataset.path=.*none.csv: there is no such file"),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=says):
-            table.load(of(tmp_path / name), NUMBER)
+            of(tmp_path / name).load(NUMBER)
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
-    with pytest.raises(DataError, match="a has 3 rows, and y 4; make them equal"):
-        table.load(of(tmp_path / "u.npz"), NUMBER)
+    with pytest.raises(DataError, match="its arrays differ in their rows"):
+        of(tmp_path / "u.npz").load(NUMBER)
 
 
 def test_another_content_is_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-    first = of_data(of(written(tmp_path, CSV)))
+    first = of(written(tmp_path, CSV)).fingerprint()
     (tmp_path / "elsewhere").mkdir()
-    assert of_data(of(written(tmp_path / "elsewhere", CSV))) == first
-    assert of_data(of(written(tmp_path, CSV.replace("4.5", "4.6")))) != first
+    assert of(written(tmp_path / "elsewhere", CSV)).fingerprint() == first
+    assert of(written(tmp_path, CSV.replace("4.5", "4.6"))).fingerprint() != first
     with pytest.raises(DataError, match="there is no such file"):
-        of_data(of(tmp_path / "gone.csv"))
+        of(tmp_path / "gone.csv").fingerprint()
 
 
-def diabetes(**options: Any) -> datasets.Diabetes:
+def diabetes(**options: Any) -> Diabetes:
     chosen: dict[str, Any] = {
         "val_fraction": 0.2,
         "train_limit": None,
         "test_fraction": 0.25,
         "standardise": True,
     }
-    return datasets.Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
+    return Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
 
 
 def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
@@ -454,7 +450,7 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
         y=rows.targets.numpy(),
         near=rows.targets - 2_000_000,
     )
-    own = datasets.TargetDataset(target=f"{__name__}.Years", kwargs={})
+    own = Custom(target=f"{__name__}.Years", kwargs={})
     origins = [
         built(each).info.target_origin
         for each in (of(path, features=("x",)), own, of(path, "near", ("x",)))
@@ -482,5 +478,5 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
     torch.manual_seed(0)
     expected = [torch.rand(3) for _ in range(2)][1]  # the first sample tells the shapes
     torch.manual_seed(0)
-    built(datasets.TargetDataset(target=f"{__name__}.Years", kwargs={}))
+    built(Custom(target=f"{__name__}.Years", kwargs={}))
     assert torch.equal(torch.rand(3), expected)

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from expt.config import datasets
 from expt.config.identity import identity
-from expt.data import fingerprint, text_files
 from expt.data.build import build
-from expt.data.files import prepare
+from expt.data.kinds import text as text_kind
+from expt.data.kinds.text import Extent, Text
 from expt.data.loading import Shard
-from expt.data.text import NO_TARGET, Windows
-from expt.data.text_files import Extent, parts_of
+from expt.data.windows import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.preprocess import Preprocess
 from tests.conftest import Configured, Trained, run
@@ -32,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def text(root: Path, **settings: object) -> datasets.Text:
+def text(root: Path, **settings: object) -> Text:
     values = {
         "tokens": "bytes",
         "context": 10,
@@ -40,7 +38,7 @@ def text(root: Path, **settings: object) -> datasets.Text:
         "test_fraction": 0.2,
         "train_limit": None,
     }
-    return datasets.Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
+    return Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def read(extent: Extent, context: int) -> tuple[bytes, list[int]]:
 def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
     file: Path, context: int
 ) -> None:
-    parts = parts_of(text(file))
+    parts = text(file).extents()
     found = [read(part, context) for part in parts if part]
     assert [part for part, _ in found] == [TEXT[:363], TEXT[363:415], TEXT[415:]]
     for part, counts in found:
@@ -74,7 +72,7 @@ def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
 
 
 def test_an_input_is_followed_by_its_target(file: Path) -> None:
-    inputs, targets = Windows(parts_of(text(file)).train, 10).read([3, 0])
+    inputs, targets = Windows(text(file).extents()[0], 10).read([3, 0])
     assert inputs.tolist() == [[*range(30, 40)], [*range(10)]]
     assert targets.tolist() == [[*range(31, 41)], [*range(1, 11)]]
 
@@ -90,7 +88,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
     ):
         (folder / name).write_bytes(part)
     (folder / "notes.md").write_bytes(b"no text")
-    for one, several in zip(parts_of(text(file)), parts_of(text(folder)), strict=True):
+    for one, several in zip(text(file).extents(), text(folder).extents(), strict=True):
         assert one
         assert several
         assert read(one, 7) == read(several, 7)
@@ -120,11 +118,11 @@ def test_batches_are_of_each_workers_windows(file: Path) -> None:
 
 
 def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
-    before = fingerprint.of_data(text(file))
+    before = text(file).fingerprint()
     elsewhere = Path(shutil.copy(file, tmp_path / "elsewhere.txt"))
-    assert fingerprint.of_data(text(elsewhere)) == before
+    assert text(elsewhere).fingerprint() == before
     elsewhere.write_bytes(TEXT[:-1] + b"!")
-    assert fingerprint.of_data(text(elsewhere)) not in (before, None)
+    assert text(elsewhere).fingerprint() not in (before, None)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
         (
             "absent.txt",
             None,
-            "there is no such file or folder; give a plain text, or a folder of *.txt",
+            "no text is there; give",
         ),
         (
             "packed.txt",
@@ -146,7 +144,7 @@ def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
             "of its 10 bytes 1 are left for val, which needs 2 or more; give a longer text",
         ),
         ("empty.txt", b"", "of its 0 bytes 0 are left for train"),
-        ("folder/a.md", b"# no text", "no file *.txt lies below it"),
+        ("folder/a.md", b"# no text", "no text is there; give"),
     ],
 )
 def test_what_is_no_text_is_told(
@@ -157,14 +155,15 @@ def test_what_is_no_text_is_told(
     if content is not None:
         path.write_bytes(content)
     dataset = text(path.parent if path.suffix == ".md" else path)
-    for look in (prepare, fingerprint.of_data):
+    for look in (dataset.prepare, dataset.fingerprint):
         with pytest.raises(DataError, match=re.escape(told)):
-            look(dataset)
+            look()
 
 
 def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
-    parts = parts_of(dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0))
-    assert (parts.train.start, parts.train.stop, parts.val, parts.test) == (
+    dataset = dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0)
+    train, val, test = dataset.extents()
+    assert (train.start, train.stop, val, test) == (
         0,
         len(TEXT),
         None,
@@ -205,9 +204,7 @@ def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) ->
 def test_a_text_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run("experiment=char_lm", "dataset.root=absent.txt", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(
-        "error: dataset.root=absent.txt: there is no such file or folder; "
-    )
+    assert done.stderr.startswith("error: dataset.root=absent.txt: no text is there; ")
 
 
 LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20
@@ -231,15 +228,15 @@ def tokenizer(tmp_path: Path) -> Path:
 def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_files, "_AT_A_TIME", 100)
+    monkeypatch.setattr(text_kind, "_AT_A_TIME", 100)
     (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
     dataset = text(root, tokens=str(tokenizer))
-    whole = text_files.encoded(dataset, LINES)
+    whole = dataset.encode(LINES)
     assert len(whole) < len(LINES) / 2
-    assert text_files.decoded_text(dataset, whole) == LINES
-    tokens = text_files.tokens_of(dataset)
+    assert dataset.decode(whole) == LINES
+    tokens = dataset._tokens()
     assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
-    assert isinstance(text_files.tokens_of(dataset), np.memmap), "from the cache"
+    assert isinstance(dataset._tokens(), np.memmap), "from the cache"
     data = build(
         dataset,
         batch_size=2,
@@ -249,33 +246,31 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
         drop_last=False,
         channels_last=False,
     )
-    assert data.info.shapes == {"vocab_size": text_files.vocab_size(dataset), "context": 10}
+    assert data.info.shapes == {"vocab_size": dataset.vocab_size(), "context": 10}
     assert data.val is not None
     assert data.test is not None
     found = [
         torch.cat([batch.targets[batch.targets != NO_TARGET] for batch in loader.evaluation()])
         for loader in (data.train, data.val, data.test)
     ]
-    parts = parts_of(dataset)
-    assert parts.val is not None
-    assert parts.test is not None
-    for targets, part in zip(found, (parts.train, parts.val, parts.test), strict=True):
+    parts = dataset.extents()
+    for targets, part in zip(found, parts, strict=True):
         assert targets.tolist() == whole[part.start + 1 : part.stop]
     made = Preprocess(dataset, {"vocab_size": 1}, CPU)("the cat")
-    assert made.tolist() == [text_files.encoded(dataset, "the cat")]
+    assert made.tolist() == [dataset.encode("the cat")]
 
 
 def test_a_tokenizers_own_truncation_and_padding_count_for_nothing(
     tokenizer: Path, tmp_path: Path
 ) -> None:
     (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
-    plain = text_files.tokens_of(text(root, tokens=str(tokenizer))).tolist()
+    plain = text(root, tokens=str(tokenizer))._tokens().tolist()
     other = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tokenizer))
     other.enable_truncation(16)
     other.enable_padding(length=9000)
     other.save(str(path := tmp_path / "other.json"))
     dataset = text(root, tokens=str(path))
-    assert text_files.tokens_of(dataset).tolist() == plain == text_files.encoded(dataset, LINES)
+    assert dataset._tokens().tolist() == plain == dataset.encode(LINES)
 
 
 def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
@@ -291,16 +286,16 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
     copied = shutil.copy(tokenizer, tmp_path / "other.json")
     configs = [configured(*words, f"dataset.tokens={path}") for path in (tokenizer, copied)]
     assert identity(configs[0]) == identity(configs[1]) != identity(configured(*words))
-    prints = [fingerprint.of_data(config.dataset) for config in configs]
-    assert prints[0] == prints[1] != fingerprint.of_data(configured(*words).dataset)
+    prints = [config.dataset.fingerprint() for config in configs]
+    assert prints[0] == prints[1] != configured(*words).dataset.fingerprint()
     Path(copied).write_text(Path(copied).read_text() + "\n")
-    assert fingerprint.of_data(configs[1].dataset) != prints[0]
+    assert configs[1].dataset.fingerprint() != prints[0]
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "none.json: there is no such file; name a tokenizer.json, or use bytes"),
+        (None, "none.json: cannot be read as a tok"),
         ("{", "cannot be read as a tok"),
     ],
 )
@@ -311,4 +306,4 @@ def test_a_tokenizer_that_cannot_be_read_is_told(
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=re.escape(told)):
-        parts_of(text(file, tokens=str(path)))
+        text(file, tokens=str(path)).extents()

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import expt
-from expt.data import files
 from expt.errors import ConfigError, DataError
 from expt.launch.workers import _held_port
 from tests.conftest import RunFolder, run, start
@@ -65,19 +64,18 @@ def test_what_another_launcher_left_in_the_environment_does_no_harm(tmp_path: Pa
 
 
 def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision.datasets
+
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     fetched = []
 
-    def fetch(name: str, root: Path) -> None:
-        fetched.append(name)
+    def mnist(root: Path, download: bool) -> None:
+        fetched.append("mnist")
         time.sleep(0.2)  # a slow network
-        write_idx_set(root / "MNIST" / "raw")
+        write_idx_set(root / "MNIST" / "raw", ".gz")
 
-    monkeypatch.setattr(files, "fetch", fetch)
-    threads = [
-        threading.Thread(target=files.prepare, args=(config("mnist", tmp_path, True),))
-        for _ in range(3)
-    ]
+    monkeypatch.setattr(torchvision.datasets, "MNIST", mnist)
+    threads = [threading.Thread(target=config("mnist", tmp_path, True).prepare) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import expt
-from expt.config.datasets import TargetDataset
+from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.preprocess import Preprocess
 from expt.runs import checkpoint, checkpoint_file
@@ -184,7 +184,7 @@ def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(
 
 
 def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
-    own = TargetDataset(target="mine.Data", kwargs={})
+    own = Custom(target="mine.Data", kwargs={})
     preprocess = Preprocess(own, {"channels": 1, "image_size": [8, 8]}, torch.device("cpu"))
     for samples in (torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(3, 5)):
         assert torch.equal(preprocess(samples), samples)

@@ -18,11 +18,11 @@ from torch.nn import functional
 
 import expt
 from expt.command.conf_files import conf_dir
-from expt.config import datasets
 from expt.config.keys import flat
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.data import files, indexing
+from expt.data import indexing
+from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
@@ -140,7 +140,7 @@ def of_real_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str
     @functools.cache
     def cut(name: Any, root: str, size: int) -> str:
         folder = tmp_path_factory.mktemp(name)
-        arrays = [files.load(_dataset(name, root), split) for split in ("train", "test")]
+        arrays = [_dataset(name, root).load(split) for split in ("train", "test")]
         contents = [part[:size] for split in arrays for part in (split.images[:, 0], split.labels)]
         for file, content in zip(NAMES, contents, strict=True):
             (folder / file).write_bytes(idx(np.ascontiguousarray(content, dtype=np.uint8)))
@@ -158,9 +158,9 @@ def few(of_real_data: Callable[[Any, str, int], str], mnist: str) -> dict[str, s
     return {name: of_real_data(name, *asked) for name, asked in roots.items()}
 
 
-def _dataset(name: Any, root: str) -> datasets.Downloaded:
+def _dataset(name: Any, root: str) -> Downloaded:
     options: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
-    return datasets.Downloaded(name=name, root=root, download=False, **options)
+    return Downloaded(name=name, root=root, download=False, **options)
 
 
 OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
@@ -213,7 +213,7 @@ def test_the_parameters_that_paddle_mnist_saves_make_its_network(
         nn.Flatten(), nn.Identity(), nn.Linear(980, 10),
     )  # fmt: skip
     network.load_state_dict(saved)
-    test = files.load(_dataset("mnist", root), "test")
+    test = _dataset("mnist", root).load("test")
     with torch.no_grad():
         classes = network(torch.from_numpy(np.array(test.images)).float() / 255).argmax(1)
     accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
@@ -235,7 +235,7 @@ def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Traine
     )
     done = trained("experiment=ddp_mlp", *options)
 
-    data = files.load(_dataset("mnist", mnist), "train")
+    data = _dataset("mnist", mnist).load("train")
     images = (torch.from_numpy(np.array(data.images[:limit])).float() / 255 - 0.1307) / 0.3081
     labels = torch.from_numpy(np.array(data.labels[:limit])).long()
     torch.manual_seed(0)

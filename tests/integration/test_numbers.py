@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from expt.config.datasets import Digits
-from expt.data import files, indexing
+from expt.data import indexing
 from expt.data.cache import Arrays
+from expt.data.kinds.originals import Digits
 from expt.models.mlp import MLP
 from tests.conftest import Trained
 
@@ -28,7 +28,7 @@ def reference() -> tuple[list[float], float]:
     """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's
     training code.
     """
-    arrays = files.load(DIGITS, "train")
+    arrays = DIGITS.load("train")
     train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
     net = MLP(channels=1, image_size=(8, 8), num_classes=10)

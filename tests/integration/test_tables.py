@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from expt.config.identity import REPEATED, identity
-from expt.data import indexing, table
+from expt.data import indexing
+from expt.data.kinds import table
 from expt.models.mlp import MLP
 from tests.conftest import Configured, Trained
 

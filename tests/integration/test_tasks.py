@@ -147,7 +147,7 @@ def test_it_resumes_to_the_same_bits(own: Path) -> None:
 @pytest.mark.parametrize(
     ("groups", "word", "said"),
     [
-        ("", "task=regression", "task=regression: dataset=digits has one class for each image"),
+        ("", "task=regression", "task=regression: dataset=digits is of task=classification"),
         ("dataset", "", "dataset.num_classes: task=classification needs it"),
         ("dataset task model", "objective=accuracy/val", "objective=accuracy/val: not one of"),
         ("dataset task model", "task.metrics.loss=max", "task.metrics.loss: is always there"),

@@ -13,16 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from expt.config.datasets import Diabetes, Digits
-from expt.data.files import load
+from expt.data.kinds.originals import Digits
+from expt.data.kinds.table import Diabetes
 from expt.data.loading import Batch
-from expt.data.table import load as load_table
-from expt.data.text import NO_TARGET
+from expt.data.windows import NO_TARGET
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.language_model import LanguageModel
 from expt.tasks.multilabel import Multilabel
-from expt.tasks.regression import Config as RegressionConfig
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
@@ -167,10 +165,8 @@ def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
 
 def test_the_diabetes_are_scikit_learns() -> None:
     settings: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "test_fraction": 0.2}
-    rows = load_table(
-        Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings),
-        RegressionConfig(name="regression", loss="mse"),
-    )
+    config = Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings)
+    rows = config.load(None)
     table = datasets.load_diabetes(scaled=False)
     assert list(rows.feature_names) == table.feature_names
     assert np.array_equal(rows.features, table.data)
@@ -181,6 +177,6 @@ def test_the_digits_are_scikit_learns() -> None:
     config = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
     order, table = np.random.default_rng(0).permutation(1797), datasets.load_digits()
     for part, chosen in (("test", np.sort(order[:360])), ("train", np.sort(order[360:]))):
-        images, labels = load(config, part)  # type: ignore[arg-type]
+        images, labels = config.load(part)  # type: ignore[arg-type]
         assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
         assert np.array_equal(labels, table.target[chosen])

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.config.datasets import Digits
 from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
-from expt.data.files import load
+from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
@@ -80,7 +79,7 @@ def plain_loop(
     """CrossEntropyLoss of the whole batch; an evaluation by the plain one."""
     torch.manual_seed(SEED)
     net = nn.Linear(64, 10)
-    images, labels = map(torch.tensor, load(DIGITS, "train"))
+    images, labels = map(torch.tensor, DIGITS.load("train"))
     pixels = ((images / 255 - 0.3053) / 0.3760).float()
     train, val = indexing.split(len(labels), 0.1, LIMIT)
     by_class = torch.ones(10) if weights is None else torch.tensor(weights)
@@ -132,7 +131,7 @@ def test_the_curve_is_that_of_whole_batches(
     )
     words += ["mixup=0.4", "cutmix=1.0", weighted], ["cutmix=1.0", balanced]
     configs = [configured(*same, *each) for each in words]
-    counts = torch.tensor(load(DIGITS, "train").labels)[
+    counts = torch.tensor(DIGITS.load("train").labels)[
         indexing.split(1437, 0.1, LIMIT)[0]
     ].bincount()
     expected = [plain_loop(weights=WEIGHTS), plain_loop(weights=(LIMIT / 10 / counts).tolist())]

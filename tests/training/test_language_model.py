@@ -18,11 +18,11 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from expt.config.datasets import TargetDataset
 from expt.config.schema import RunConfig
 from expt.data import indexing
+from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
-from expt.data.text import NO_TARGET
+from expt.data.windows import NO_TARGET
 from expt.errors import DataError
 from expt.models.transformer import Transformer
 from expt.tasks.language_model import LanguageModel
@@ -91,7 +91,7 @@ def config(configured: Configured) -> RunConfig:
     text = configured(
         "task=language_model", "dataset=text", "dataset.root=x", *model, *sizes, *optimizer
     )
-    own = TargetDataset(target=f"{__name__}.Sentences", num_workers=0, val_fraction=0.2, kwargs={})
+    own = Custom(target=f"{__name__}.Sentences", num_workers=0, val_fraction=0.2, kwargs={})
     return dataclasses.replace(text, dataset=own)
 
 

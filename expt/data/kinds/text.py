@@ -1,0 +1,207 @@
+"""A text, by bytes or by the tokens of a tokenizer: its beginning trains, its end tests."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Count, Folder
+from expt.data.cache import Arrays, decoded, digest
+from expt.data.checksums import Checksums
+from expt.data.image_files import files_below
+from expt.data.kind import DatasetConfig, HeldOut, Mean, Place, Std
+from expt.errors import ConfigError, DataError, first_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from expt.data.source import Source
+
+_AT_A_TIME = 1 << 20
+"""Bytes of a text that a tokenizer gets, whole lines."""
+
+
+class Extent(NamedTuple):
+    """Tokens `start` to `stop` of a text, its `files` one after the other."""
+
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
+    """of the files [tokens]; one for all of them where a tokenizer has read them"""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Text(DatasetConfig):
+    """Windows of a plain file, or of all *.txt below a folder."""
+
+    name: Literal["text"]
+    root: Place
+    tokens: Folder  # bytes, or a file of tokenizers
+    context: Count
+    test_fraction: HeldOut
+    mean: Mean = None
+    std: Std = None
+
+    TASKS = ("language_model",)
+    default_split = "all"
+
+    @property
+    def has_tokens(self) -> bool:
+        """See DatasetConfig."""
+        return True
+
+    @classmethod
+    def noun(cls, settings: Mapping[str, Any]) -> str:
+        """See DatasetConfig."""
+        return "window"
+
+    def problems(self, task: Any) -> list[str]:
+        """See DatasetConfig."""
+        if self.val_fraction + self.test_fraction >= 1:
+            return [
+                f"dataset.val_fraction={self.val_fraction}: with dataset.test_fraction="
+                f"{self.test_fraction} it leaves nothing to train on; use less"
+            ]
+        if self.tokens != "bytes" and not self.tokens.endswith(".json"):
+            return [
+                f"dataset.tokens={self.tokens}: is neither bytes nor a tokenizer's .json; use"
+                " dataset.tokens=bytes"
+            ]
+        return []
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """See DatasetConfig."""
+        self.extents()
+
+    def fingerprint(self) -> str:
+        """See DatasetConfig."""
+        self.extents()
+        tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
+        with Checksums(f"text-{digest([str(Path(self.root).resolve())])}") as checksums:
+            return digest(checksums.of(path) for path in (*self.files(), *tokenizer))
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """See DatasetConfig."""
+        from expt.data.windows import of_extents
+
+        tokens = None if self.tokens == "bytes" else self._tokens()
+        return of_extents(self.extents(), self.context, self.vocab_size(), tokens)
+
+    def extents(self) -> tuple[Extent, Extent | None, Extent | None]:
+        """Return what trains, validates and tests, which share no token; None for no fraction.
+
+        Raise DataError for a text that is missing, no plain one, or too short: each must hold a
+        token and its next.
+        """
+        files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
+        sizes = tuple(map(_size, files)) if unit == "bytes" else (len(self._tokens()),)
+        total = sum(sizes)
+        test, val = round(total * self.test_fraction), round(total * self.val_fraction)
+        bounds = [0, total - val - test, total - test, total]
+        train, *others = (Extent(files, sizes, *pair) for pair in itertools.pairwise(bounds))
+        there = [
+            extent if fraction > 0 else None
+            for extent, fraction in zip(
+                others, (self.val_fraction, self.test_fraction), strict=True
+            )
+        ]
+        for name, extent in zip(("train", "val", "test"), (train, *there), strict=True):
+            if extent and extent.stop - extent.start < 2:
+                raise DataError(
+                    f"dataset.root={self.root}: of its {total} {unit}"
+                    f" {extent.stop - extent.start} are left for {name}, which needs 2 or more;"
+                    " give a longer text"
+                )
+        if self.context > train.stop - 1:
+            raise DataError(
+                f"dataset.context={self.context}: only {train.stop} {unit} are left to train on;"
+                " use less"
+            )
+        return train, there[0], there[1]
+
+    def files(self) -> tuple[Path, ...]:
+        """Return the file, or all below the folder, in order. Raise DataError for none."""
+        root = Path(self.root)
+        files = sorted(map(Path, files_below(root, ".txt"))) if root.is_dir() else [root]
+        if not files or not root.exists():
+            raise DataError(
+                f"dataset.root={root}: no text is there; give a plain text, or a folder of *.txt"
+            )
+        return tuple(files)
+
+    def vocab_size(self) -> int:
+        """Return how many tokens there are."""
+        if self.tokens == "bytes":
+            return 256
+        return 1 + int(max(self._tokenizer().get_vocab(with_added_tokens=True).values()))
+
+    def encode(self, text: str) -> list[int]:
+        """See DatasetConfig."""
+        if self.tokens == "bytes":
+            return list(text.encode())
+        return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens; bytes that are no UTF-8 are replaced."""
+        if self.tokens == "bytes":
+            return bytes(tokens).decode(errors="replace")
+        return str(self._tokenizer().decode(tokens, skip_special_tokens=False))
+
+    def _tokens(self) -> np.ndarray:
+        """Return what the tokenizer makes of the files [N], from the cache."""
+        import numpy as np
+
+        files, tokenizer = self.files(), self._tokenizer()
+
+        def read() -> Arrays:
+            kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
+            found = [np.array(ids, kind) for path in files for ids in _read(path, tokenizer)]
+            return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
+
+        return decoded("tokens", [*files, Path(self.tokens)], read).images
+
+    def _tokenizer(self) -> Any:
+        try:
+            library: Any = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise ConfigError(
+                f"dataset.tokens={self.tokens}: needs tokenizers; pip install 'expt[tokenizers]'"
+            ) from error
+        try:
+            found = library.Tokenizer.from_file(self.tokens)
+        except Exception as error:  # the library raises no other
+            raise DataError(
+                f"dataset.tokens={self.tokens}: cannot be read as a tokenizer ({first_line(error)})"
+            ) from error
+        found.no_truncation()  # its file may have both, for the samples of another model
+        found.no_padding()
+        return found
+
+
+def _size(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                raise DataError(
+                    f"{path}: is compressed; unpack it, as in gunzip --keep {path.name}"
+                )
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+
+
+def _read(path: Path, tokenizer: Any) -> list[list[int]]:
+    found = []
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        while lines := file.readlines(_AT_A_TIME):
+            found.append(tokenizer.encode("".join(lines), add_special_tokens=False).ids)
+    return found

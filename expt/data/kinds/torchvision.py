@@ -1,0 +1,285 @@
+"""A dataset by the name of its class in torchvision.datasets."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Key, Size
+from expt.data.cache import cache_dir
+from expt.data.checksums import of_files
+from expt.data.download import fetch
+from expt.data.image_files import MODES, files_below
+from expt.data.kind import Images, Place, Readers, problems_of_masks
+from expt.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from expt.data.source import Part, Source
+
+_SPLITS = {
+    "train": ("train", "trainval", "train-standard"), "val": ("val", "valid"), "test": ("test",),
+}  # fmt: skip
+_MASKS: Mapping[str, tuple[int, Mapping[str, str]]] = {
+    "Cityscapes": (19, {"mode": "fine", "target_type": "semantic"}),
+    "OxfordIIITPet": (3, {"target_types": "segmentation"}),
+    "SBDataset": (21, {"mode": "segmentation"}),
+    "VOCSegmentation": (21, {}),
+}
+"""The number of classes in the masks of a dataset, and what makes its class give these."""
+# The numbers in its masks that its benchmark counts, in the order of their classes.
+_CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_PACKED = (".zip", ".tar", ".tgz", ".gz")  # what was unpacked counts, not whether its archive stays
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Torchvision(Images):
+    """Images with classes, masks, labels or numbers, as torchvision's class gives them."""
+
+    name: Literal["torchvision"]
+    set: str
+    options: dict[str, Any] | None = None
+    root: Place | None
+    download: Annotated[bool, Key(result="none")]
+    image_size: Size | None
+    channels: Literal[1, 3] | None = None
+    num_workers: Readers
+
+    TASKS = ("classification", "multilabel", "regression", "segmentation")
+    known_once_fetched = True
+    may_have_val = True
+
+    def has_masks(self, segments: bool) -> bool:
+        """See DatasetConfig."""
+        return segments
+
+    def mask_classes(self) -> int | None:
+        """See DatasetConfig."""
+        return _MASKS[self.set][0] if self.set in _MASKS else None
+
+    def problems(self, task: Any) -> list[str]:
+        """See DatasetConfig."""
+        if (known := _known_sets()) and self.set not in known:
+            return [
+                f"dataset.set={self.set}: not in torchvision.datasets."
+                + did_you_mean(self.set, known)
+            ]
+        return problems_of_masks(self, task) if task.TARGETS == "mask" else []
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are, or will be, as torchvision lays them out."""
+        return Path(self.root) if self.root is not None else cache_dir() / "torchvision" / self.set
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """Have torchvision download the dataset into a folder that is empty, or not there."""
+        if self._files():
+            return
+        fix = f"put there what torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER"
+        if not self.download:
+            raise DataError(
+                f"dataset.set={self.set}: no files in {self.folder}, and dataset.download is false;"
+                f" {fix}"
+            )
+        try:
+            fetch(
+                self.folder,
+                lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
+                self.set,
+                is_there=lambda: bool(self._files()),
+            )
+        except DataError as error:
+            raise DataError(
+                f"dataset.set={self.set}: no files in {self.folder}, and the download failed"
+                f" ({error}); {fix}"
+            ) from error
+
+    def fingerprint(self) -> str | None:
+        """Return that of all files in the folder; None if they are yet to be downloaded."""
+        files = self._files()
+        return of_files(self.folder, files) if files else None
+
+    def _files(self) -> list[str]:
+        found = (os.path.relpath(path, self.folder) for path in files_below(self.folder))
+        return sorted(
+            name for name in found if not name.startswith(".") and not name.endswith(_PACKED)
+        )
+
+    def open(
+        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
+    ) -> Source:
+        """Read from memory where torchvision holds the images there, else one by one."""
+        import torch
+
+        from expt.data.custom import some_targets
+        from expt.data.images import Pictures, of_numbers, of_pictures
+        from expt.data.masks import MaskPictures, of_mask_pictures, values_of
+
+        segments = task.TARGETS == "mask"
+        sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
+        if segments:
+            values = values_of(self, task)
+            how: Any = {"channels": self.channels or 3, "size": self.image_size}
+            how["classes"] = _classes_of_masks(self.set, values.ignore_index)
+            masks = {part: MaskPictures(each, values, **how) for part, each in sets.items()}
+            return of_mask_pictures(masks, values.num_classes, num_workers)
+        picture, target = sets["train"][0]
+        mode = "L" if getattr(picture, "mode", "") in ("1", "L") else "RGB"
+        mode = MODES[self.channels] if self.channels else mode
+        if task.TARGETS in ("labels", "numbers"):
+            row, train = torch.as_tensor(target).float().reshape(-1), sets["train"]
+            names = [*map(str, range(len(row)))]
+            known = [name for name in getattr(train, "attr_names", ()) if name]
+            found = of_numbers(
+                lambda scaled: {
+                    part: Pictures(each, mode, self.image_size, _row(scaled))
+                    for part, each in sets.items()
+                },
+                torch.zeros(len(train), len(row)),
+                known if len(known) == len(row) else names,
+                num_workers,
+            )
+            raw = Pictures(train, mode, self.image_size, _row(lambda target: target))
+            some = functools.partial(some_targets, raw)
+            return dataclasses.replace(found, targets_of=some)
+        labels, classes = labels_of(sets["train"]), _class_names(self.set, sets["train"])
+        pictures = {part: Pictures(each, mode, self.image_size) for part, each in sets.items()}
+        memory = {part: _in_memory(each, device) for part, each in sets.items()}
+        whole = {} if self.image_size or self.channels else memory
+        parts = {part: each for part, each in whole.items() if each is not None}
+        is_whole = len(parts) == len(sets)
+        return of_pictures(pictures, classes, labels, num_workers, parts if is_whole else None)
+
+    def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Construct each part. Raise DataError for files that are missing or damaged."""
+        try:
+            cls = getattr(importlib.import_module("torchvision.datasets"), self.set)
+            return self._constructed(cls, self.folder, more)
+        except TypeError as error:
+            raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
+        except ImportError as error:
+            raise DataError(
+                f"dataset.set={self.set}: torchvision needs {error.name} to read it; install it"
+            ) from error
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, IndexError) as error:
+            raise DataError(
+                f"dataset.set={self.set}: its files in {self.folder} cannot be read"
+                f" ({' '.join(str(error).split())}); remove them to fetch them again, or give"
+                " another dataset.root"
+            ) from error
+
+    def _constructed(
+        self, cls: Any, root: Path, more: Mapping[str, Any] | None = None, fetches: bool = False
+    ) -> dict[str, Any]:
+        """Return its parts, by what the class is told them by: `train`, `split` or `image_set`."""
+        takes = inspect.signature(cls).parameters
+        chosen = {**(self.options or {}), **(more or {})}
+        if "download" in takes:
+            chosen["download"] = fetches
+        if "train" in takes:
+            both = {"train": True, "test": False}
+            return {part: cls(str(root), train=value, **chosen) for part, value in both.items()}
+        key = next(
+            (key for key in ("split", "image_set") if key in takes and key not in chosen), ""
+        )
+        if not key:
+            return {"train": cls(str(root), **chosen)}
+        found = {}
+        for part, words in _SPLITS.items():
+            for word in words:
+                try:
+                    found[part] = cls(str(root), **chosen, **{key: word})
+                    break
+                except ValueError as error:
+                    if f"for argument {key}" not in str(error):  # how torchvision refuses a split
+                        raise
+        if "train" not in found:
+            raise ConfigError(
+                f"dataset.set={self.set}: its {key} is not train; give one in dataset.options"
+            )
+        return found
+
+
+def _known_sets() -> Sequence[str]:
+    """Return the names that torchvision.datasets exports, without an import, which takes 1 s."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return ()
+    tree = ast.parse((Path(spec.origin).parent / "datasets" / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return tuple(ast.literal_eval(node.value))
+    return ()
+
+
+def _row(scaled: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
+    import torch
+
+    return lambda target: scaled(torch.as_tensor(target).float().reshape(-1))
+
+
+def labels_of(found: Any) -> Tensor | None:
+    """Return the class of each sample, int64 [N], if torchvision's class keeps them."""
+    import torch
+
+    samples = getattr(found, "_samples", None)
+    kept = [getattr(found, name, None) for name in ("targets", "labels", "_labels", "y")]
+    kept.append([label for _, label in samples] if samples else None)
+    labels = next((each for each in kept if each is not None and len(each) == len(found)), None)
+    found = None if labels is None else torch.as_tensor(labels)
+    return found.long() if found is not None and found.dim() == 1 else None
+
+
+def _class_names(name: str, found: Any) -> Sequence[str]:
+    labels, names = labels_of(found), getattr(found, "classes", None) or ()
+    number = max(len(names), 0 if labels is None else int(labels.max()) + 1)
+    if not number:
+        raise ConfigError(
+            f"dataset.set={name}: its class does not say how many classes there are; use"
+            f" dataset._target_=torchvision.datasets.{name} with num_classes"
+        )
+    return [*map(str, names)] if len(names) == number else [*map(str, range(number))]
+
+
+def _in_memory(found: Any, device: torch.device) -> Part | None:
+    """Return a part of the images that a class of torchvision holds as uint8 `data`, if it does."""
+    import numpy as np
+    import torch
+
+    from expt.data.checked_samples import to_tensor
+    from expt.data.images import in_memory
+
+    data, labels = getattr(found, "data", None), labels_of(found)
+    images = torch.as_tensor(data) if isinstance(data, np.ndarray | torch.Tensor) else None
+    if images is None or images.dtype != torch.uint8 or labels is None:
+        return None
+    first = to_tensor(found[0][0])
+    layouts = [images[:, None]] if images.dim() == 3 else [images, images.permute(0, 3, 1, 2)]
+    fitting = [each for each in layouts if torch.equal(each[0], first)]
+    return in_memory((fitting[0].contiguous(), labels), device) if fitting else None
+
+
+def _classes_of_masks(name: str, ignored: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what makes classes from 0 on of a mask's numbers, as they are counted in papers."""
+    import numpy as np
+
+    if name == "OxfordIIITPet":  # 1 is the pet, 2 what is around it, 3 the edge
+        return lambda numbers: numbers - 1
+    if name == "Cityscapes":
+        table = np.full(256, ignored, np.int64)
+        table[[*_CITYSCAPES]] = range(len(_CITYSCAPES))
+        return lambda numbers: table[np.clip(numbers, 0, 255)]
+    return lambda numbers: np.where(numbers == 255, ignored, numbers)  # an object's edge
