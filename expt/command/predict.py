@@ -17,8 +17,8 @@ from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, masks_root, plan
+from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.text import say
-from expt.runs.weights_file import run_and_which
 
 REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""

@@ -119,7 +119,7 @@ def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[st
     Raises ConfigError for another shape, and for numbers that the model does not take.
     """
     array = open_array(path)
-    channels, size = data.get("channels"), tuple(data.get("image_size", ()))
+    channels, size = int(data.get("channels", 0)), tuple(data.get("image_size", ()))
     if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
         raise ConfigError(
             f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
@@ -208,7 +208,7 @@ class Features:
     def _choose(self, path: str, columns: Mapping[str, Column]) -> list[tuple[str, int | None]]:
         """Return the columns, and of one with several numbers in each row which of them."""
         widths = {
-            name: column.shape[1] if getattr(column, "ndim", 1) == 2 else 0
+            name: len(column[0]) if getattr(column, "ndim", 1) == 2 else 0
             for name, column in columns.items()
         }
         if self._names:

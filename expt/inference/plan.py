@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from expt.inference.files import (
     list_files,
     open_samples,
 )
+from expt.runs.named_checkpoint import Which, found
 from expt.runs.result import Record
-from expt.runs.weights_file import Which, found
 
 SPLITS = ("train", "val", "test")
 
@@ -79,7 +80,7 @@ class Plan:
         """What a sample is called."""
         if self.asked.split is None:
             return self.kind.noun
-        return type(self.config.dataset).noun(self.record["config"]["dataset"])
+        return str(type(self.config.dataset).noun(self.record["config"]["dataset"]))
 
     @property
     def target_names(self) -> Sequence[str]:
@@ -97,7 +98,8 @@ def plan(asked: Asked) -> Plan:
     _check(asked, config, data)
     kind = kind_of(config.dataset, data)
     files = list_files(kind, asked.paths)
-    arrays = [path for path in files if Path(path).suffix.lower() in ARRAYS]
+    is_array = [Path(path).suffix.lower() in ARRAYS for path in files]
+    arrays = [*itertools.compress(files, is_array)] if kind in (PICTURES, SAMPLES) else []
     features = None
     if kind is ROWS:
         number, targets = data["image_size"][1], data.get("target_names", ())
@@ -117,7 +119,7 @@ def plan(asked: Asked) -> Plan:
         config=config,
         kind=kind,
         files=files,
-        samples=samples if kind in (PICTURES, SAMPLES) else [],
+        samples=samples,
         features=features,
     )
 

@@ -122,7 +122,7 @@ class Predictor:
         if hasattr(dataset, "transforms"):
             dataset = dataclasses.replace(dataset, transforms=None)  # of training
         dataset.prepare(config.task, learns=False)
-        then, now = (record.get("content") or {}).get("data"), dataset.fingerprint()
+        then, now = record.get("content", {}).get("data"), dataset.fingerprint()
         if then is not None and now is not None and then != now:
             warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
@@ -157,8 +157,8 @@ class Predictor:
                 picture = read_image(path)
                 return path, preprocess.picture(picture), (picture.height, picture.width)
             except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-                told = str(error) if isinstance(error, DataError) else f"{path}: {error}"
-                return f"{told} ({type(error).__name__})"
+                told = f"{path} cannot be read as an image ({type(error).__name__}: {error})"
+                return str(error) if isinstance(error, DataError) else told
 
         for found in _ahead(read, self._plan.files, size):
             good = [each for each in found if not isinstance(each, str)]
@@ -198,8 +198,10 @@ class Predictor:
             for place, (_, window) in enumerate(several):
                 inputs[place, : len(window) - 1] = window[:-1]
                 targets[place, : len(window) - 1] = window[1:]
-            pair = (to_device(torch.from_numpy(each), self.device) for each in (inputs, targets))
-            yield Chunk([about for about, _ in several], *pair)
+            given, following = (
+                to_device(torch.from_numpy(each), self.device) for each in (inputs, targets)
+            )
+            yield Chunk([about for about, _ in several], given, following)
 
 
 def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:

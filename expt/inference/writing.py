@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import os
 import shutil
@@ -150,7 +149,7 @@ class NPZ(Writer):
                 head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False,
                         "shape": (self._length, *shape)}  # fmt: skip
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array_header_2_0(entry, head)  # type: ignore[arg-type]
+                    np.lib.format.write_array_header_2_0(entry, head)
                     shutil.copyfileobj(spooled, entry)
 
     def close(self) -> None:
