@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from expt import machine
 from expt.command import command_line, compose, terminal
 from expt.command.run import Command, run_one
 from expt.command.words import Options
@@ -20,6 +21,7 @@ OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
 """Overrides without a meaning for a single run, which would do without them."""
 
 
+@machine.not_world_writable()
 def command(
     options: Options, *, typed_at: float, may_sweep: bool = True, from_python: bool = False
 ) -> list[RunPaths]:

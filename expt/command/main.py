@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
 
 def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
     try:
-        with machine.not_world_writable(), machine.seldom_collecting():
+        with machine.seldom_collecting():
             code = _do(arguments, typed_at)
     except ExptError as error:
         _complain(error)
