@@ -193,8 +193,8 @@ from pathlib import Path
 before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 def interrupt():
     while not Path("run/checkpoints").exists():
-        assert {number: signal.getsignal(number) for number in before} == before
         time.sleep(0.05)
+    assert {number: signal.getsignal(number) for number in before} == before
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 argv, out, environ = list(sys.argv), sys.stdout, dict(os.environ)

@@ -109,7 +109,7 @@ def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: O
     if reason := compose.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
     this.words = [*compose.named_axes(composed), *this.words]
-    sweep, this.began = Sweep(this, composed), True
+    sweep = Sweep(this, composed)
     if composed.get("search") is not None:
         from expt.command.search import search  # late: a grid does without it
 

@@ -159,7 +159,7 @@ class Sweep:
 
         Raises Interrupted on Ctrl-C.
         """
-        runs, outcome = Runs(), self._command.outcome
+        runs, outcome, self._command.began = Runs(), self._command.outcome, True
         observer = observer or SweepObserver()
         observer.runs, observer.display = runs, display
         runner = self._runner(observer)
