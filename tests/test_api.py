@@ -188,7 +188,7 @@ def test_quiet_is_a_word_of_functions_too(
 
 
 INTERRUPTED = """
-import signal, sys, threading, os, time, expt
+import signal, sys, threading, os, time, expt, expt.errors
 from pathlib import Path
 before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 def interrupt():
@@ -200,7 +200,7 @@ threading.Thread(target=interrupt, daemon=True).start()
 argv, out, environ = list(sys.argv), sys.stdout, dict(os.environ)
 try:
     expt.run(epochs=500, world_size=1, tensorboard={"images": False}, folder="run", quiet=True)
-except expt.Interrupted as error:
+except expt.errors.Interrupted:
     print("interrupted")
 assert (sys.argv, sys.stdout, dict(os.environ)) == (argv, out, environ)
 """
