@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import stat
@@ -14,7 +13,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import wait
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +35,7 @@ _received: list[signal.Signals] = []
 _at_once = False
 _interrupted = False
 _in_command = False
+_driven = False
 
 
 @contextlib.contextmanager
@@ -121,7 +120,7 @@ def heed_in_worker() -> None:
     """Let this worker be asked to stop: by the driver, or by whoever else has started it."""
     _received.clear()
     numbers = [ASK_WORKER]
-    if multiprocessing.parent_process() is None:
+    if not _driven:
         numbers += [signal.SIGUSR2, signal.SIGTERM, *_unless_ignored(signal.SIGHUP)]
     elif in_slurm():
         numbers += [signal.SIGTERM]
@@ -191,39 +190,15 @@ def heeded_at_once() -> Iterator[None]:
         _at_once = False
 
 
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """While entered, what multiprocessing starts knows nothing of how this process began; nothing
-    there is needed.
-
-    Else it would run a person's script again, and look for the way of starting processes that
-    joblib has chosen here."""
-    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    multiprocessing.set_start_method("forkserver", force=True)
-    try:
-        yield
-    finally:
-        multiprocessing.set_start_method(method, force=True)
-        sys.modules["__main__"] = main
+def is_driven() -> bool:
+    """Whether this process is a worker that a driver has started, and not torchrun or Slurm."""
+    return _driven
 
 
-def die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL, or the forkserver: nobody
-    would watch it.
-    """
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()
-    die_with_the_parent()
-
-
-def die_with_the_parent() -> None:
-    """End this process when its parent is gone, for workers the forkserver."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process, a worker, with `parent`, the forkserver that forked it."""
+    global _driven
+    _driven = True
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has died before
+        os._exit(1)

@@ -155,7 +155,10 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
 def test_a_result_is_shown_in_five_lines() -> None:
     record: Any = {
         "status": "completed",
-        "config": {f"key{number}": number for number in range(100)},
+        "config": {
+            "task": {"name": "classification"},
+            **{f"key{number}": number for number in range(100)},
+        },
         "metrics": {"loss/val": 0.25, "accuracy/val": 0.875, "lr": 0.1, "best/accuracy/val": 0.9},
         "best": {"metric": "accuracy/val", "value": 0.9, "epoch": 3},
         "epoch_s": [1.5, 2.0],

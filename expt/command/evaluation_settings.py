@@ -16,7 +16,7 @@ from expt.command.conf_files import keys
 from expt.config import secrets, user_code
 from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.identity import Content
-from expt.config.keys import differing, flat, meaning
+from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.parse import parse_evaluation, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -25,50 +25,19 @@ from expt.runs.named_checkpoint import run_and_which
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
 
-HOW = (
-    *(
-        "world_size",
-        "gpus",
-        "backend",
-        "threads",
-        "batch_size",
-        "amp",
-        "compile",
-        "matmul_precision",
-    ),
-    *("deterministic", "timeout_s", "tensorboard.images"),
-)
+HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
 """Settings of how it is measured, which may be others than the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
-OF_THIS_MACHINE = dict.fromkeys(("world_size", "gpus", "backend", "threads"), "auto")
-OF_TRAINING = {
-    "strategy": "ddp",
-    "batch_norm": "per_worker",
-    "compile": False,
-    "debug": False,
-    "profile": False,
-    "resume": None,
-    "weights": None,
-    "fork": None,
-    "freeze": [],
-    "callbacks": [],
-    "max_restarts": 0,
-    "mixup": None,
-    "cutmix": None,
-    "init": {"name": "default"},
-    "gradient_accumulation": 1,
-    "activation_checkpointing": [],
-    "offload": None,
-    "label_smoothing": 0.0,
-    "early_stop": None,
-}
-"""What is not to hinder an evaluation, which trains nothing."""
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
-HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
+HELD_OUT = tuple(
+    key.removeprefix("dataset.")
+    for key in varying("split", "repetition")
+    if key.startswith("dataset.")
+)
 
 
 class Asked(NamedTuple):
@@ -173,8 +142,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     dataset = _dataset(then["dataset"], record["data"], asked)
     node = {
         **then,
-        **OF_TRAINING,
-        **OF_THIS_MACHINE,
+        **evaluation_values(),
         "dataset": dataset,
         "task": _task(then["task"], asked.metrics),
     }

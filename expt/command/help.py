@@ -12,6 +12,7 @@ from rich.table import Table
 
 from expt.command.conf_files import conf_dir, conf_here, keys, read_yaml, refuse_hidden
 from expt.command.words import WORDS, options_of
+from expt.config.keys import described
 from expt.errors import ConfigError, did_you_mean
 
 EXAMPLES = (
@@ -54,7 +55,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
     for title, rows in sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
-        console.print(_table(rows))
+        console.print(_table((row, _with_effect(row, meaning)) for row, meaning in rows))
     for group, name in _chosen(arguments).items():
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
         for path in itertools.islice(found, 1):
@@ -83,6 +84,11 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         ("--hydra-help", "what else Hydra offers"),
     ]
     console.print(_table(more))
+
+
+def _with_effect(row: str, meaning: str) -> str:
+    effect = described(row.partition("=")[0])
+    return f"{meaning} [{effect}]" if effect else meaning
 
 
 def _names(folders: list[Path]) -> dict[str, list[str]]:

@@ -96,8 +96,6 @@ def _start_importing(options: Options, *, several: bool) -> None:
         return
     sweep = forkserver.SWEEP_MODULES if several else ()
     forkserver.warm([*sweep, *forkserver.libraries_in(options.settings)])
-    if not several:  # to compose many takes longer than all the imports
-        forkserver.leave_it_both_cores()
 
 
 def _refuse_lost_folder() -> None:

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.command.words import Parser
-from expt.config.tasks import Segmentation
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
@@ -61,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     if machine.is_external_worker():
         raise ConfigError("expt predict cannot run inside torchrun; start it alone")
     chosen = plan(asked)
-    masks = isinstance(chosen.config.task, Segmentation)
+    masks = chosen.config.task.TARGETS == "mask"
     if masks and output in (None, Path("-")):
         raise ConfigError(
             "masks are no text; name a folder or an .npz for them, as in --output masks"

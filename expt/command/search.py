@@ -105,11 +105,7 @@ class SearchCommand:
         if isinstance(objective, list):
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         self._space = space = space_of(
-            self._axes,
-            settings.when,
-            sweep.composer,
-            self._settings_of,
-            sweep.machine,
+            self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
@@ -190,11 +186,7 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             run = self._run(number, values)
-            is_own = any(
-                trial.number == number and trial.folder == run.job.paths.folder
-                for trial in search.trials
-            )
-            if run.job not in runs and search.has(run.job.paths) and not is_own:
+            if run.job not in runs and search.is_of_another(number, run.job.paths):
                 display.repeated(run.job)
                 return None
             return self._sweep.take(run, runs, display)
@@ -208,14 +200,11 @@ class SearchCommand:
                 display.known(trial.folder if trial.status == PAUSED else None)
             if counts or trial.status in (COMPLETED, PAUSED):
                 self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
-        batch = self._settings.batch
-        if isinstance(runner, Pool):
-            search.begin(make, has_room=runner.has_room, finish=runner.finish, batch=batch)
-        elif isinstance(runner, Queue):
-            search.begin(make, finish=runner.finish, batch=batch or BATCH)
+        has_room = runner.has_room if isinstance(runner, Pool) else None
+        batch = self._settings.batch or (None if has_room else BATCH)
+        search.begin(make, has_room=has_room, finish=runner.finish, batch=batch)
+        if isinstance(runner, Queue):
             runner.look_on = search.has_spent_all
-        else:
-            search.begin(make, batch=batch or BATCH)
         while not search.is_over:
             yield search
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from expt.config import datasets, tasks
 from expt.config.constraints import (
     STRICT,
     Count,
@@ -21,8 +22,6 @@ from expt.config.constraints import (
     Regex,
     Target,
 )
-from expt.config.datasets import kinds
-from expt.config.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -284,8 +283,8 @@ GROUPS: dict[str, dict[str, Any]] = {
         "kaiming": KaimingInit,
         "orthogonal": OrthogonalInit,
     },
-    "task": TASKS,
-    "dataset": kinds(),
+    "task": tasks.kinds(),
+    "dataset": datasets.kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

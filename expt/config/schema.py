@@ -22,7 +22,6 @@ from expt.config.constraints import (
     group,
 )
 from expt.config.groups import GROUPS
-from expt.config.tasks import Classification
 from expt.config.trackers import MLflow, TrackerName, Wandb
 
 SHARDED = ("fsdp", "hsdp")
@@ -96,9 +95,7 @@ class RunConfig:
 
     model: Annotated[group(**GROUPS["model"]), Key(fork=False)]  # type: ignore[valid-type]
     init: Annotated[group(**GROUPS["init"]), Key(fork=False, cost=False)]  # type: ignore[valid-type]
-    task: Annotated[group(**GROUPS["task"]), Key(fork="epoch")] = dataclasses.field(  # type: ignore[valid-type]
-        default_factory=Classification
-    )
+    task: Annotated[group(**GROUPS["task"]), Key(fork="epoch")]  # type: ignore[valid-type]
     dataset: Annotated[group(**GROUPS["dataset"]), Key(fork=False)]  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: Annotated[group(**GROUPS["scheduler"]), Key(cost=False)]  # type: ignore[valid-type]
@@ -133,7 +130,7 @@ class RunConfig:
     freeze: Annotated[tuple[Regex, ...], Key(example="'freeze=[\"conv\"]'")] = ()
     deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
     drop_last: Annotated[bool, Key(fork="epoch")]
-    batch_norm: Literal["per_worker", "sync", "groups"]
+    batch_norm: Annotated[Literal["per_worker", "sync", "groups"], Key(evaluated_as="per_worker")]
     batch_norm_group: Annotated[int, Field(ge=2), Key(only_if={"batch_norm": "groups"})]
     label_smoothing: Annotated[Fraction, Key(cost=False)]
     mixup: Positive | None = None

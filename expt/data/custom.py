@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import tasks, user_class
+from expt.config import user_class
 from expt.data import masks, samples
 from expt.data.checked_samples import (
     Check,
@@ -59,9 +59,9 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
     found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
-    if isinstance(task, tasks.Segmentation):
+    if getattr(task, "TARGETS", None) == "mask":
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    if isinstance(task, tasks.TargetTask) and _is_integer(
+    if getattr(task, "TARGETS", None) == "any" and _is_integer(
         found.example[1]
     ):  # a class of how many, or a count
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
@@ -87,7 +87,7 @@ def _of_classes(
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), task is None or isinstance(task, tasks.Classification))
+        kind = Labelled(len(names), getattr(task, "TARGETS", "class") == "class")
         found = _own_samples(dataset, train, test, num_workers, check, first, kind)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
@@ -215,13 +215,13 @@ _Wrong = Callable[[Any, Any], "str | None"]
 
 def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     """What looks at the samples of `dataset`, where the configured `task` takes not any."""
-    if isinstance(task, tasks.Segmentation):
+    if getattr(task, "TARGETS", None) == "mask":
         return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
-    if isinstance(task, tasks.Multilabel):
+    if getattr(task, "TARGETS", None) == "labels":
         return functools.partial(_unless, wrong=functools.partial(_target, dataset, _label))
-    if isinstance(task, tasks.Regression):
+    if getattr(task, "TARGETS", None) == "numbers":
         return functools.partial(_unless, wrong=functools.partial(_target, dataset, _number))
-    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
+    if getattr(task, "TARGETS", None) == "tokens" and hasattr(dataset, "vocab_size"):
         return functools.partial(_unless, wrong=_tokens(dataset.vocab_size))
     return _any
 

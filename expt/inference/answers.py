@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.config import tasks
 from expt.data.tree import leaves, mapped
 from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError
@@ -264,20 +263,20 @@ def form_of(plan: Plan) -> Form:
     """That of the run's task."""
     task, data = plan.config.task, plan.data
     targets = _target_names(plan)
-    if isinstance(task, tasks.Classification):
+    if task.TARGETS == "class":
         return Classes(
             data.get("class_names") or [str(number) for number in range(data["num_classes"])],
             plan.asked.top,
         )
-    if isinstance(task, tasks.Multilabel):
+    if task.TARGETS == "labels":
         number = data["num_classes"]
         names = targets if len(targets) == number else [f"label_{place}" for place in range(number)]
         return Labels(names, task.threshold)
-    if isinstance(task, tasks.Regression):
+    if task.TARGETS == "numbers":
         return Numbers(targets, list(scales_of(plan.config.dataset, data).targets.values()))
-    if isinstance(task, tasks.Segmentation):
+    if task.TARGETS == "mask":
         return Masks()
-    return Likelihoods() if isinstance(task, tasks.LanguageModel) else Outputs()
+    return Likelihoods() if task.TARGETS == "tokens" else Outputs()
 
 
 def _target_names(plan: Plan) -> Sequence[str]:

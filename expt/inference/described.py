@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.config import tasks
 from expt.inference.scales import Scales, scales_of, undoes
 
 if TYPE_CHECKING:
@@ -103,22 +102,22 @@ def _inputs(
 
 
 def _outputs(
-    task: object, scales: Scales, names: _Names, class_names: Sequence[str], preprocess: bool
+    task: Any, scales: Scales, names: _Names, class_names: Sequence[str], preprocess: bool
 ) -> str:
-    if isinstance(task, tasks.Regression):
+    if task.TARGETS == "numbers":
         units = (
             "in their own units"
             if preprocess or not scales.targets
             else "in standard deviations, see the metadata"
         )
         return f"numbers {units}{_listed(names.targets)}"
-    if isinstance(task, tasks.Classification):
+    if task.TARGETS == "class":
         return f"logits of the classes{_listed(class_names)}"
-    if isinstance(task, tasks.Multilabel):
+    if task.TARGETS == "labels":
         return f"logits of the labels{_listed(names.targets)}"
-    if isinstance(task, tasks.Segmentation):
+    if task.TARGETS == "mask":
         return "logits of each pixel's classes"
-    return "logits of the next token" if isinstance(task, tasks.LanguageModel) else ""
+    return "logits of the next token" if task.TARGETS == "tokens" else ""
 
 
 def _listed(names: Sequence[str]) -> str:

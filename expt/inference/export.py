@@ -26,8 +26,7 @@ from expt.inference.prepared import prepared
 from expt.inference.samples import samples
 from expt.inference.scales import Undone, scales_of, undoes
 from expt.runs.files import take_name
-from expt.tasks import build as task_build
-from expt.tasks.phases import PhasedTask
+from expt.tasks.task import Facts
 
 Format = Literal["torch_export", "onnx"]
 SAMPLES = 64
@@ -86,8 +85,8 @@ def export(
         found = samples(
             config, record["data"], max(SAMPLES, batch_size or 0), normalised=not preprocess
         )
-        task = task_build.build(config.task, record["data"], class_names=model.class_names)
-    if isinstance(task, PhasedTask):
+        task = config.task.build(Facts(shapes=record["data"], class_names=model.class_names))
+    if task.phases:
         raise ConfigError(
             f"{run}: a model of several phases has no one output that could be exported"
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine
-from expt.config import tasks
 from expt.config.datasets import noun_of
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
@@ -185,7 +184,7 @@ def _check_split(split: str, record: Record) -> None:
 def _check_top(top: int | None, config: RunConfig, record: Record) -> None:
     if top is None:
         return
-    if not isinstance(config.task, tasks.Classification):
+    if config.task.TARGETS != "class":
         raise ConfigError(
             f"--top {top}: is of classes, and the run's task is {config.task.name}; leave it out"
         )

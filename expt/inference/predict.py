@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from expt.config import tasks
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch
 from expt.errors import ConfigError, OutOfMemory
@@ -18,9 +15,7 @@ from expt.inference.answers import Answers, Form, Likelihoods, form_of
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import Plan
 from expt.inference.reading import Chunk
-from expt.tasks import build as task_build
-from expt.tasks.phases import PhasedTask
-from expt.tasks.task import Task
+from expt.tasks.task import Facts, Task
 
 _NUMBERS, _MOST = 10_000_000, 1024
 """A batch's inputs, and its samples, where nothing is said of its size: 40 MB of float32."""
@@ -38,7 +33,7 @@ class Predictor:
         self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)
         with importable_from_here():
             self._task = _task(plan.config, plan)
-        if isinstance(self._task, PhasedTask):
+        if self._task.phases:
             raise ConfigError(
                 f"{asked.run}: a model of several phases says nothing of a sample; use expt.load in"
                 " Python"
@@ -120,10 +115,8 @@ def _device(name: str) -> torch.device:
 
 
 def _task(config: RunConfig, plan: Plan) -> Task:
-    task: Any = config.task
-    if isinstance(task, tasks.Classification):
-        task = dataclasses.replace(task, class_weights=None)  # of the training loss
-    return task_build.build(task, plan.data)
+    task: Task = config.task.build(Facts(shapes=plan.data))
+    return task
 
 
 @contextlib.contextmanager

@@ -166,10 +166,10 @@ class Search(Iterator[Job | None]):
             return False
         return before is None or before.objectives != self._leader.objectives
 
-    def has(self, paths: RunPaths) -> bool:
-        """Return whether the run is a trial with a number."""
+    def is_of_another(self, number: int, paths: RunPaths) -> bool:
+        """Return whether the run is the trial of another number."""
         trial = self._trials.get(paths.folder)
-        return trial is not None and trial.number is not None
+        return trial is not None and trial.number not in (None, number)
 
     def suggest(self) -> tuple[int, Values] | None:
         """Return the number and the values of the next trial; None where there is none."""

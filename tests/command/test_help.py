@@ -56,14 +56,14 @@ def test_three_examples_come_first() -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
     assert (
-        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker'"
-        in lines
+        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker' [in a"
+        " fork from an epoch's end]"
+    ) in lines
+    assert (
+        "ddp.bucket_cap_mb=25 size of a communication bucket [MiB] [changes rounding only]" in lines
     )
-    assert "ddp.bucket_cap_mb=25 size of a communication bucket [MiB]" in lines
     (memory,) = (line for line in lines if line.startswith("ddp.shared_memory=true"))
-    assert memory.endswith(
-        "through gloo's sockets; from three workers on, this changes rounding"
-    ), "of two lines"
+    assert memory.endswith("through gloo's sockets [changes rounding only]"), "of two lines"
     assert not any("hydra." in line for line in lines)
 
 

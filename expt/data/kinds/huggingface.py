@@ -77,12 +77,12 @@ class HuggingFace(Images):
                 "dataset.image_size and transforms: are of images, and dataset.input names columns"
                 " of numbers; leave them out"
             )
-        if self.standardise_targets and not self.has_rows and task.name != "regression":
+        if self.standardise_targets and not self.has_rows and task.TARGETS != "numbers":
             problems.append(
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
                 f" or name columns of numbers, as in 'dataset.input=[{self.input}]'"
             )
-        masks = problems_of_masks(self, task) if self.has_masks(task.name == "segmentation") else []
+        masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
         return [*dict.fromkeys(problems), *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
@@ -127,9 +127,9 @@ class HuggingFace(Images):
         if not isinstance(self.input, str):
             rows, parts = _table(self, self.input, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
-        if task.name == "segmentation":
+        if task.TARGETS == "mask":
             return _masks(self, self.input, splits, task, num_workers)
-        if task.name in ("regression", "multilabel"):
+        if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
             return _numbered(self, self.input, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
@@ -174,7 +174,7 @@ def _numbered(
         path = Path(dataset.path) / part
         cells = {name: _column(split, name) for name in names_of(dataset.target)}
         values, names = columns.numbers_of(path, cells, names_of(dataset.target))
-        if task.name == "multilabel":
+        if task.TARGETS == "labels":
             columns.check_labels(path, names, values)
         targets[part] = torch.from_numpy(values).float()
     return of_numbers(
@@ -236,13 +236,13 @@ def _table(
         cells = {name: _column(split, name) for name in (*features, *names_of(dataset.target))}
         values, feature_names = columns.numbers_of(path, cells, features)
         found.setdefault("features", []).append(values)
-        if not task.name == "classification":
+        if task.TARGETS != "class":
             answers, target_names = columns.numbers_of(path, cells, names_of(dataset.target))
             found.setdefault("targets", []).append(answers)
-            if task.name == "multilabel":
+            if task.TARGETS == "labels":
                 columns.check_labels(path, target_names, answers)
     names: Sequence[str] = ()
-    if task.name == "classification":
+    if task.TARGETS == "class":
         known, numbers = _classes(dataset, splits)
         found["targets"] = [np.array(each, np.int64) for each in numbers.values()]
         target_names, names = names_of(dataset.target), [str(name) for name in known]
