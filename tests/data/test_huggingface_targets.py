@@ -141,7 +141,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     for more, told in (
         (
             ["dataset.target=image", "dataset.input=[old]"],
-            "dataset.target=image: holds images, not numbers; name a",
+            "dataset.target=image: holds images, and is to hold numbers",
         ),
         (
             ["dataset.input=[image]"],
@@ -191,7 +191,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
         )
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
     with pytest.raises(
-        DataError, match=r"dataset.target=kind: holds int64, not masks; name a column of images"
+        DataError, match=r"dataset.target=kind: holds int64, and is to hold images"
     ):
         build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
     with pytest.raises(
