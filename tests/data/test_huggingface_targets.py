@@ -145,7 +145,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
         ),
         (
             ["dataset.input=[image]"],
-            "dataset.input=image: holds images, not numbers; name a column of numbers",
+            "dataset.input=image: holds images, and is to hold numbers",
         ),
         (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
         (
