@@ -1,6 +1,4 @@
-"""The command line: `python -m expt KEY=VALUE ...`, `python -m expt report ...`, and the console
-script `expt`.
-"""
+"""`python -m expt KEY=VALUE ...`, `python -m expt report ...`, and the console script `expt`."""
 
 from __future__ import annotations
 
@@ -14,22 +12,19 @@ TYPED_AT = time.monotonic()
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit; see expt.command.command_line."""
+    """Run the command in sys.argv, and exit; see expt.command.main."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # while it imports: Ctrl-C ends it, and prints no traceback
+    if before is signal.default_int_handler:  # while it imports: Ctrl-C ends it, without traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        from expt.command import command_line  # late: Ctrl-C may come meanwhile
+        from expt.command import main as command
 
         if not getattr(sys.flags, "safe_path", False):
             with contextlib.suppress(OSError):  # a folder that is gone
-                if (
-                    here := os.getcwd()
-                ) not in sys.path:  # as `python -m expt` has it, for a person's own classes
+                if (here := os.getcwd()) not in sys.path:  # for custom classes
                     sys.path.insert(0, here)
-        command_line.main(sys.argv[1:], typed_at=TYPED_AT)
+        signal.signal(signal.SIGINT, before)
+        command.main(sys.argv[1:], typed_at=TYPED_AT)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from expt.command import terminal
 from expt.command.evaluate import evaluate as evaluate_as
-from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
+from expt.command.run import command
+from expt.command.words import Options, options_of
 from expt.errors import ConfigError, SweepFailed, warn
 from expt.launch import forkserver
 from expt.python.keywords import folder_word, words_of
@@ -18,7 +18,6 @@ from expt.python.predictions import Predictions
 from expt.python.result import Result, Runs
 from expt.python.sweep_result import SweepResult
 from expt.runs.named_checkpoint import Which, run_and_which
-from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
 
@@ -77,16 +76,9 @@ def run(
     words = [
         *words_of(arguments, settings),
         *folder_word(folder, sweep=False),
-        *(["-q"] if quiet else []),
     ]
-    if several := [
-        word for word in words if word in ("-m", "--multirun") or word.startswith("sweep=")
-    ]:
-        raise ConfigError(
-            f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results"
-        )
     forkserver.warm(forkserver.libraries_in(words))
-    completed = _folders(words, may_sweep=False)
+    completed = _folders(options_of(words), quiet, may_sweep=False)
     if not completed:
         raise ConfigError("preflight=true: trains nothing that could be returned; leave it out")
     return Result.of(completed[0])
@@ -118,11 +110,10 @@ def sweep(
     words = [
         *words_of(arguments, settings, sweep=True),
         *folder_word(folder, sweep=True),
-        *(["-q"] if quiet else []),
     ]
     forkserver.warm([*forkserver.SWEEP_MODULES, *forkserver.libraries_in(words)])
     try:
-        return SweepResult.of(_folders(["-m", *words]))
+        return SweepResult.of(_folders(options_of(["-m", *words]), quiet))
     except SweepFailed as error:
         if not error.completed:
             raise
@@ -160,8 +151,8 @@ def evaluate(
     With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate
     --help`. They are kept in RUN/evaluations too. Raises as `run` does."""
     forkserver.warm()
-    with terminal.quietly(words_of(arguments, settings)) as words:
-        (paths,) = evaluate_as(Path(folder), words)
+    options = options_of(words_of(arguments, settings))
+    (paths,) = evaluate_as(Path(folder), options.settings, quiet=options.quiet)
     return read_result(paths)["metrics"]
 
 
@@ -209,8 +200,8 @@ def predict(
     return found
 
 
-def _folders(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Path]:
-    """Those of the runs that have completed or paused."""
-    with terminal.quietly(arguments) as words:
-        ended: list[RunPaths] = command(words, typed_at=time.monotonic(), may_sweep=may_sweep)
+def _folders(options: Options, quiet: bool, *, may_sweep: bool = True) -> list[Path]:
+    """Return the folders of the runs that have completed or paused."""
+    options = options._replace(quiet=quiet or options.quiet)
+    ended = command(options, typed_at=time.monotonic(), may_sweep=may_sweep, from_python=True)
     return [paths.folder for paths in ended]

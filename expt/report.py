@@ -2,7 +2,7 @@
 
 import sys
 
-from expt.command.command_line import main
+from expt.command.main import main
 
 if __name__ == "__main__":
     main(["report", *sys.argv[1:]])

@@ -5,7 +5,7 @@ From Python it is `expt.rerun`, see expt.api.
 
 import sys
 
-from expt.command.command_line import main
+from expt.command.main import main
 
 if __name__ == "__main__":
     main(["rerun", *sys.argv[1:]])

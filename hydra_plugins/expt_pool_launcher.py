@@ -1,5 +1,6 @@
-"""Hydra's launcher `pool`: a sweep's runs, packed on GPUs or cores. expt.command.sweep does the
-work.
+"""Hydra's launcher `pool`: the keys of `hydra.launcher`, and the pool for other sweepers than ours.
+
+expt runs its own sweeps without Hydra's launchers; see expt.command.sweep.
 """
 
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -34,23 +35,40 @@ ConfigStore.instance().store(
 
 
 class PoolLauncher(Launcher):
-    """Starts each run the moment enough devices are free; no batch waits for its slowest run."""
+    """Runs the batches of a sweeper by the pool, and calls Hydra's callbacks for each run."""
 
-    def __init__(self, **options: Any) -> None:
-        self._options = options
+    def __init__(self, **_: Any) -> None:
+        """Do nothing: the keys are in the configuration that `setup` gets."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Keep what Hydra gives every launcher."""
-        from expt.command.sweep import (
-            Multirun,
-        )  # late: Hydra imports every plugin, even to print --help
-
-        self.multirun = Multirun(hydra_context, task_function, config, self._options)
+        self._callbacks, self._task, self._config = hydra_context.callbacks, task_function, config
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run every point; a run's failure is in its JobReturn, and Ctrl-C ends them all."""
-        return self.multirun.launch(job_overrides, initial_job_idx)
+        """Run every point; the value of a failed run is nan, and Ctrl-C ends them all."""
+        from expt.command.by_hydra import Heard, HydraTask  # late: Hydra imports every plugin
+
+        def on_start(config: DictConfig) -> None:
+            self._callbacks.on_job_start(config=config, task_function=self._task)
+
+        def on_end(config: DictConfig, words: Sequence[str], value: float | None) -> None:
+            returned = _returned(words, value)
+            returned.cfg = config
+            self._callbacks.on_job_end(config=config, job_return=returned)
+
+        if not isinstance(self._task, HydraTask):
+            raise TypeError("hydra/launcher=pool runs the sweeps of expt only")
+        found = self._task.launch(
+            self._config, job_overrides, initial_job_idx, Heard(on_start, on_end)
+        )
+        return [_returned(*each) for each in zip(job_overrides, found, strict=True)]
+
+
+def _returned(words: Sequence[str], value: float | None) -> JobReturn:
+    returned = JobReturn(overrides=list(words), status=JobStatus.COMPLETED)
+    returned.return_value = value
+    return returned

@@ -1,136 +1,263 @@
-"""The command line: what the arguments ask for, and how every command ends.
-
-Free of torch and Hydra.
-"""
+"""The settings of a command line, read in one pass: as Hydra takes them, checked, and completed."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from expt import __version__, machine, signals
-from expt.command import terminal
-from expt.command.words import WORDS
-from expt.errors import (
-    INTERRUPTED_BEFORE,
-    ConfigError,
-    ExptError,
-    Interrupted,
-    did_you_mean,
-    printable,
-)
-from expt.launch import forkserver, slurm_variables
-from expt.launch.launcher import launcher
+import yaml
+from omegaconf import OmegaConf
 
-# Hydra's options that print something, and start no run.
-PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+from expt.command.compose import Where, is_readable, own_folders_of, parse_one
+from expt.command.conf_files import conf_here, refuse_hidden
+from expt.command.parents import with_parent
+from expt.command.words import WORDS, Exact, Options
+from expt.config import main_code
+from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
+from expt.runs.sweep import latest_sweep
+from expt.runs.typed import NAMES_A_RUN, for_strategy, key_of, quoted, unquoted, values_of
+
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+"""Keys whose value is one text, commas and all."""
+TEXTS = ("search.constraints", "search.when", "search.warm_start")
+"""Keys whose value is a list of texts, for which Hydra's grammar may have no reading."""
 
 
-def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
-    """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143)
-    interrupted.
+class Line(NamedTuple):
+    """A command line as far as its checks look at it."""
+
+    settings: list[str]
+    sweep: bool
+    begins: bool
+
+    def value(self, key: str) -> str | None:
+        """Return the last value of a key."""
+        found = [word.partition("=")[2] for word in self.settings if key_of(word) == key]
+        return unquoted(found[-1]) if found else None
+
+
+def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
+    """Return the settings in Hydra's grammar, and where their YAML lies.
+
+    A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
+    one that torchrun starts again does not begin, and is in a folder of its own already.
     """
-    terminal.prepare()
-    with signals.interrupts_noted():
-        code = _exit_code(arguments, time.monotonic() if typed_at is None else typed_at)
-    if code:
-        sys.exit(code)
-
-
-def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
-    try:
-        _refuse_lost_folder()
-        with terminal.quietly(arguments) as words:
-            code = _run(words, typed_at)
-    except ExptError as error:
-        _complain(error)
-        code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
-    except KeyboardInterrupt:
-        code = signals.exit_code()
-    except BaseException:  # a RuntimeError, where Ctrl-C came as Python made a class
-        if not signals.was_interrupted():
-            raise
-    finally:
-        forkserver.kill()
-    return signals.exit_code() if signals.was_interrupted() else code
-
-
-def _refuse_lost_folder() -> None:
-    """Raise ConfigError where the current folder has been removed."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise ConfigError(
-            f"the current folder is no longer there ({error.strerror}); cd to one that is"
-        ) from error
-
-
-def _run(arguments: Sequence[str], typed_at: float) -> int:
-    if arguments and arguments[0] in WORDS:
-        return int(importlib.import_module(WORDS[arguments[0]].module).main(arguments[1:]))
-    if {"--help", "-h"} & {*arguments} or arguments[:1] == ["help"]:
-        if word := next((word for word in arguments if word in WORDS), None):
-            return int(importlib.import_module(WORDS[word].module).main(["--help"]))
-        _help(arguments)
-        return 0
-    if "--version" in arguments:
-        print(f"expt {__version__}")
-        return 0
-    slurm_variables.adopt(os.environ)
-    several = [
-        word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")
+    settings = [
+        str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
-    how = launcher()
-    if several:
-        how.refuse_sweep(several[0])
-    if how.starts_workers:
-        _refuse_unknown(arguments)
-        if not {*PRINTING, "debug=true"} & {
-            *arguments
-        } and "hydra/launcher=submitit" not in " ".join(arguments):
-            # At once: it imports torch on another core while this process composes the
-            # configuration.
-            forkserver.warm(
-                [
-                    *(forkserver.SWEEP_MODULES if several else ()),
-                    *forkserver.libraries_in(arguments),
-                ]
-            )
+    line = Line(_with_latest(settings), options.sweep, begins)
+    _check(line)
+    settings, own = _with_earlier(line)
+    settings, of_parent = with_parent(settings, sweep=options.sweep)
+    own = own or of_parent
+    config_dir = (
+        options.config_dir if options.config_dir is not None else own or conf_here(settings)
+    )
+    where = Where(
+        own=_folders(config_dir),
+        config_dir=Path(options.config_path) if options.config_path else None,
+        config_name=options.config_name,
+    )
+    return settings, where
+
+
+def _folders(config_dir: str | Sequence[str] | None) -> tuple[str, ...]:
+    found = (config_dir,) if isinstance(config_dir, str) else tuple(config_dir or ())
+    for folder in found:
+        path = Path(os.path.expanduser(folder.removeprefix("file://")))
+        if "://" in folder and not folder.startswith("file://"):
+            continue
+        if not path.is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+        refuse_hidden(path)
+    return tuple(os.path.expanduser(folder) for folder in found)
+
+
+def where_of(config_dir: Path | None, settings: Sequence[str]) -> Where:
+    """Return where the YAML of `settings` lies: in `config_dir` too, or else in `conf` here."""
+    return Where(own=_folders(str(config_dir) if config_dir else conf_here(settings)))
+
+
+def readable(word: str) -> str:
+    """Return the word as Hydra's grammar takes it: what it has no reading for is put in quotes.
+
+    So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes, and
+    `~` is the home.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
+        return word
+    quote = value[:1] if value[:1] in ("'", '"') else ""
+    if value.startswith((f"{quote}~/", "~")) and re.match(rf"{quote}~(/|{quote}$)", value):
+        value = value.replace("~", os.path.expanduser("~"), 1)
+    changed = f"{key}={value}"
+    if quote:
+        return changed
+    if key in FOLDERS:
+        return f"{key}={quoted(value)}"
+    if (
+        key in NAMES_A_RUN
+        and "," in value
+        and len(names := values_of(value)) < value.count(",") + 1
+    ):
+        several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
+        return f"{key}={','.join(several)}"
+    if key in TEXTS and value[:1] in ("[", "{") and not is_readable(changed):
+        return _as_texts(key, value) or changed
+    is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
+    if is_list or value.startswith("interval(") or is_readable(changed):
+        return changed
+    return f"{key}={','.join(map(quoted, value.split(',')))}"
+
+
+def _as_texts(key: str, value: str) -> str | None:
+    """Return a list of texts, or a mapping to some, in Hydra's grammar."""
     try:
-        if not several:  # to compose many takes longer than all the imports
-            forkserver.leave_it_both_cores()
-        with machine.seldom_collecting():  # a tenth sooner
-            from expt.command.main import command  # late: it imports Hydra
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_BEFORE) from None
-    command(arguments, typed_at=typed_at)
-    return 0
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return None
+    if isinstance(found, dict):
+        several = {
+            name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()
+        }
+        found = [f"{name}: {text}" for name, texts in several.items() for text in texts]
+    return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
 
 
-def _refuse_unknown(arguments: Sequence[str]) -> None:
-    """Raise ConfigError where the first word looks like one of WORDS, and is none."""
-    if arguments and re.fullmatch(r"[A-Za-z][\w-]*", arguments[0]):
-        raise ConfigError(
-            f"{arguments[0]}: neither a command ({', '.join(WORDS)}) nor of the form key=value."
-            f"{did_you_mean(arguments[0], WORDS)}"
-        )
+def without_quotes(word: str) -> str:
+    """Return the word as a person may type it, without quotes and escapes that `readable` adds."""
+    key, equals, value = word.partition("=")
+    simple = f"{key}{equals}{unquoted(value)}"
+    if simple == word:
+        return word
+    read = readable(simple)
+    return simple if read == word or (value[-1] not in "'\"" and _are_one(read, word)) else word
 
 
-def _help(arguments: Sequence[str]) -> None:
-    from rich.console import Console
+def _are_one(word: str, other: str) -> bool:
+    """Return whether both give one key the same value."""
+    if not (is_readable(word) and is_readable(other)):
+        return False
+    one, same = parse_one(word), parse_one(other)
+    return not one.is_sweep_override() and bool(one.value() == same.value())
 
-    from expt.command.help import print_help
 
-    print_help(Console(), arguments)
+def _check(line: Line) -> None:
+    """Raise ConfigError with what CHECKS find; warn of a key that is there twice."""
+    problems, last = list[str](), {key_of(word): word for word in line.settings}
+    for word in dict.fromkeys(line.settings):
+        key, _, value = word.partition("=")
+        for pattern, check in CHECKS:
+            if re.fullmatch(pattern, key) and (problem := check(word, unquoted(value), line)):
+                problems.append(problem)
+                break
+        if (counts := last[key_of(word)]) != word:
+            warn(f"{word}: the key is there twice, and the last counts, {counts}")
+    if problems:
+        raise ConfigError(problems)
 
 
-def _complain(error: ExptError) -> None:
-    from rich.console import Console
+def _has_no_key(word: str, _: str, __: Line) -> str:
+    if word in WORDS:
+        return f"{word}: a command comes first, as in python -m expt {word}"
+    if word.startswith("~") or ("=" in word and word[0] != "="):
+        return ""
+    return f"{word}: not of the form key=value; quote values with spaces or brackets"
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print("error:", style="bold red", end=" ")
-    console.print(printable(str(error)), markup=False, emoji=False)
+
+def _names_no_folder(word: str, value: str, _: Line) -> str:
+    return "" if value else f"{word}: names no folder; is a variable of the shell empty?"
+
+
+def _is_used(word: str, value: str, line: Line) -> str:
+    """Refuse the folder of another run, unless it is resumed there."""
+    if line.value("resume") == "auto" or not line.begins:
+        return ""
+    paths = RunPaths(Path(value))
+    if paths.result.exists():
+        ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
+        more = "" if ended else ", or resume that run with resume=auto"
+        return f"{word}: holds a run already; choose another folder{more}"
+    left = (paths.metrics, paths.checkpoints, paths.logs(0).parent)
+    there = next((path.name for path in left if path.exists()), None)
+    return f"{word}: holds {there} already; choose another folder" if there else ""
+
+
+def _resumes_nothing(word: str, _: str, line: Line) -> str:
+    """Refuse `resume=auto` without a folder, or with one that holds nothing to resume.
+
+    With other settings a new run may be meant, which the same command resumes later: then only
+    warn.
+    """
+    if line.value("resume") != "auto" or not line.begins:
+        return ""
+    key, what = ("hydra.sweep.dir", "sweep") if line.sweep else ("hydra.run.dir", "run")
+    given = line.value(key)
+    if given is None:
+        needs = "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+        return "" if line.sweep else needs
+    folder, paths = Path(given), RunPaths(Path(given))
+    left = (paths.result, paths.overrides, paths.checkpoints)
+    there = is_sweep(folder) if line.sweep else any(map(Path.exists, left))
+    if there or "$" in given or (folder.exists() and not folder.is_dir()):
+        return ""
+    missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
+    if line.sweep or len(line.settings) > 2:
+        warn(f"{key}={folder}: {missing}; a new {what} begins there")
+        return ""
+    inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
+    beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
+    hint = f" {inside[-1]} is one." if inside else did_you_mean(given, {*beside} - {given})
+    return f"{key}={folder}: {missing}, so no run to resume.{hint}"
+
+
+def _names_several(word: str, value: str, _: Line) -> str:
+    several = re.findall(r"\w+", value.removeprefix("choice"))[1:]
+    return f"{word}: a search has one sampler; type a command for each" if several else ""
+
+
+Check = Callable[[str, str, Line], str]
+CHECKS: tuple[tuple[str, Check], ...] = (
+    (r".*", _has_no_key),
+    (r"hydra\.(run|sweep)\.dir", _names_no_folder),
+    (r"hydra\.run\.dir", _is_used),
+    (r"resume", _resumes_nothing),
+    (r"search", _names_several),
+)
+"""For keys of a pattern: what is wrong with the word, its value and the line, or an empty text."""
+
+
+def _with_latest(settings: Sequence[str]) -> list[str]:
+    """Put the newest sweep's folder in the place of `latest`."""
+    words = list(settings)
+    for at, word in enumerate(words):
+        if word == "hydra.sweep.dir=latest":
+            newest = latest_sweep(Path("outputs"))
+            if newest is None:
+                raise ConfigError(f"{word}: there is no sweep in outputs/sweeps yet")
+            words[at] = f"hydra.sweep.dir={quoted(newest)}"
+    return words
+
+
+def _with_earlier(line: Line) -> tuple[list[str], list[str]]:
+    """Put the settings of the run that `resume=auto` continues before those that are typed.
+
+    Returns the folders of own YAML that it was started with, too.
+    """
+    folder = line.value("hydra.run.dir")
+    if line.value("resume") != "auto" or folder is None:
+        return line.settings, []
+    paths = RunPaths(Path(folder))
+    main_code.find_kept(paths.code)
+    own = own_folders_of(paths.hydra_settings)
+    if not paths.overrides.exists():
+        return line.settings, own
+    earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
+    given = {"resume", *map(key_of, line.settings)}
+    kept = [word for word in earlier if key_of(word) not in given]
+    return [*for_strategy(kept, earlier, line.settings), *line.settings], own

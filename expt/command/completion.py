@@ -1,58 +1,71 @@
-"""What a shell offers for a command that is being typed: expt's words, settings, and their values."""
+"""What a shell offers for a command that is being typed: subcommands, settings, their values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterable
+from pathlib import Path
 
+from expt.command.conf_files import conf_dir, conf_here, groups, keys
 from expt.command.words import WORDS
 from expt.config.choices import choices_of
 
 
-def completed(line: str, composed: Callable[[str], list[str]]) -> list[str]:
-    """The words that the last one of `line` may become; `composed` has Hydra's of a line of
-    settings.
+def print_completions() -> None:
+    """Print what the line in the environment of Hydra's completion script may become."""
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split(maxsplit=3 if line.startswith("python") else 1)
+    print("\n".join(completed(words[-1] if len(words) in (2, 4) else "")))
 
-    Where there are none, a shell offers files.
-    """
-    typed, ended = line.split(), not line or line[-1].isspace()
-    if typed and typed[0] in WORDS and (len(typed) > 1 or ended):
-        num_words = 2 if typed[0] == "evaluate" else len(typed) + 1  # before settings
-        if len(typed) + ended <= num_words:
+
+def completed(line: str) -> list[str]:
+    """Return the words that the last one of `line` may become; a shell offers files for none."""
+    typed = line.split() if line[-1:].strip() else [*line.split(), ""]
+    *before, last = typed or [""]
+    if before and before[0] in WORDS:
+        if before[0] != "evaluate" or len(before) == 1:
             return []
-        return _of_an_evaluation(typed[num_words:], composed, ended=ended)
-    found = _settings(line, composed)
-    first = typed[0] if typed else ""
-    return (
-        sorted([*found, *(word for word in WORDS if word.startswith(first))])
-        if len(typed) + ended <= 1
-        else found
-    )
+        return sorted(
+            word for word in _settings(last) + _of_evaluations(last) if _is_measured(word)
+        )
+    words = [] if before else [word for word in WORDS if word.startswith(last)]
+    return sorted({*words, *_settings(last)})
 
 
-def _settings(line: str, composed: Callable[[str], list[str]]) -> list[str]:
-    """Of a setting Hydra knows the present value alone."""
-    word = "" if line[-1:].isspace() else line.rpartition(" ")[2]
+def _settings(word: str) -> list[str]:
+    """Return what a setting may become: a key up to its next dot, or its values."""
     key, equals, _ = word.partition("=")
-    values = (f"{key}={value}" for value in choices_of(key)) if equals else ()
-    return sorted({*composed(line), *(value for value in values if value.startswith(word))})
+    if equals:
+        values: Iterable[str] = [*choices_of(key), *_options(key)]
+        return [
+            each
+            for each in dict.fromkeys(f"{key}={value}" for value in values)
+            if each.startswith(word)
+        ]
+    depth = word.count(".") + 1
+    found = dict.fromkeys(".".join(each.split(".")[:depth]) for each in keys())
+    known = {*keys()}
+    whole = [f"{each}=" for each in found if each in known]
+    leading = [f"{each}." for each in found if any(key.startswith(f"{each}.") for key in known)]
+    return [each for each in [*whole, *leading] if each.startswith(word)]
 
 
-def _of_an_evaluation(
-    typed: list[str], composed: Callable[[str], list[str]], *, ended: bool
-) -> list[str]:
+def _options(group: str) -> list[str]:
+    own = conf_here([f"{group}="])
+    folders = [conf_dir(), *([Path(own)] if own else [])]
+    files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
+    return [path.stem for path in files] if group in groups() or own else []
+
+
+def _of_evaluations(word: str) -> list[str]:
     from expt.command.evaluation_settings import CHOICES  # late: Hydra
 
-    whole, last = (typed, "") if ended else (typed[:-1], typed[-1])
-    known = [
-        word for word in whole if word.partition("=")[0] not in CHOICES
-    ]  # which Hydra does not know
-    found = [word for word in _settings(" ".join([*known, last]), composed) if _is_measured(word)]
     choices = (f"{key}={choice}" for key, several in CHOICES.items() for choice in several)
-    return [*found, *(word for word in choices if word.startswith(last))]
+    return [each for each in choices if each.startswith(word)]
 
 
 def _is_measured(word: str) -> bool:
-    """Whether an evaluation takes this setting."""
+    """Return whether an evaluation takes this setting."""
     from expt.command.evaluation_settings import TYPED  # late: Hydra
 
     key = word.partition("=")[0]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.command.arguments import without_quotes
+from expt.command.command_line import without_quotes
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets
 from expt.errors import ExptError, warn

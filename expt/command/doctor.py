@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import itertools
 import multiprocessing
 import os
@@ -303,15 +302,15 @@ def _checked(dataset: Downloaded, folder: Path) -> Finding:
 
 def two_workers(*words: str) -> Finding:
     """Let them train for a moment, on the devices that `words` ask for."""
-    from expt.command.main import command  # late: Hydra
+    from expt.command.run import command  # late: Hydra
+    from expt.command.words import Options
 
     what = "workers"
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*words, *_QUICK, f"hydra.run.dir={folder}/run"]
         try:
             (paths,) = command(
-                [*words, *_QUICK, f"hydra.run.dir={folder}/run"],
-                typed_at=time.monotonic(),
-                may_sweep=False,
+                Options(settings, quiet=True), typed_at=time.monotonic(), may_sweep=False
             )
             result = read_result(paths)
         except ExptError as error:

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from expt import machine
-from expt.command.overrides import about_run
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
@@ -73,9 +70,13 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-@machine.not_world_writable()
 def evaluate(
-    folder: Path, words: Sequence[str], *, best: int | None = None, config_dir: Path | None = None
+    folder: Path,
+    words: Sequence[str],
+    *,
+    best: int | None = None,
+    config_dir: Path | None = None,
+    quiet: bool = False,
 ) -> list[RunPaths]:
     """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers;
     returns where.
@@ -105,9 +106,10 @@ def evaluate(
         raise ConfigError(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
         ) from error
-    failed = evaluations.carry_out(requests, Console())
+    console = terminal.console(quiet=quiet)
+    failed = evaluations.carry_out(requests, console)
     done = [paths for paths in (request.paths for request in requests) if _is_complete(paths)]
-    print_evaluations(Console(), done)
+    print_evaluations(console, done)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(requests)} evaluations failed: {failed[0]}")
     return done
@@ -151,7 +153,9 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
-    """Makes its folder."""
+    """Make its folder."""
+    from expt.command.hydra_files import about_run  # late: Hydra
+
     paths = RunPaths(
         Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name)))
     )

@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command import overrides, own_class
-from expt.command.arguments import readable, with_own_keys
-from expt.command.composing import composed_alone
+from expt.command.command_line import readable, where_of
+from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
-from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
 from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.identity import Content
-from expt.config.keys import differing, flat, meaning
-from expt.config.parse import parse_evaluation, plain, settings_of, with_value
+from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
+from expt.config.parse import parse_evaluation, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
@@ -28,50 +25,19 @@ from expt.runs.named_checkpoint import run_and_which
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
 
-HOW = (
-    *(
-        "world_size",
-        "gpus",
-        "backend",
-        "threads",
-        "batch_size",
-        "amp",
-        "compile",
-        "matmul_precision",
-    ),
-    *("deterministic", "timeout_s", "tensorboard.images"),
-)
+HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
 """Settings of how it is measured, which may be others than the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
-OF_THIS_MACHINE = dict.fromkeys(("world_size", "gpus", "backend", "threads"), "auto")
-OF_TRAINING = {
-    "strategy": "ddp",
-    "batch_norm": "per_worker",
-    "compile": False,
-    "debug": False,
-    "profile": False,
-    "resume": None,
-    "weights": None,
-    "fork": None,
-    "freeze": [],
-    "callbacks": [],
-    "max_restarts": 0,
-    "mixup": None,
-    "cutmix": None,
-    "init": {"name": "default"},
-    "gradient_accumulation": 1,
-    "activation_checkpointing": [],
-    "offload": None,
-    "label_smoothing": 0.0,
-    "early_stop": None,
-}
-"""What is not to hinder an evaluation, which trains nothing."""
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
-HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
+HELD_OUT = tuple(
+    key.removeprefix("dataset.")
+    for key in varying("split", "repetition")
+    if key.startswith("dataset.")
+)
 
 
 class Asked(NamedTuple):
@@ -107,15 +73,11 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
-    overrides.register_resolvers()
-    typed = with_own_keys(readable(words))
-    try:
-        parsed = overrides.parsed(typed)
-        for word in parsed:
-            _refuse(word)
-        values = {str(word.key_or_group): _value(word) for word in parsed}
-    except COMPOSING as error:
-        raise as_config_error(error, words, of_one_run=ONE_VALUE) from error
+    typed = list(map(readable, words))
+    overrides = parse(typed)
+    for override in overrides:
+        _refuse(override)
+    values = {str(override.key_or_group): _value(override) for override in overrides}
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
@@ -124,7 +86,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         run=folder,
         which=which,
         split=values.get("split"),
-        chosen=None if "dataset" not in values else own_class.name_of(values["dataset"]),
+        chosen=None if "dataset" not in values else _name_of_choice(values["dataset"]),
         dataset={
             key.removeprefix("dataset."): value
             for key, value in values.items()
@@ -180,8 +142,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     dataset = _dataset(then["dataset"], record["data"], asked)
     node = {
         **then,
-        **OF_TRAINING,
-        **OF_THIS_MACHINE,
+        **evaluation_values(),
         "dataset": dataset,
         "task": _task(then["task"], asked.metrics),
     }
@@ -203,8 +164,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
-        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
-    )  # type: ignore[arg-type]
+        run=run.absolute(),
+        which=asked.which,  # type: ignore[arg-type]
+        split=split,  # type: ignore[arg-type]
+        own_data=own,
+        dataset=other,
+    )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *(["last"] if asked.which == "last" else [])]
     return Settings(config, content, evaluation, "-".join(names))
@@ -250,11 +215,17 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
 
 
 def _composed(asked: Asked) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = plain(composed_alone(asked.words, asked.config_dir))["dataset"]
-    except COMPOSING as error:
-        raise as_config_error(error, asked.words, of_one_run=ONE_VALUE) from error
+    composer = Composer(where_of(asked.config_dir, asked.words))
+    found: dict[str, Any] = composer.settings(asked.words, sweep=False)["dataset"]
     return found
+
+
+def _name_of_choice(value: object) -> str:
+    """Return what a choice is called: a class as a YAML file of it would be, with its arguments."""
+    if not isinstance(value, dict):
+        return str(value)
+    words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
+    return " ".join([str(value.get("_target_", "")).rpartition(".")[2], *words])
 
 
 def _like(

@@ -10,11 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expt.command import libyaml
-from expt.command.arguments import apart
-from expt.command.conf_files import conf_dir, keys
-from expt.command.own_conf import own_folders, refuse_hidden
-from expt.command.words import WORDS
+from expt.command.conf_files import conf_dir, conf_here, keys, read_yaml, refuse_hidden
+from expt.command.words import WORDS, options_of
+from expt.config.keys import described
 from expt.errors import ConfigError, did_you_mean
 
 EXAMPLES = (
@@ -33,8 +31,12 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
 
     Raises ConfigError for a word that it has nothing to say about.
     """
-    folders = [conf_dir(), *own_folders(arguments)]
-    refuse_hidden(folders[1:])
+    options = options_of([word for word in arguments if word not in ("--help", "-h", "help")])
+    own = options.config_dir or conf_here(options.settings)
+    folders = [conf_dir(), *([Path(own)] if own else [])]
+    if own:
+        refuse_hidden(Path(own))
+    arguments = options.settings
     names = _names(folders)
     _refuse_unknown(arguments, names)
     console.print(
@@ -53,7 +55,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
     for title, rows in sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
-        console.print(_table(rows))
+        console.print(_table((row, _with_effect(row, meaning)) for row, meaning in rows))
     for group, name in _chosen(arguments).items():
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
         for path in itertools.islice(found, 1):
@@ -84,6 +86,11 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print(_table(more))
 
 
+def _with_effect(row: str, meaning: str) -> str:
+    effect = described(row.partition("=")[0])
+    return f"{meaning} [{effect}]" if effect else meaning
+
+
 def _names(folders: list[Path]) -> dict[str, list[str]]:
     """Of each group the options."""
     names: dict[str, dict[str, None]] = {}
@@ -96,7 +103,7 @@ def _names(folders: list[Path]) -> dict[str, list[str]]:
 
 
 def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:
-    for word in apart(arguments)[1]:
+    for word in arguments:
         group, equals, value = word.partition("=")
         if not equals and word != "help":
             raise ConfigError(
@@ -127,7 +134,7 @@ def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
     """The option of each group that has one: the last that is typed, or the default."""
-    defaults = libyaml.plain(conf_dir() / "config.yaml")["defaults"]
+    defaults = read_yaml(conf_dir() / "config.yaml")["defaults"]
     chosen = {
         group: name for item in defaults if isinstance(item, dict) for group, name in item.items()
     }

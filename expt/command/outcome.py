@@ -22,16 +22,12 @@ class Outcome:
     completed: list[RunPaths] = field(default_factory=list)
     paused: list[RunPaths] = field(default_factory=list)
     failed: list[RunPaths] = field(default_factory=list)
-    unfinished: list[RunPaths] = field(default_factory=list)
+    num_unfinished: int = 0
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
     """Of each run of a sweep that has failed, by its folder."""
     in_order: list[RunPaths] = field(default_factory=list)
-    """The completed, the paused and the failed, as the grid has them."""
-    num_unseen: int = 0
-    """Points of a sweep whose turn to be composed never came."""
-    may_be_fewer: bool = False
-    """Whether some of these may be complete, by an earlier command."""
+    """The completed, the paused and the failed, in the order of the grid."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
@@ -39,7 +35,7 @@ class Outcome:
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
-        if run_paths in self.paused:  # by an earlier command, and has gone on
+        if run_paths in self.paused:  # by an earlier command, and has continued
             self.paused.remove(run_paths)
             self.in_order.remove(run_paths)
         if status == FAILED and error is not None:
@@ -47,13 +43,15 @@ class Outcome:
         ended = {COMPLETED: self.completed, PAUSED: self.paused, FAILED: self.failed}
         if status in ended:
             self.in_order.append(run_paths)
-        ended.get(status, self.unfinished).append(run_paths)
+            ended[status].append(run_paths)
+        else:
+            self.num_unfinished += 1
 
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
         """Take in what became of a sweep's runs.
 
-        An error that is `spared` is no failure where any has come to something, maybe in an earlier
-        command."""
+        An error that is `spared` is no failure where any run has come to something.
+        """
         has_any = bool(self.completed or self.paused) or any(
             job.status in (COMPLETED, PAUSED) for job in jobs
         )
@@ -65,10 +63,8 @@ class Outcome:
         """Raise SweepFailed where a run of the sweep has failed."""
         if not self.failed:
             return
-        left = len(self.unfinished) + self.num_unseen
-        count = f"up to {left}" if self.may_be_fewer else left
-        rest = f", {count} were stopped or not started" if left else ""
-        total = len(self.in_order) + left
+        left = self.num_unfinished
+        rest = f", {left} were stopped or not started" if left else ""
         why = {
             paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed"))
             for paths in self.failed
@@ -77,4 +73,5 @@ class Outcome:
             [paths.folder.absolute() for paths in several]
             for several in (self.completed, self.in_order)
         )
+        total = len(self.in_order) + left
         raise SweepFailed(f"{len(self.failed)} of {total} runs failed{rest}", completed, why, runs)

@@ -1,4 +1,4 @@
-"""The words of a fork: those that ask for its parent, and what is typed beside them."""
+"""Settings of a fork: those of its parent, and what is typed beside them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override
-
-from expt.command.arguments import apart, searched
-from expt.command.overrides import parsed
+from expt.command.compose import Override, own_folders_of, parse_one
 from expt.config import main_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
@@ -23,56 +20,44 @@ from expt.runs.sweep import results_of_sweep
 from expt.runs.typed import inherited, key_of, unquoted
 
 
-def with_parent(arguments: Sequence[str]) -> list[str]:
-    """The words of a command; of one run's with those before them that ask for the run that it is a
-    fork of.
+def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
+    """Put the settings of the run that is forked before those that are typed.
 
-    A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked
-    is no run."""
-    options, settings = apart(arguments)
-    given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
-    if given is None or _goes_on(settings):
-        return arguments
-    sweeps, (override,) = bool({"-m", "--multirun"} & {*options}), parsed([given])
-    folder = _folder(settings, "hydra.sweep.dir")
-    known = Parents(folder if sweeps else None)
-    runs = [
-        RunPaths(named("fork", value)[0]) for value in _values(override) if not known.has(value)
-    ]
+    Returns the folders of own YAML that it was started with, too. The runs of a sweep get their
+    settings one by one, see `Parents`. Raises ConfigError where what is forked is no run.
+    """
+    words = list(settings)
+    given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
+    if given is None or _continues(words):
+        return words, []
+    known = Parents(_folder(words, "hydra.sweep.dir") if sweep else None)
+    values = [value for value in _values(parse_one(given)) if not known.has(value)]
+    runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         main_code.find_kept(run.code)
-    where = searched(runs[0], options) if runs else []
-    return [*where, *arguments] if sweeps else [*where, *options, *known.with_words(settings)]
+    own = own_folders_of(runs[0].hydra_settings) if runs else []
+    return (words if sweep else known.with_words(words)), own
 
 
-def _goes_on(settings: Sequence[str]) -> bool:
-    """Whether the fork itself is there, and has all its words."""
+def _continues(settings: Sequence[str]) -> bool:
+    """Return whether the fork itself is there, and has all its settings."""
     folder = _folder(settings, "hydra.run.dir")
     return "resume=auto" in settings and folder is not None and RunPaths(folder).overrides.exists()
 
 
 def _folder(settings: Sequence[str], key: str) -> Path | None:
-    return next(
-        (
-            Path(unquoted(word.partition("=")[2]))
-            for word in reversed(settings)
-            if key_of(word) == key
-        ),
-        None,
-    )
+    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
+    return Path(unquoted(found[-1])) if found else None
 
 
 def _values(override: Override) -> list[str]:
-    """What it names, each as Hydra's grammar reads it: of several values it gives texts of that
-    grammar, escaped.
-    """
-    words = (
-        [f"fork={text}" for text in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else []
-    )
-    values = [each.value() for each in (parsed(words) if words else [override])]
-    return [str(value) for value in values if value]
+    """Return what it names; of several values Hydra's grammar has escaped texts."""
+    if not override.is_sweep_override():
+        several = [override]
+    else:
+        texts = override.sweep_string_iterator()
+        several = [parse_one(f"fork={text}") for text in texts]
+    return [str(value) for each in several if (value := each.value())]
 
 
 class Parents:
@@ -109,7 +94,7 @@ class Parents:
         tells.
         """
         given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
-        if given is None or not (values := _values(parsed([given])[0])):
+        if given is None or not (values := _values(parse_one(given))):
             return list(point)
         known = self._known.get(values[0])
         try:

@@ -55,24 +55,18 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     """Return the configuration on a machine that has the GPUs it names, and the vocabulary."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import overrides
-    from expt.command.arguments import readable, with_own_keys
-    from expt.command.composing import composed_alone
-    from expt.command.hydra_errors import COMPOSING, as_config_error
-    from expt.config.parse import parse, plain
+    from expt.command import compose
+    from expt.command.command_line import readable, where_of
+    from expt.config.parse import parse
 
-    overrides.register_resolvers()
-    try:
-        composed = composed_alone(with_own_keys(readable(options.words)), options.config_dir)
-        with open_dict(composed):
-            if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
-                composed.dataset.root = "."  # a plan reads only what its settings don't say
-        settings = plain(composed)
-    except COMPOSING as error:
-        raise as_config_error(
-            error, options.words, of_one_run="plan looks at one run; name one value"
-        ) from error
-    settings |= {"resume": None, "weights": None}
+    words = list(map(readable, options.words))
+    if several := [each for each in compose.parse(words) if each.is_sweep_override()]:
+        raise ConfigError(f"{several[0].input_line}: plan looks at one run; name one value")
+    composed = compose.Composer(where_of(options.config_dir, words)).compose(words)
+    with open_dict(composed):
+        if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
+            composed.dataset.root = "."  # a plan reads only what its settings don't say
+    settings = compose.settings_of(composed) | {"resume": None, "weights": None}
     vocabulary, tokenizer = options.vocabulary, str((settings.get("dataset") or {}).get("tokens"))
     if vocabulary is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
         vocabulary = GPT2_VOCABULARY

@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.overrides import about_run
 from expt.command.words import Parser
 from expt.config import main_code
 from expt.config.identity import Content, identity
@@ -53,7 +52,6 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-@machine.not_world_writable()
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 
@@ -64,6 +62,8 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
             f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
             f"As the new run's folder it is ./{into}"
         )
+    from expt.command.hydra_files import about_run, remove_unused  # late: Hydra
+
     how = launcher()
     if not how.starts_workers:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
@@ -105,9 +105,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         sending.follow(config, run_paths.folder)
         how.carry_out(request, on_start)
     except ConfigError:
-        from expt.command.hydra_folder import leave_no_trace  # late: Hydra
-
-        leave_no_trace(run_paths)
+        remove_unused(run_paths)
         raise
     finally:
         sending.close()

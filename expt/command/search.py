@@ -1,26 +1,18 @@
-"""A search as a command: what Hydra's sweeper `search` does."""
+"""A search as a command: its trials are run as those of a grid."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
+from omegaconf import OmegaConf
 
-from expt.command.composed_run import ComposedRun
-from expt.command.hydra_adapter import settings_of_point
-from expt.command.hydra_errors import COMPOSING
-from expt.command.overrides import last_of_each
-from expt.command.own_class import folded
+from expt.command.grid import last_of_each
 from expt.command.preflight import Samples
 from expt.command.search_space import space_of
-from expt.command.sweep import Multirun, Runner
+from expt.command.sweep import Runner, Runs, Sweep
 from expt.command.sweep_display import SweepDisplay, show_dry_run
-from expt.command.sweep_runs import Runs, is_new
+from expt.command.sweep_folder import SweepRun
 from expt.config import keys
 from expt.config.identity import identity, shown
 from expt.config.schema import RunConfig
@@ -30,7 +22,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
-from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, OfSearch, Record
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
@@ -47,75 +39,54 @@ NAMED = 3
 """Settings that a warning names."""
 
 
-def search(
-    context: HydraContext, config: DictConfig, launcher: Launcher, arguments: Sequence[str]
-) -> list[JobReturn]:
-    """Run the search of `arguments`. Raises ConfigError, Interrupted."""
-    multirun = getattr(launcher, "multirun", None)
-    if not isinstance(multirun, Multirun):
-        raise ConfigError(
-            "search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other"
-            " ones out"
-        )
-    return SearchCommand(context, config, multirun, arguments).run()
+def search(sweep: Sweep, words: Sequence[str]) -> None:
+    """Run the search of `words`. Raises ConfigError, Interrupted."""
+    SearchCommand(sweep, words).run()
 
 
 class SearchCommand:
     """One command's search, from its overrides to its runs."""
 
-    def __init__(
-        self,
-        context: HydraContext,
-        config: DictConfig,
-        multirun: Multirun,
-        arguments: Sequence[str],
-    ) -> None:
-        self._context, self._config, self._multirun = context, config, multirun
-        self._settings = parse_search(_plain(config.search))
+    def __init__(self, sweep: Sweep, words: Sequence[str]) -> None:
+        self._sweep, self._config = sweep, sweep.config
+        self._settings = parse_search(_plain(sweep.config.search))
         self._budget = None if self._settings.budget is None else Budget(self._settings.budget)
-        self._is_sent = False
-        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-        self._fixed, self._axes = self._parted(
-            [*(f"{key}={value}" for key, value in params.items()), *arguments]
-        )
+        self._fixed, self._axes = self._parted(words)
 
-    def run(self) -> list[JobReturn]:
+    def run(self) -> None:
         """Search until there are as many trials as were asked for."""
-        multirun = self._multirun
-        multirun.begin()
+        sweep = self._sweep
         search = self._search()
-        if multirun.is_preflight:
+        if sweep.is_preflight:
             corners = [self._run(*each) for each in enumerate(self._space.corners())]
-            return multirun.try_out(corners, Samples(search.num_left, self._settings.rungs))
-        if multirun.is_dry_run:
+            return sweep.try_out(corners, Samples(search.num_left, self._settings.rungs))
+        if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
-        display = SweepDisplay(Console(), total=total, folder=multirun.folder, what="search")
+        display = SweepDisplay(sweep.console, total=total, folder=sweep.folder, what="search")
         display.note = lambda job: "  best so far" if search.is_new_best(job.paths) else ""
         try:
-            return multirun.carry_out(
+            sweep.carry_out(
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
             for line in self._at_end(search):
-                multirun.note(line)
+                sweep.note(line)
 
-    def _dry_run(self, search: Search) -> list[JobReturn]:
+    def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
         found = search.suggest() if search.count < self._settings.runs else None
         runs = [] if found is None else [self._run(*found)]
-        returned = show_dry_run(runs, len(runs)) if runs else []
+        if runs:
+            show_dry_run(runs, len(runs))
         what = "no further trial" if found is None else f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(leaderboard.wide_console(), f"{what} of {self._settings.runs}{before}")
-        return returned
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the overrides that all trials share, and the axes."""
         own = [
-            each
-            for each in last_of_each(folded(words))
-            if each.key_or_group.partition(".")[0] != "search"
+            each for each in last_of_each(words) if each.key_or_group.partition(".")[0] != "search"
         ]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
@@ -129,38 +100,31 @@ class SearchCommand:
 
     def _search(self) -> Search:
         """Return the search as its folder has it. Raises ConfigError for what can't work."""
-        multirun, settings = self._multirun, self._settings
+        sweep, settings = self._sweep, self._settings
         objective = _plain(self._config.objective)
         if isinstance(objective, list):
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         self._space = space = space_of(
-            self._axes,
-            settings.when,
-            self._context.config_loader,
-            self._settings_of,
-            multirun.machine,
-            multirun.is_group,
+            self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
-        multirun.open()
+        sweep.open()
         config = self._checked()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
         reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
-        found = Search(multirun.folder, settings, reader, rungs, self._budget)
+        found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
-        if not (multirun.is_dry_run or multirun.is_preflight):
-            (multirun.folder / SWEEP_RECORD).write_text(OmegaConf.to_yaml(self._config))
         return found
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
-        composer = self._multirun.composer
-        return settings_of_point(composer.compose(self._config, [*self._fixed, *words]))
+        found: dict[str, Any] = self._sweep.composer.settings([*self._fixed, *words], sweep=True)
+        return found
 
     def _config_of(self, values: Values) -> RunConfig:
         words = [*self._fixed, *self._space.words(values)]
-        return self._multirun.open().config_of(self._multirun.composer, self._config, words)
+        return self._sweep.open().config_of(words)
 
     def _checked(self) -> RunConfig:
         """Return the configuration of one trial, after a look at each choice and each end.
@@ -175,7 +139,7 @@ class SearchCommand:
                 errors.append(error)
         if not found:
             raise errors[0]
-        self._multirun.open().content_of(found[0])
+        self._sweep.open().content_of(found[0])
         if self._settings.rungs and len({(each.epochs, each.max_steps) for each in found}) > 1:
             raise ConfigError(
                 f"search.rungs={self._settings.rungs}: compares runs of equal length; search"
@@ -189,8 +153,8 @@ class SearchCommand:
             return []
         try:
             config = self._config_of(values)
-            content = self._multirun.open().content_of(config)
-        except (ConfigError, *COMPOSING):
+            content = self._sweep.open().content_of(config)
+        except ConfigError:
             return []
         if record["identity"] == identity(config, content):
             return []
@@ -205,18 +169,14 @@ class SearchCommand:
         named = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
         named = named or "outside the space"
         warn(
-            f"hydra.sweep.dir={self._multirun.folder}: has {len(others)} runs of other settings"
+            f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
             f" ({named}), which are no trials of this search"
         )
 
-    def _run(self, number: int, values: Values) -> ComposedRun:
-        multirun, words = self._multirun, [*self._fixed, *self._space.words(values)]
-        run = multirun.open().found(
-            multirun.composer, self._config, words, OfSearch(number=number), self._keys
-        )
-        if not self._is_sent:
-            multirun.send_along(run)
-        self._is_sent = True
+    def _run(self, number: int, values: Values) -> SweepRun:
+        words = [*self._fixed, *self._space.words(values)]
+        run = self._sweep.open().trial(words, OfSearch(number=number), self._keys)
+        self._sweep.send_along(run)
         return run
 
     def _rounds(
@@ -226,14 +186,10 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             run = self._run(number, values)
-            is_own = any(
-                trial.number == number and trial.folder == run.job.paths.folder
-                for trial in search.trials
-            )
-            if run.job not in runs and search.has(run.job.paths) and not is_own:
+            if run.job not in runs and search.is_of_another(number, run.job.paths):
                 display.repeated(run.job)
                 return None
-            return run.job if is_new(run, runs, display) else None
+            return self._sweep.take(run, runs, display)
 
         unfinished = search.unfinished
         for trial in search.trials:
@@ -243,15 +199,12 @@ class SearchCommand:
             if counts:
                 display.known(trial.folder if trial.status == PAUSED else None)
             if counts or trial.status in (COMPLETED, PAUSED):
-                self._multirun.known(RunPaths(trial.folder), trial.status, counts=counts)
-        batch = self._settings.batch
-        if isinstance(runner, Pool):
-            search.begin(make, has_room=runner.has_room, finish=runner.finish, batch=batch)
-        elif isinstance(runner, Queue):
-            search.begin(make, finish=runner.finish, batch=batch or BATCH)
+                self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
+        has_room = runner.has_room if isinstance(runner, Pool) else None
+        batch = self._settings.batch or (None if has_room else BATCH)
+        search.begin(make, has_room=has_room, finish=runner.finish, batch=batch)
+        if isinstance(runner, Queue):
             runner.look_on = search.has_spent_all
-        else:
-            search.begin(make, batch=batch or BATCH)
         while not search.is_over:
             yield search
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -9,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-
-from expt.command.misplaced import has_a_name
-from expt.command.overrides import key_typed, parsed
-from expt.command.sweep_values import why_empty
+from expt.command.compose import (
+    ChoiceSweep,
+    Composer,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    key_of,
+    parse,
+    parse_one,
+)
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
@@ -30,22 +34,19 @@ _WHOLE = r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)"
 def space_of(
     words: Sequence[str],
     when: Sequence[str],
-    loader: ConfigLoader,
+    composer: Composer,
     settings_of: SettingsOf,
     machine: Machine,
-    is_group: Callable[[str], bool],
 ) -> Space:
     """Return the space of the axes among `words`, and of those that conditions of `when` give.
 
     Raises ConfigError for what can't be searched.
     """
-    parser = OverridesParser.create(config_loader=loader)
-    overrides = [each for each in parser.parse_overrides(list(words)) if each.is_sweep_override()]
-    axes = [_parameter(override, is_group) for override in overrides]
+    axes = [_parameter(each, composer) for each in parse(words) if each.is_sweep_override()]
     first = [each.word(each.choices[0]) for each in axes if each.choices]
 
     def typed(each: Parameter, words: Sequence[str]) -> Parameter:
-        is_choice = is_group(each.name.partition("@")[0])
+        is_choice = composer.is_group(each.name)
         return each if is_choice else _typed(each, words, settings_of, machine)
 
     space = [typed(each, first) for each in axes]
@@ -53,10 +54,10 @@ def space_of(
     for text in when:
         name, choice, word = _parted(text)
         key = f"search.when={text}"
-        (override,) = parser.parse_overrides([word])
+        override = parse_one(word)
         if not override.is_sweep_override():
             raise ConfigError(f"{key}: {word} has only one value; give several, or an interval")
-        parameter = _parameter(override, is_group)
+        parameter = _parameter(override, composer)
         choices = [each for above in space if above.name == name for each in above.choices]
         if choices:
             same = [each for each in choices if unquoted(each) == unquoted(choice)]
@@ -66,7 +67,7 @@ def space_of(
             parameter = replace(parameter, when=(name, same[0]))
         else:
             fixed.add(name)
-            if not _is_fixed(key, name, choice, settings_of(first), loader, space):
+            if not _is_fixed(key, name, choice, settings_of(first), composer, space):
                 continue
         if parameter.name == name or parameter.name in fixed:
             raise ConfigError(f"{key}: {parameter.name} would depend on itself")
@@ -108,7 +109,7 @@ def _is_fixed(
     name: str,
     choice: str,
     settings: Any,
-    loader: ConfigLoader,
+    composer: Composer,
     space: Sequence[Parameter],
 ) -> bool:
     """Return whether all trials have that choice of a key that is not searched.
@@ -120,21 +121,22 @@ def _is_fixed(
         raise ConfigError(f"{key}: {name} has no choices in this search.{hint}")
     for part in name.split("."):
         settings = settings[part]
-    options = loader.get_group_options(name)
+    options = composer.options(name)
     value = settings.get("name") if options and isinstance(settings, Mapping) else settings
     if options and choice not in (*options, value):
         raise ConfigError(f"{key}: {choice} is no {name}.{did_you_mean(choice, options)}")
-    return bool(_listed(parsed([f"{name}={choice}"])[0].value()) == _listed(value))
+    return bool(_listed(parse_one(f"{name}={choice}").value()) == _listed(value))
 
 
-def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter:
+def _parameter(override: Override, composer: Composer) -> Parameter:
     """Return an axis as it was typed; an interval may still turn out to be of integers."""
-    sweep, name, typed = override.value(), key_typed(override), override.get_key_element()
+    override = copy.deepcopy(override)  # it is shared
+    sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
     if isinstance(sweep, IntervalSweep | RangeSweep):
-        if is_group(override.key_or_group):
-            raise ConfigError(has_a_name(str(word)))
+        if composer.is_group(override.key_or_group):
+            raise ConfigError(f"{word}: {name} is chosen by name; give several, as in {name}=A,B")
         if isinstance(sweep, IntervalSweep):
             found = _interval(name, str(word), sweep, log, typed)
         else:
@@ -146,14 +148,13 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
         if log and found.low <= 0:
             raise ConfigError(f"{word}: a logarithmic scale begins above 0, such as at 1e-5")
         return found
-    if problem := why_empty(override):
-        raise ConfigError(problem)
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
     if isinstance(sweep, ChoiceSweep):
         sweep.shuffle = False
-    texts = list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
-    meant = [_listed(each.value()) for each in parsed([f"{name}={text}" for text in texts])]
+    words = dict.fromkeys(composer.values(override))
+    texts = [each.partition("=")[2] for each in words]
+    meant = [_listed(parse_one(f"{name}={text}").value()) for text in texts]
     return Parameter(name, "categorical", choices=tuple(texts), meant=tuple(meant), typed=typed)
 
 

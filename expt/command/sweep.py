@@ -1,47 +1,46 @@
-"""A sweep by the pool: what Hydra's launcher `pool` does when Hydra hands it points of a grid."""
+"""A sweep: its folder, its launcher, and the runs of a grid or of a search."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
+import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from filelock import FileLock, Timeout
-from hydra.core.utils import JobReturn, setup_globals
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
-from rich.console import Console
+from omegaconf import DictConfig, OmegaConf
 
-from expt.command import experiment, hydra_folder, overrides
-from expt.command.arguments import continue_command
-from expt.command.composed_run import ComposedRun
-from expt.command.own_conf import refuse_no_names
-from expt.command.point_composer import PointComposer
+from expt import machine
+from expt.command import compose
+from expt.command.grid import Grid
+from expt.command.hydra_files import remove_unused
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
-from expt.command.sweep_observer import SweepObserver
-from expt.command.sweep_points import Grid
-from expt.command.sweep_runs import Runs, is_new, see_completed
-from expt.command.sweep_values import refuse_empty, refuse_wrong_values
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
+from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.identity import hyperparameters, shown
+from expt.dashboards.hparams import add_failure
+from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer, Options, check_options
 from expt.launch.pool import Pool
-from expt.machine import Machine, detect
+from expt.machine import Machine
 from expt.runs import paths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
+from expt.runs.attempt import record_refusal
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
+from expt.runs.typed import joined, quoted
 
 if TYPE_CHECKING:
-    from expt.command.main import Task
+    from expt.command.run import Command
+
+Runs: TypeAlias = dict[Job, list[SweepRun]]
+"""Of each job the runs that were asked for: a grid may name one twice."""
+Rounds: TypeAlias = Callable[[Runs, SweepDisplay, "Runner"], Iterable[Iterator[Job | None]]]
 
 
 class Runner(Protocol):
-    """Runs jobs to their ends: expt.launch.pool on this machine, expt.launch.submitit_jobs
-    elsewhere.
-    """
+    """Runs jobs to their ends: expt.launch.pool here, expt.launch.submitit_jobs elsewhere."""
 
     def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; None is "nothing now".
@@ -53,214 +52,203 @@ class Runner(Protocol):
         """Start no further job, and let those that run save and end."""
 
 
-class Multirun:
-    """One command's sweep; Hydra's sweepers may hand it over in several batches."""
+class Sweep:
+    """The sweep of one command."""
 
-    def __init__(
-        self,
-        context: HydraContext,
-        task_function: TaskFunction,
-        config: DictConfig,
-        options: Mapping[str, Any],
-        *,
-        machine: Callable[[], Machine] = detect,
-        runner: Callable[[Observer], Runner] | None = None,
-    ) -> None:
+    def __init__(self, command: Command, composed: DictConfig) -> None:
+        """Prepare for the sweep that `composed`, the configuration of one of its runs, is of."""
+        self.config, self.composer, self._command = composed, command.composer, command
+        options = compose.launcher_options(composed)
         check_options(options)
-        self._context, self._config = context, config
-        refuse_no_names(overrides.of_named_grid(config), experiment.folders_of(config.hydra))
-        self.composer = PointComposer(context, config)
-        self.is_group = functools.partial(self.composer.is_group, config)
-        self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
-        self.is_dry_run, self.is_preflight = (
-            bool(options.get("dry_run")),
-            bool(config.get("preflight")),
-        )
-        if self.is_preflight and runner is not None:
-            raise ConfigError(
-                "preflight=true: tries runs out on this machine alone; leave hydra/launcher out"
-            )
-        self._launcher_options = options
-        self.folder = Path(str(config.hydra.sweep.dir))
-        self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
-        self._is_grid = config.hydra.runtime.choices.get("hydra/sweeper") == "basic"
-        self._record = self.folder / paths.SWEEP_RECORD
-        self._record_before = self._record.read_bytes() if self._record.is_file() else None
-        self._task.at_end.callback(self._leave)
-        self.machine = machine()
-        self._runner = runner or self._pool
-        self._grid: Grid | None = None
-        self._num_known = 0
+        self.is_dry_run = bool(options.pop("dry_run", False))
+        self.is_preflight = composed.get("preflight") is True
+        launcher = compose.launcher_name(composed)
+        self._options, self._is_here = options, launcher == "pool"
+        if self.is_preflight and not self._is_here:
+            raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
+        self.machine = machine.detect() if self._is_here else _node(options)
+        self.folder = compose.folder_of(composed, "sweep")
+        self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
+        self._opened: SweepFolder | None = None
+        self._num_known, self._is_sent = 0, False
+        self.console = command.console
+        command.at_end.callback(self._leave)
 
-    def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
-        """Run every point of the grid that is not complete already.
+    def open(self) -> SweepFolder:
+        """Return the runs of the folder, from now on this command's.
+
+        Raises ConfigError where it is another's.
+        """
+        if self._opened is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise ConfigError(
+                    f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
+                ) from None
+            self._opened = SweepFolder(
+                self.folder, self.composer, self.machine, fetch=not self.is_dry_run
+            )
+        return self._opened
+
+    def run_grid(self, grid: Grid) -> None:
+        """Run every run of the grid that is not complete already.
 
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
-        self.begin()
-        if not points:
-            refuse_empty(
-                [*overrides.of_named_grid(self._config), *overrides.typed_in(self._config.hydra)],
-                self.composer.loader,
-            )
-        try:
-            composed = self._composed(points, first_number)
-        except KeyboardInterrupt:
-            raise Interrupted(INTERRUPTED_BEFORE) from None
-        total = len(points)
+        grid.check(self.machine)
+        folder, console = self.open(), self._command.console
+
+        def runs() -> Iterator[SweepRun]:
+            for number, words in enumerate(grid):
+                yield folder.run(words, number, grid.keys)
+
         if self.is_preflight:
-            return self.try_out(list(composed))
+            return self.try_out(list(runs()))
         if self.is_dry_run:
-            returned = show_dry_run(composed, total)
-            self._grid = None
-            return returned
+            return show_dry_run(runs(), len(grid))
 
-        def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._source(composed, runs, display)
-            may_be_fewer = see_completed(composed, runs, display, self.open().completed)
-            self._task.outcome.may_be_fewer |= may_be_fewer
+        def rounds(known: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
+            yield self._jobs(runs(), known, display)
 
-        return self.carry_out(rounds, SweepDisplay(Console(), total=total, folder=self.folder))
-
-    def try_out(
-        self, runs: Sequence[ComposedRun], samples: Samples | None = None
-    ) -> list[JobReturn]:
-        """Try each kind of these runs, and train none."""
-        preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options(), samples)
-        self._grid = None
-        return [run.finish() for run in runs]
-
-    def begin(self) -> None:
-        """Let what follows be one of several runs.
-
-        Raises ConfigError where there may be but one.
-        """
-        if not self._task.may_sweep:
-            raise ConfigError(
-                "this makes several runs; use expt.sweep, which returns a list of results"
+        self.carry_out(rounds, SweepDisplay(console, total=len(grid), folder=self.folder))
+        if folder.is_of_others:
+            warn(
+                f"hydra.sweep.dir={self.folder}: the runs that were there are of another grid; type"
+                " that grid to resume them (longer ones continue from them with resume=auto)"
             )
-        setup_globals()
-        overrides.register_resolvers()  # the line above has made Hydra's own anew
+
+    def run_points(
+        self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver | None = None
+    ) -> list[Job]:
+        """Run what another sweeper than ours asks for; returns the job of each point."""
+        folder, found = self.open(), list[SweepRun]()
+        keys = self._command.swept
+        for number, words in enumerate(points, first):
+            found.append(folder.run(words, number, keys))
+
+        def rounds(known: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
+            yield self._jobs(iter(found), known, display)
+
+        display = SweepDisplay(self._command.console, total=len(points), folder=self.folder)
+        self.carry_out(rounds, display, observer=observer)
+        return [run.job for run in found]
+
+    def try_out(self, runs: Sequence[SweepRun], samples: Samples | None = None) -> None:
+        """Try each kind of these runs, and train none."""
+        jobs = [*dict.fromkeys(run.job for run in runs)]
+        preflight(jobs, self.machine, Options(**self._options), samples)
 
     def carry_out(
         self,
-        rounds: Callable[[Runs, SweepDisplay, Runner], Iterable[Iterator[Job | None]]],
+        rounds: Rounds,
         display: SweepDisplay,
         spared: tuple[type[ExptError], ...] = (),
-    ) -> list[JobReturn]:
+        observer: SweepObserver | None = None,
+    ) -> None:
         """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
 
         Raises Interrupted on Ctrl-C.
         """
-        runs: Runs = {}
-        observer = SweepObserver(self._context, self._task, runs, display)
+        runs, outcome = Runs(), self._command.outcome
+        observer = observer or SweepObserver()
+        observer.runs, observer.display = runs, display
         runner = self._runner(observer)
+        self.save_record()
         try:
             with display:
                 for source in rounds(runs, display, runner):
                     runner.run(source)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
+            raise Interrupted(f"interrupted; to go on: {self._command_again()}") from None
         finally:
-            self._task.outcome.sweep_folder = self.folder
-            self._task.outcome.add_jobs(runs, spared)
+            outcome.sweep_folder = self.folder
+            outcome.add_jobs(runs, spared)
             seen = self._num_known + sum(map(len, runs.values()))
-            self._task.outcome.num_unseen += max(0, display.total - seen)
+            outcome.num_unfinished += max(0, display.total - seen)
             for job in runs:
                 if job.status in (QUEUED, INTERRUPTED):
-                    hydra_folder.leave_no_trace_of_a_point(job.paths)
+                    remove_unused(job.paths)
         self._refuse_if_all_were(list(runs))
-        started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
-        return [run.finish() for run in started]
 
-    def _composed(
-        self, points: Sequence[Sequence[str]], first_number: int
-    ) -> Iterator[ComposedRun]:
-        """The points as runs, each composed when it is asked for; of the first batch the values are
-        checked before.
+    def take(self, run: SweepRun, runs: Runs, display: SweepDisplay) -> Job | None:
+        """Take a run in; returns its job, where it is not that of another one too."""
+        is_new = run.job not in runs
+        runs.setdefault(run.job, []).append(run)
+        if not is_new:
+            display.repeated(run.job)
+        elif run.job.status == COMPLETED:
+            display.skipped(run.job)
+        return run.job if is_new else None
+
+    def known(self, run_paths: RunPaths, status: str, *, counts: bool = True) -> None:
+        """Take in a run of an earlier command that is not to be run again.
+
+        It `counts` where it is one of those that were asked for.
         """
-        is_first_batch = self._grid is None
-        composed = self.open().compose(self.composer, self._config, points, first_number)
-        if not (is_first_batch and points):
-            return composed
-        first = next(composed)
-        self.send_along(first)
-        refuse_wrong_values(points, first.hydra_config, self.machine, self.is_group)
-        return itertools.chain([first], composed)
+        self._num_known += counts
+        if status in (COMPLETED, PAUSED):
+            self._command.outcome.add(run_paths, status)
 
-    def send_along(self, run: ComposedRun) -> None:
+    def note(self, line: str) -> None:
+        """Print the line at the command's end."""
+        self._command.outcome.notes.append(line)
+
+    def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
         Raises ConfigError as expt.dashboards.sending does.
         """
-        if run.job.request is not None and not (self.is_dry_run or self.is_preflight):
-            self._task.sending.follow(run.job.request.config, self.folder)
+        if run.job.request is None or self._is_sent:
+            return
+        self._is_sent = True
+        if not (self.is_dry_run or self.is_preflight):
+            self._command.sending.follow(run.job.request.config, self.folder)
 
-    def _pool(self, observer: Observer) -> Runner:
+    def save_record(self) -> None:
+        """Write what the sweep was asked for, as Hydra does."""
+        text = OmegaConf.to_yaml(self.config)
+        (self.folder / paths.SWEEP_RECORD).write_text(text, encoding="utf-8")
+
+    def _jobs(self, found: Iterable[SweepRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
+        for run in found:
+            self.send_along(run)
+            if job := self.take(run, runs, display):
+                yield job
+
+    def _runner(self, observer: Observer) -> Runner:
+        if not self._is_here:
+            from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
+
+            return Queue(executor_of(self._options, _tasks_per_node(self._options)), observer)
         forkserver.warm(forkserver.SWEEP_MODULES)
-        return Pool(self.machine, self._options(), observer, waits_for_folders=True)
+        options = Options(**self._options)
+        return Pool(self.machine, options, observer, waits_for_folders=True)
 
-    def _options(self) -> Options:
-        return Options(
-            **{key: value for key, value in self._launcher_options.items() if key != "dry_run"}
-        )
-
-    def known(self, run_paths: paths.RunPaths, status: str, *, counts: bool = True) -> None:
-        """Take in a run of an earlier command that is not to be run again; whether it `counts` as
-        one asked for.
-        """
-        self._num_known += counts
-        if status in (COMPLETED, PAUSED):
-            self._task.outcome.add(run_paths, status)
-
-    def note(self, line: str) -> None:
-        """Let the command say it at its end."""
-        self._task.outcome.notes.append(line)
+    def _command_again(self) -> str:
+        """Return what to type to continue: the same command, in this folder."""
+        words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
+        return joined(["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"])
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
-        """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but
-        refused runs.
-        """
+        """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""
         refused = [job for job in jobs if job.refused and job.paths.holds_refusal_alone()]
         if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
             job.paths.folder for job in refused
         }:
             return
-        self._task.outcome.sweep_folder = None
+        self._command.outcome.sweep_folder = None
         for job in refused:
             job.paths.remove_refused()
             job.paths.lock.unlink(missing_ok=True)
             job.paths.folder.rmdir()
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
-    def open(self) -> Grid:
-        """The runs of the sweep's folder, from now on this command's.
-
-        Raises ConfigError where it is another's.
-        """
-        if self._grid is not None:
-            return self._grid
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise ConfigError(
-                f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
-            ) from None
-        self._task.began = True
-        self._grid = Grid(self.folder, self.machine, fetch=not self.is_dry_run)
-        return self._grid
-
     def _leave(self) -> None:
-        """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the
-        lock put there.
-        """
-        with contextlib.suppress(OSError):
-            self._put_back()
-        own = {self._record, paths.RunPaths(self.folder).lock}
-        with contextlib.suppress(
-            Timeout, OSError
-        ):  # another command is at work there, or the disk is read-only
+        """Let others into the folder; it is removed where it holds no run."""
+        own = {self.folder / paths.SWEEP_RECORD, RunPaths(self.folder).lock}
+        with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()
                 for path in own:
@@ -268,27 +256,75 @@ class Multirun:
                 paths.remove_empty(self.folder)
         self._lock.release(force=True)
 
-    def _put_back(self) -> None:
-        """Let the folder say of its sweep what it did, where this command has run none; of a grid
-        Hydra wrote it.
-        """
-        before, is_ours = self._record_before, self._lock.is_locked
-        if is_ours and not (self.is_dry_run or self.is_preflight):
-            return
-        if before is None and is_ours:
-            self._record.unlink(missing_ok=True)
-        elif (
-            before is not None
-            and (is_ours or self._is_grid)
-            and self._record.read_bytes() != before
-        ):
-            self._record.write_bytes(
-                before
-            )  # of a search the other command there may have written it meanwhile
 
-    def _source(
-        self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay
-    ) -> Iterator[Job]:
-        for run in composed:
-            if is_new(run, runs, display):
-                yield run.job
+class SweepObserver(Observer):
+    """Keeps the records and the terminal up to date with what happens to a sweep's runs."""
+
+    runs: Mapping[Job, Sequence[SweepRun]]
+    display: SweepDisplay
+
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        """Show it."""
+        self.display.waiting(job, devices)
+
+    def job_locked_out(self, job: Job) -> None:
+        """Show it."""
+        self.display.locked_out(job)
+
+    def job_next(self, job: Job) -> None:
+        """Prepare what is to be in the run's folder, which takes a moment."""
+        _ = self.runs[job][0].hydra_files
+
+    def job_starting(self, job: Job) -> None:
+        """Write `.hydra`."""
+        self.runs[job][0].save_hydra_files()
+        self.display.starting(job)
+
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        """Show it."""
+        self.display.retrying(job, error)
+
+    def job_ended(self, job: Job) -> None:
+        """Record it."""
+        try:
+            with contextlib.suppress(FolderInUse):  # the other command records it
+                _record_end(job, self.runs[job][0].about)
+        except OSError as error:  # a full disk, maybe: the others continue
+            warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
+        self.display.ended(job)
+
+    def tick(self, active: Sequence[Job]) -> None:
+        """Show how far the running ones are."""
+        self.display.update(active)
+
+
+def _record_end(job: Job, about: Record) -> None:
+    config = job.request.config if job.request else None
+    if job.refused and job.error and not job.paths.attempts():  # else its earlier record is kept
+        record_refusal(job.paths, about, job.request, job.error)
+    if job.status == FAILED and job.paths.result.exists():
+        settings = shown(config) if config else about["overrides"]
+        add_failure(job.paths.folder, hyperparameters(settings))
+
+
+def _tasks_per_node(options: Mapping[str, Any]) -> int:
+    """Return how many tasks Slurm starts on a node: one, or on several nodes one per worker."""
+    given, gpus, nodes = options["tasks_per_node"], options["gpus_per_node"], options["nodes"]
+    if nodes > 1 and not given and not gpus:
+        raise ConfigError(
+            f"hydra.launcher.nodes={nodes}: needs gpus_per_node, or tasks_per_node on the CPU"
+        )
+    return int(given or (gpus if nodes > 1 else 1))
+
+
+def _node(options: Mapping[str, Any]) -> Machine:
+    """Return what a job of the cluster will find, to check settings before it is queued."""
+    here, tasks = machine.detect(), _tasks_per_node(options)
+    workers = tasks * options["nodes"]
+    return dataclasses.replace(
+        here,
+        gpus=tuple(map(str, range(options["gpus_per_node"] or 0))),
+        cpus=options.get("cpus_per_task") or here.cpus,
+        workers=workers if workers > 1 else None,
+        local_workers=tasks if workers > 1 else None,
+    )

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from hydra.core.utils import JobReturn
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.composed_run import ComposedRun
+from expt.command.sweep_folder import SweepRun
 from expt.config.identity import identity
 from expt.config.tasks import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
@@ -268,12 +267,12 @@ def _at_rung(job: Job) -> str:
 
 
 def show_dry_run(
-    composed: Iterable[ComposedRun], total: int, clock: Callable[[], float] = time.monotonic
-) -> list[JobReturn]:
+    composed: Iterable[SweepRun], total: int, clock: Callable[[], float] = time.monotonic
+) -> None:
     """The dry run: what would be started, and what it would need; meanwhile how many of the `total`
     are composed.
     """
-    runs, told_at, console = list[ComposedRun](), clock(), Console(stderr=True)
+    runs, told_at, console = list[SweepRun](), clock(), Console(stderr=True)
     for run in composed:
         runs.append(run)
         if clock() - told_at >= TELL_S and len(runs) < total:
@@ -294,7 +293,6 @@ def show_dry_run(
             row = (job.name, identity(config, job.request.content), needs, would)
         table.add_row(*cells(place, *row))
     leaderboard.wide_console().print(table)
-    return [run.finish() for run in runs]
 
 
 def _begin(job: Job) -> str:

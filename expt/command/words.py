@@ -1,19 +1,19 @@
-"""The words that a command may start with, `expt report ...`; what stands after one is read by a
-Parser.
+"""Subcommands such as `expt report`, and the options of `python -m expt`.
+
+Free of Hydra and torch.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from expt.errors import ConfigError
 
 
 class Word(NamedTuple):
-    """What `expt WORD ...` does: `main` of its module takes the rest of the words, and returns the
-    exit code.
-    """
+    """A subcommand: `main` of its module takes the rest of the words, and returns the exit code."""
 
     module: str
     meaning: str
@@ -21,37 +21,29 @@ class Word(NamedTuple):
 
 WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
-    "rerun": Word(
-        "expt.command.rerun", "train what a run has trained once more, to the same numbers"
-    ),
+    "rerun": Word("expt.command.rerun", "repeat a run with all its settings, to the same numbers"),
     "evaluate": Word(
         "expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"
     ),
     "export": Word(
-        "expt.command.export",
-        "a trained run's model as a file for other programs: torch_export or ONNX",
+        "expt.command.export", "a trained run's model for other programs: torch.export or ONNX"
     ),
     "send": Word("expt.command.send", "send runs to MLflow or W&B, or what these have missed"),
     "predict": Word(
-        "expt.command.predict",
-        "what a run's model says of files, of folders, or of a part of its dataset",
+        "expt.command.predict", "what a run's model predicts for files, folders, or its dataset"
     ),
-    "plan": Word(
-        "expt.command.plan", "what a run takes of each GPU, and by which strategy, before it runs"
-    ),
-    "cache": Word(
-        "expt.command.cache", "what decoded datasets take on the disk, and how to remove them"
-    ),
+    "plan": Word("expt.command.plan", "the memory that a run takes of each GPU, before it runs"),
+    "cache": Word("expt.command.cache", "the disk space of decoded datasets, and how to free it"),
     "doctor": Word(
         "expt.command.doctor",
         "whether this machine can train: torch, GPUs, memory, datasets, two workers",
     ),
 }
-"""All else is a run or a sweep. A module is imported when its word is typed."""
+"""All else is a run or a sweep. A module is imported when its subcommand is typed."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Of the words after a `Word`; ConfigError for those that it does not understand."""
+    """Parser of what follows a subcommand; ConfigError for what it does not understand."""
 
     def __init__(self, word: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -65,3 +57,60 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise, where argparse would print and exit."""
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+class Exact(str):
+    """An override that is in Hydra's grammar already, and needs no quotes."""
+
+
+class Options(NamedTuple):
+    """The words of a command, options and settings apart."""
+
+    settings: list[str]
+    sweep: bool = False
+    quiet: bool = False
+    config_dir: str | None = None
+    """A folder of the user's own YAML."""
+    config_path: str | None = None
+    config_name: str = "config"
+    printing: tuple[str, ...] = ()
+    """Hydra's options that print something, and start no run."""
+
+
+_WITH_VALUE = {
+    "--config-dir": "config_dir",
+    "-cd": "config_dir",
+    "--config-path": "config_path",
+    "-cp": "config_path",
+    "--config-name": "config_name",
+    "-cn": "config_name",
+}
+_FLAGS = {"-m": "sweep", "--multirun": "sweep", "-q": "quiet", "--quiet": "quiet"}
+_PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 0, "-sc": 0}
+_PRINTING |= {"--info": 0, "-i": 0, "--hydra-help": 0, "--resolve": 0}
+"""With the number of values that follow."""
+
+
+def options_of(arguments: Sequence[str]) -> Options:
+    """Read the options among the words. Raises ConfigError for one that there is not."""
+    settings, printing, found = list[str](), list[str](), dict[str, str | bool]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            settings.append(word)
+        elif word in _FLAGS:
+            found[_FLAGS[word]] = True
+        elif name in _WITH_VALUE:
+            found[_WITH_VALUE[name]] = value if equals else next(words, "")
+        elif name in _PRINTING:
+            printing.append(word)
+            if _PRINTING[name] and not equals:
+                printing += [each for each in [next(words, None)] if each is not None]
+        else:
+            key = name.lstrip("-").replace("-", "_")
+            raise ConfigError(
+                f"{word}: there is no such option (see python -m expt --help); settings have no"
+                f" dashes, as in {key}=..."
+            )
+    return Options(settings, printing=tuple(printing), **found)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 
 from expt.config.constraints import kind
 from expt.config.groups import GROUPS, TRANSFORMER_SIZES
+from expt.config.keys import meaning
 from expt.config.tasks import objective_of
 from expt.machine import Machine, is_slice
 
@@ -106,6 +107,11 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
     "compile": compiled,
     "onednn": onednn,
 }
+
+
+def agreed() -> tuple[str, ...]:
+    """Return the keys whose `auto` one of several machines decides for all."""
+    return tuple(key for key in _VALUES if not meaning(key).own_machine)
 
 
 def _num_gpus(node: Node) -> int:

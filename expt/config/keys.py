@@ -218,6 +218,40 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
+def described(key: str, member: str | None = None) -> str:
+    """Return in words what a change of the setting does; nothing where it makes another run."""
+    meant = meaning(key, member)
+    parts = [
+        {"none": "changes no number", "rounding": "changes rounding only"}.get(str(meant.result))
+    ]
+    if meant.result == "changes":
+        parts.append("may change on resume" if meant.resume else None)
+        parts.append(
+            {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}.get(meant.fork)
+        )
+    for other, wanted in meant.only_if.items():
+        values = wanted if isinstance(wanted, tuple) else (wanted,)
+        parts.append(
+            f"only if {other} is set"
+            if wanted is IS_SET
+            else f"only with {other}={' or '.join(map(typed, values))}"
+        )
+    return "; ".join(part for part in parts if part)
+
+
+def evaluated() -> tuple[str, ...]:
+    """Return the keys that an evaluation of a run may have at other values than the run."""
+    return tuple(key for key, meant in all_keys().items() if meant.evaluate)
+
+
+def evaluation_values() -> dict[str, Any]:
+    """Return the settings that an evaluation has in place of the run's."""
+    import yaml  # late: a run has no use for it
+
+    values = {name: meaning(name).evaluated_as for name in names_of(RunConfig)}
+    return {name: yaml.safe_load(value) for name, value in values.items() if value is not None}
+
+
 def counted(config: RunConfig) -> dict[str, Any]:
     """Return, flat, the settings that can change a run's numbers.
 

@@ -1,15 +1,12 @@
-"""Classes that a notebook or a script has defined in `__main__`, as modules that any process can
-import.
+"""Classes of a notebook or a script, as modules that any process can import; no torch.
 
-Each definition is a module of its own, called by a hash of its text and of what it uses: the same
-class has the same name in every process, and a changed one another. See expt.python.main_module for
-how they are made. Free of torch."""
+See expt.python.main_module for what is in them.
+"""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import importlib
 import os
 import shutil
@@ -20,9 +17,7 @@ from pathlib import Path
 
 from expt.config import user_code
 from expt.config.schema import RunConfig
-
-PREFIX = "expt_main_"
-"""What the names of such modules start with."""
+from expt.config.user_code import PREFIX
 
 
 def is_of_main(target: str) -> bool:
@@ -30,11 +25,12 @@ def is_of_main(target: str) -> bool:
     return target.startswith(PREFIX)
 
 
-def write(text: str) -> str:
-    """Let `text` be importable, here and in the processes that are started from here; returns the
-    module's name.
+def write(digest: str, text: str) -> str:
+    """Have the module of this digest importable, here and in processes started from here.
+
+    Returns its name.
     """
-    name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:12]
+    name = PREFIX + digest[:12]
     file = _written() / f"{name}.py"
     if not file.exists():
         file.write_text(text, encoding="utf-8")

@@ -133,7 +133,7 @@ class RunConfig:
     freeze: Annotated[tuple[Regex, ...], Key(example="'freeze=[\"conv\"]'")] = ()
     deterministic: Annotated[bool, Key(resume=True, evaluate=True)]
     drop_last: Annotated[bool, Key(fork="epoch")]
-    batch_norm: Literal["per_worker", "sync", "groups"]
+    batch_norm: Annotated[Literal["per_worker", "sync", "groups"], Key(evaluated_as="per_worker")]
     batch_norm_group: Annotated[int, Field(ge=2), Key(only_if={"batch_norm": "groups"})]
     label_smoothing: Annotated[Fraction, Key(cost=False)]
     mixup: Positive | None = None

@@ -25,6 +25,9 @@ from typing import Any
 from expt.config import keys
 from expt.config.schema import RunConfig
 
+PREFIX = "expt_main_"
+"""What the names of modules of `__main__`'s classes start with; see expt.config.main_code."""
+
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
     """Return the dotted names of custom classes in a configuration or a record of one.
@@ -55,6 +58,9 @@ def fingerprint(names: Sequence[str]) -> str | None:
         return None
     total = hashlib.sha256()
     for part in sorted(found):
+        if part.startswith(PREFIX):  # whose name is a digest, which its pickle is not
+            total.update(part.encode())
+            continue
         total.update(f"{part}\0{hashlib.sha256(found[part].read_bytes()).hexdigest()}\0".encode())
     return total.hexdigest()[:12]
 

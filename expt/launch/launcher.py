@@ -16,6 +16,8 @@ from expt.errors import ConfigError
 from expt.launch import slurm_variables
 
 if TYPE_CHECKING:  # before the forkserver runs, only what is small is imported
+    from rich.console import Console
+
     from expt.runs.paths import RunPaths
     from expt.runs.request import RunRequest
 
@@ -47,7 +49,12 @@ class Launcher(Protocol):
     def earlier_folder(self) -> Path | None:
         """The folder in which this job's run began, where the workers have been started again."""
 
-    def carry_out(self, request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
+    def carry_out(
+        self,
+        request: RunRequest,
+        on_start: Callable[[], None] | None = None,
+        console: Console | None = None,
+    ) -> None:
         """Train what is asked for; `on_start` is called once the run has been accepted.
 
         Raises ConfigError, RunFailed or Interrupted.
@@ -82,11 +89,16 @@ class Driver:
         """The person names the folder."""
         return None
 
-    def carry_out(self, request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
+    def carry_out(
+        self,
+        request: RunRequest,
+        on_start: Callable[[], None] | None = None,
+        console: Console | None = None,
+    ) -> None:
         """See expt.launch.one_run."""
         from expt.launch import one_run
 
-        one_run.run(request, on_start)
+        one_run.run(request, on_start, console)
 
 
 class OneOfMany:
@@ -126,7 +138,12 @@ class OneOfMany:
 
         return torchrun.earlier_folder()
 
-    def carry_out(self, request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
+    def carry_out(
+        self,
+        request: RunRequest,
+        on_start: Callable[[], None] | None = None,
+        console: Console | None = None,
+    ) -> None:
         """Rank 0's part."""
         from expt.launch import torchrun
 

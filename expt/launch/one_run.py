@@ -40,12 +40,16 @@ ABOUT_DP = (
 )
 
 
-def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
+def run(
+    request: RunRequest,
+    on_start: Callable[[], None] | None = None,
+    console: Console | None = None,
+) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
     Where it is refused before it has come to anything, nothing of it is left in a new folder: the
     mended command may name it again. What was there before stays, whatever it is."""
-    console, is_new = Console(), request.paths.is_new()
+    console, is_new = console or Console(), request.paths.is_new()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.config import main_code, secrets
+from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
 from expt.launch import last_word, processes, rendezvous
 from expt.launch.rendezvous import Arrival, Rendezvous
@@ -31,9 +32,6 @@ from expt.runs.view.summary import print_summary
 from expt.runs.worker_error import LOG, write_error
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
-
-# What rank 0 decides for all; gpus and threads are each machine's own.
-AGREED = ("world_size", "backend", "channels_last", "onednn")
 
 
 class Terminal(NamedTuple):
@@ -78,7 +76,7 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
         )
         with attempt.recorded(on_start) as source:
             sent = request.to_send()
-            sent["settings"] |= {key: getattr(config, key) for key in AGREED}
+            sent["settings"] |= {key: getattr(config, key) for key in agreed()}
             told = {**sent, "source": str(source) if source else None, "attempt": attempt.number}
             meeting.tell(arrivals, told)
             with (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expt.command.arguments import Exact
+from expt.command.words import Exact
 from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError

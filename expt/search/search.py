@@ -27,9 +27,9 @@ from expt.runs.result import (
     RUNNING,
     Record,
     read_result,
-    results,
     update_result,
 )
+from expt.runs.sweep import results_of_sweep
 from expt.search.rungs import Rungs
 from expt.search.sampler import Known, suggest
 from expt.search.space import Values
@@ -76,7 +76,8 @@ class Search(Iterator[Job | None]):
         self._trials = {trial.folder: trial for trial in trials}
         sources = [reader.of_another(Path(source)) for source in settings.warm_start]
         self._warm_start = list(itertools.chain(*sources))
-        self._spent = {paths.folder: spending.device_s(record) for paths, record in results(folder)}
+        runs = results_of_sweep(folder)
+        self._spent = {paths.folder: spending.device_s(record) for paths, record in runs}
         self._repeated = set[int]()
         self._jobs: dict[Path, Job] = {}
         self._running: list[Job] = []
@@ -165,10 +166,10 @@ class Search(Iterator[Job | None]):
             return False
         return before is None or before.objectives != self._leader.objectives
 
-    def has(self, paths: RunPaths) -> bool:
-        """Return whether the run is a trial with a number."""
+    def is_of_another(self, number: int, paths: RunPaths) -> bool:
+        """Return whether the run is the trial of another number."""
         trial = self._trials.get(paths.folder)
-        return trial is not None and trial.number is not None
+        return trial is not None and trial.number not in (None, number)
 
     def suggest(self) -> tuple[int, Values] | None:
         """Return the number and the values of the next trial; None where there is none."""
@@ -242,8 +243,7 @@ class Search(Iterator[Job | None]):
         if self._rungs is None or trial is None:
             return None
         assert trial.folder is not None
-        assert trial.number is not None
-        job = self._jobs.get(trial.folder) or self._make(trial.number, trial.values)
+        job = self._jobs.get(trial.folder) or self._begin(trial)
         if job is not None:
             job.go_on(self._rungs.next_stop(trial.epochs))
         return job

@@ -202,7 +202,9 @@ class Space:
         """A unique name for each parameter: its own, or its own with its condition."""
         names = [parameter.name for parameter in self.parameters]
         return [
-            each.name if names.count(each.name) == 1 else f"{each.name} if {each.when}"
+            each.name
+            if names.count(each.name) == 1
+            else f"{each.name} if {'='.join(each.when or ())}"
             for each in self.parameters
         ]
 

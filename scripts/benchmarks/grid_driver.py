@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from expt.command import command_line, sweep
+from expt.command import main as command
+from expt.command import sweep
+from expt.command.sweep_folder import SweepFolder
 from expt.launch.job import Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -63,15 +65,16 @@ def main(points: int, folder: str, typed_at: float) -> None:
     def pool(observer: Observer) -> Pool:
         return Pool(MACHINE, Options(), observer, start=start)
 
-    class Simulated(sweep.Multirun):
-        def __init__(self, *arguments: object, **_: object) -> None:
-            super().__init__(*arguments, machine=lambda: MACHINE, runner=pool)  # type: ignore[arg-type]
+    class Simulated(sweep.Sweep):
+        def open(self) -> SweepFolder:
+            self.machine = MACHINE
+            return super().open()
 
-    # which Hydra's launcher `pool` looks up when it is asked
-    sweep.Multirun = Simulated  # type: ignore[misc]
-    command_line.main(
-        ["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"]
-    )
+        def _runner(self, observer: Observer) -> Pool:
+            return pool(observer)
+
+    sweep.Sweep = Simulated  # type: ignore[misc]
+    command.main(["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"])
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "cpu_s": time.process_time(),

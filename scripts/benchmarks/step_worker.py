@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from expt import machine
-from expt.command import conf_files
-from expt.command import overrides as overrides_module
-from expt.config.parse import parse, plain
+from expt.command.compose import Composer, Where
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
 from expt.data.loading import Batch
@@ -204,10 +202,7 @@ class BareLoop:
 
 
 def _configuration(overrides: list[str]) -> RunConfig:
-    overrides_module.register_resolvers()
-    with initialize_config_dir(str(conf_files.conf_dir()), version_base="1.3"):
-        composed = compose("config", overrides=overrides, return_hydra_config=True)
-    return parse(plain(composed), machine.detect())
+    return parse(Composer(Where()).settings(overrides, sweep=False), machine.detect())
 
 
 def _copied(batch: Batch) -> Batch:

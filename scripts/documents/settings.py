@@ -19,6 +19,7 @@ from expt.command.conf_files import conf_dir, options
 from expt.command.help import keys_with_meaning, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
+from expt.config.keys import classes_in, described
 from expt.config.schema import RunConfig
 from scripts.documents.following import ROOT
 
@@ -47,6 +48,7 @@ class Setting:
     default: str
     meaning: str
     when: str
+    effect: str = ""
 
     @property
     def unit(self) -> str:
@@ -124,7 +126,7 @@ def _setting(row: tuple[str, str], owner: type) -> Setting:
     kind = type_of(key if owner is RunConfig else key.partition(".")[2], owner)
     if default == "auto" and "auto" not in kind:
         kind = f"`auto`, or {kind}"
-    return Setting(key, kind, default, meaning, _when(key))
+    return Setting(key, kind, default, meaning, _when(key), described(key))
 
 
 def _when(key: str) -> str:
@@ -144,7 +146,7 @@ def _described() -> dict[str, Any]:
 def type_of(key: str, owner: Any) -> str:
     """In words, of a dotted key of a dataclass."""
     first, _, rest = key.partition(".")
-    hint = typing.get_type_hints(owner, include_extras=True)[first]
+    hint = typing.get_type_hints(next(classes_in(owner)), include_extras=True)[first]
     return type_of(rest, hint) if rest else in_words(hint)
 
 
@@ -261,6 +263,7 @@ def _item(one: Setting, kind: str, default: str, meaning: str, of: str = "") -> 
     kind = f"**type** {kind} · " if kind else ""
     default = default.replace("`???`", "none: must be typed")
     when = f"\n\n**When:** {one.when}" if one.when else ""
+    when += f"\n\n**On a change:** {one.effect}." if one.effect else ""
     return f"### `{one.key}`\n\n{kind}**default** {default}{unit}{of}\n\n{meaning}{when}\n"
 
 

@@ -1,159 +1,199 @@
-"""The words of the one command, its help, its typos, and the doors from before."""
+"""The settings of a command line: read, checked, and completed."""
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from expt.command import command_line
-from expt.command.words import WORDS
-from expt.launch import forkserver
-from tests.command.test_help import help_text
-from tests.conftest import environment, python, run
+from expt.command.command_line import read, readable, without_quotes
+from expt.command.conf_files import conf_dir, refuse_hidden
+from expt.command.words import Options, options_of
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, create_result, update_result
+from expt.runs.typed import inherited
 
 
-def ended(*words: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    """The exit code of `expt WORDS`, in this process."""
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
-    try:
-        command_line.main(words)
-    except SystemExit as error:
-        return error.code
-    return 0
+def leave(folder: Path, *words: str) -> Path:
+    """Leave what a run that was asked for by `words` does."""
+    create_result(RunPaths(folder))
+    update_result(RunPaths(folder), status=COMPLETED)
+    RunPaths(folder).hydra.mkdir()
+    RunPaths(folder).overrides.write_text("".join(f"- {word}\n" for word in words))
+    return folder
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_each_word_has_help_of_its_own(
-    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(word, "--help", monkeypatch=monkeypatch) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"usage: python -m expt {word} ")
-    assert f"python -m expt {word} " in whole_help()
-    assert WORDS[word].meaning in whole_help()
+def settings(*words: str) -> list[str]:
+    return read(options_of(words))[0]
 
 
-@pytest.mark.parametrize("word", ["epochs=1", "report"])
-def test_a_folder_that_is_gone_is_told_in_a_line(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (gone := tmp_path / "gone").mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert ended(word, monkeypatch=monkeypatch) == 2
-    told = capsys.readouterr().err
-    assert (
-        told
-        == "error: the current folder is no longer there (No such file or directory); cd to one"
-        " that is\n"
-    )
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-@functools.cache
-def whole_help() -> str:
-    return help_text()
+def test_options_are_told_from_settings() -> None:
+    found = options_of(["seed=1", "-m", "--config-dir", "my", "x=2", "--cfg", "job", "-q", "~y"])
+    assert found == Options(["seed=1", "x=2", "~y"], True, True, "my", printing=("--cfg", "job"))
+    assert options_of(["-cd=my", "--config-name=other"])[3:6] == ("my", None, "other")
+    for word in ("--epochs", "--batch-size=3", "-v", "--experimental-rerun"):
+        with pytest.raises(ConfigError, match=f"^{word}: there is no such option"):
+            options_of([word, "5"])
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("typed", "read"),
     [
-        (
-            ["reprot"],
-            (
-                f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you"
-                " mean"
-            ),
+        ("dataset.root=my data (old)", "dataset.root='my data (old)'"),
+        ("dataset.root=ünï code", "dataset.root='ünï code'"),
+        ("dataset.root=a=1,b=2", "dataset.root='a=1','b=2'"),
+        ("hydra.run.dir=lr=0.1,model=mlp", "hydra.run.dir='lr=0.1,model=mlp'"),
+        ("hydra.sweep.dir=it's mine", "hydra.sweep.dir='it\\'s mine'"),
+        ("hydra.run.dir='a b'", "hydra.run.dir='a b'"),
+        ("dataset.root=~/data", "dataset.root=/home/me/data"),
+        ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
+        ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
+        ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
+        *(
+            (word, word)
+            for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "~x.y")
         ),
-        (
-            ["train", "seed=1"],
-            f"train: neither a command ({', '.join(WORDS)}) nor of the form key=value.\n",
-        ),
-        (
-            ["rerun"],
-            "the following arguments are required: FOLDER; see python -m expt rerun --help\n",
-        ),
-        (["rerun", "a", "b", "c"], "unrecognized arguments: c; see python -m expt rerun --help\n"),
-        (
-            ["rerun", "nowhere"],
-            "nowhere: holds no run that could be repeated; name a folder with a result.json\n",
-        ),
-        (
-            ["report", "--sotr", "x"],
-            "unrecognized arguments: --sotr; see python -m expt report --help\n",
-        ),
-        (["report", "nowhere"], "nowhere: there is no such folder\n"),
-        (
-            ["evaluate", "nowhere"],
-            "nowhere: there is no such folder; name that of a run, or of a sweep\n",
-        ),
-        (
-            ["evaluate", ".", "epochs=2"],
-            "epochs=2: is the run's, and none of it is trained again; leave it out",
-        ),
-        (
-            ["export", "nowhere", "--format", "onnx"],
-            "nowhere: there is no such folder; give that of a run ",
-        ),
-        (["export", ".", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
-        (["doctor", "gpus=2"], "doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"),
     ],
 )
-def test_a_wrong_word_is_told_in_a_line(
-    words: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_setting_needs_one_pair_of_quotes(
+    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert ended(*words, monkeypatch=monkeypatch) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"error: {says}")
-    assert not any(tmp_path.iterdir())
+    monkeypatch.setenv("HOME", "/home/me")
+    assert readable(typed) == read
+    if "~" not in typed and "'" not in typed:
+        assert readable(without_quotes(read)) == read
 
 
-IMPORTED = """
-import sys
-from expt.command import command_line
-for words in sys.argv[1:]:
-    try:
-        command_line.main(words.split())
-    except SystemExit as error:
-        assert error.code == int(words == "reprot") * 2, words
-    heavy = {"torch", "hydra", "tensorboard"} & set(sys.modules)
-    assert not heavy, (words, heavy)
-"""
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("fork=s/lr=1,model=mlp", "fork='s/lr=1,model=mlp'"),
+        ("fork=s/lr=1,s/lr=1,model=mlp@40", "fork='s/lr=1','s/lr=1,model=mlp@40'"),
+        ("weights=s/lr=1,model=mlp", "weights='s/lr=1,model=mlp'"),
+        ("fork=s/lr=2,model=mlp", "fork='s/lr=2','model=mlp'"),
+        ("weights=null,s/lr=1,model=mlp", "weights=null,'s/lr=1,model=mlp'"),
+    ],
+)
+def test_the_name_of_a_run_that_is_there_may_hold_commas(typed: str, read: str) -> None:
+    for folder in ("s/lr=1", "s/lr=1,model=mlp"):
+        Path(folder).mkdir(parents=True)
+    assert readable(typed) == read
 
 
-def test_help_and_a_typo_are_answered_at_once(tmp_path: Path) -> None:
-    words = ("reprot", "report --help", "rerun --help", "doctor --help", "--help", "--version")
-    command = [sys.executable, "-c", IMPORTED, *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
+    run = leave(
+        Path("run"), "model=convnet", "epochs=3", "resume=elsewhere", "+model.width=2", "~model.x"
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("usage: python -m expt") == 3
+    update_result(RunPaths(run), status=FAILED)
+    now = [f"hydra.run.dir={run}", "resume=auto", "epochs=5", "model.width=4"]
+    assert settings(*now) == ["model=convnet", "~model.x", *now]
 
 
-@pytest.mark.parametrize("door", ["report", "rerun"])
-def test_the_modules_from_before_are_the_same_commands(door: str, tmp_path: Path) -> None:
-    as_module = (
-        f"import runpy, sys; del sys.modules['expt.{door}']; "  # as in an interpreter of its own
-        f"runpy.run_module('expt.{door}', run_name='__main__', alter_sys=True)"
-    )
-    before, now = (
-        python(as_module, str(tmp_path), cwd=tmp_path),
-        run(door, str(tmp_path), cwd=tmp_path),
-    )
-    assert (before.returncode, before.stdout, before.stderr) == (
-        now.returncode,
-        now.stdout,
-        now.stderr,
-    )
-    assert before.returncode == 2
-    assert before.stderr.startswith(f"error: {tmp_path}: holds no run")
+@pytest.mark.parametrize(
+    ("began", "typed", "kept"),
+    [
+        (("strategy=fsdp", "sharding.wrap=3", "seed=1"), ("strategy=ddp",), ("seed=1",)),
+        (
+            ("strategy=hsdp", "sharding.shards=4", "seed=1"),
+            ("epochs=5",),
+            ("strategy=hsdp", "sharding.shards=4", "seed=1"),
+        ),
+        (("ddp.static_graph=true", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
+    ],
+)
+def test_a_run_that_is_resumed_by_another_strategy_has_no_settings_of_the_former(
+    began: tuple[str, ...], typed: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
+    assert settings(*now) == [*kept, *now]
+    assert inherited(began, typed) == [*kept]
+
+
+def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    run = leave(tmp_path / "run", "model=mine")
+    RunPaths(run).hydra_settings.write_text(f"hydra: {{searchpath: ['file://{tmp_path}/my']}}")
+    now = [f"hydra.run.dir={run}", "resume=auto"]
+    assert read(options_of(now))[1].own == (f"file://{tmp_path}/my",)
+    (tmp_path / "x").mkdir()
+    assert read(options_of(["--config-dir", "x", *now]))[1].own == ("x",)
+
+
+def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
+    with pytest.raises(ConfigError, match="^hydra.sweep.dir=latest: "):
+        settings(*words)
+    started = {"b/seed=0": 200, "b/seed=1": 300, "a/seed=0": 100, "a/seed=1": 400}
+    for name, when in started.items():  # a was resumed at last
+        update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=when)
+    assert settings(*words) == ["seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["=3"],
+        ["epochs=1", "report"],
+        ["hydra.run.dir="],
+        ["-m", "hydra.sweep.dir=''"],
+        ["resume=auto"],
+        ["resume=auto", "hydra.run.dir=nowhere"],
+        ["resume=auto", "hydra.run.dir=."],
+        ["epochs=1", "hydra.run.dir=used"],
+        ["hydra.run.dir=written"],
+        ["-m", "search=tpe,random"],
+        ["-m", "search=choice(tpe,random)"],
+        ["--config-dir", "nowhere"],
+    ],
+)
+def test_what_would_lose_or_miss_something_is_refused(words: list[str]) -> None:
+    leave(Path("used"))
+    Path("written").mkdir()
+    Path("written/metrics.jsonl").touch()
+    with pytest.raises(ConfigError):
+        settings(*words)
+
+
+def test_a_new_folder_beside_resume_is_only_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    settings("resume=auto", "hydra.run.dir=new", "epochs=2")
+    assert "hydra.run.dir=new" in capsys.readouterr().err
+    settings("-m", "resume=auto", "seed=1,2")
+    assert capsys.readouterr().err == ""
+
+
+def test_of_two_values_of_a_key_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    settings("-m", "epochs=1", "model=mlp", "seed=0", "+epochs=2", "seed=0")
+    told = "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
+    assert capsys.readouterr().err == told
+
+
+def test_conf_in_the_current_folder_is_found() -> None:
+    Path("conf/nginx").mkdir(parents=True)
+    Path("conf/nginx/site.yaml").touch()
+    Path("conf/checkpoint").mkdir()
+    Path("conf/checkpoint/new.yaml").touch()
+    for words in (["epochs=1"], ["checkpoint={keep: 1}"], ["+recipe=a", "nginx.site=1"]):
+        assert read(Options(words))[1].own == ()  # it is of something else
+    for word in ("+nginx=site", "nginx=sight", "nginx@model.opts=site", "+nginx@x=site,other"):
+        assert read(Options([word]))[1].own == ("conf",)
+    Path("conf/model").mkdir()
+    Path("conf/model/mine.yaml").touch()
+    assert read(Options(["model=mine"]))[1].own == ("conf",)
+
+
+def test_a_choice_that_expt_has_too_is_refused() -> None:
+    ours = (conf_dir() / "model/mlp.yaml").read_text()
+    for text in (ours, f"{ours}\n# edited\n"):
+        Path("my/model").mkdir(parents=True, exist_ok=True)
+        Path("my/model/mlp.yaml").write_text(text)
+        if text == ours:
+            refuse_hidden(Path("my"))
+        else:
+            with pytest.raises(ConfigError, match="^my/model/mlp.yaml: "):
+                settings("--config-dir", "my", "epochs=1")

@@ -2,57 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from expt.command.completion import completed
 from expt.command.words import WORDS
-
-SETTINGS = [
-    "amp=",
-    "dataset.",
-    "dataset=",
-    "dataset=digits",
-    "epochs=",
-    "eval_split=",
-    "tensorboard.",
-]
-
-
-def composed(line: str) -> list[str]:
-    """As Hydra, of a line of settings: those that begin as its last word."""
-    assert not {*line.split()} & {*WORDS, "RUN", "split=val"}
-    return [
-        each
-        for each in SETTINGS
-        if each.startswith("" if line[-1:] == " " else line.rpartition(" ")[2])
-    ]
+from tests.conftest import run
 
 
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("ev", {"evaluate", "eval_split="}),
-        ("epochs=2 ev", {"eval_split="}),
+        ("eva", {"evaluate", "eval_split="}),
+        ("epochs=2 eva", {"eval_split="}),
         ("amp=b", {"amp=bf16"}),
+        ("model=m", {"model=mlp"}),
         ("evaluate ", set()),
         ("evaluate RU", set()),
         ("evaluate RUN s", {"split=train", "split=val", "split=test", "split=all"}),
-        ("evaluate RUN split=val d", {"dataset.", "dataset=", "dataset=digits"}),
-        ("evaluate RUN e", set()),
-        (
-            "evaluate RUN amp=",
-            {"amp=", "amp=false", "amp=true", "amp=bf16", "amp=fp16"},
-        ),
+        ("evaluate RUN dataset=c", {"dataset=cifar10", "dataset=cifar100"}),
+        ("evaluate RUN ep", set()),
         ("report ", set()),
         ("report a", set()),
     ],
 )
-def test_words_and_what_they_take(line: str, offered: set[str]) -> None:
-    assert {*completed(line, composed)} == offered
+def test_subcommands_and_their_arguments(line: str, offered: set[str]) -> None:
+    assert {*completed(line)} == offered
 
 
 def test_an_empty_line_may_become_anything() -> None:
-    assert {*completed("", composed)} == {*WORDS, *SETTINGS}
-    everything = {*completed("evaluate RUN ", composed)}
+    assert {*WORDS, "epochs=", "model=", "model."} <= {*completed("")}
+    everything = {*completed("evaluate RUN ")}
     assert {"which=last", "dataset=", "amp=", "tensorboard."} <= everything
     assert "epochs=" not in everything
+
+
+def test_hydras_script_for_a_shell_asks_for_them(tmp_path: Path) -> None:
+    done = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="expt epochs=1 eval_s")
+    assert (done.returncode, done.stdout) == (0, "eval_split=\n")
+    done = run("-sc", "install=bash", cwd=tmp_path)
+    assert "query=bash" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from expt.command import command_line
+from expt.command import main as command
 from expt.command.conf_files import conf_dir, options
 from expt.command.help import EXAMPLES, print_help
 from expt.errors import ConfigError
@@ -56,14 +56,14 @@ def test_three_examples_come_first() -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
     assert (
-        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker'"
-        in lines
+        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker' [in a"
+        " fork from an epoch's end]"
+    ) in lines
+    assert (
+        "ddp.bucket_cap_mb=25 size of a communication bucket [MiB] [changes rounding only]" in lines
     )
-    assert "ddp.bucket_cap_mb=25 size of a communication bucket [MiB]" in lines
     (memory,) = (line for line in lines if line.startswith("ddp.shared_memory=true"))
-    assert memory.endswith(
-        "through gloo's sockets; from three workers on, this changes rounding"
-    ), "of two lines"
+    assert memory.endswith("through gloo's sockets [changes rounding only]"), "of two lines"
     assert not any("hydra." in line for line in lines)
 
 
@@ -115,7 +115,7 @@ def test_help_has_three_names(
     word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)
-    command_line.main([word])
+    command.main([word])
     assert "Examples" in capsys.readouterr().out
 
 
@@ -151,6 +151,6 @@ def test_help_of_a_command_is_that_command_s(
 ) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        command_line.main(["help", "report"])
+        command.main(["help", "report"])
     assert not ended.value.code
     assert "usage: python -m expt report" in capsys.readouterr().out

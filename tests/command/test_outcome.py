@@ -55,7 +55,7 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
     ],
 )
 def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: str | None) -> None:
-    outcome = Outcome(num_unseen=unseen)
+    outcome = Outcome(num_unfinished=unseen)
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
     assert len(outcome.completed) == statuses.count(COMPLETED)
@@ -72,12 +72,3 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
         "it may come from another process"
     )
     assert raised.value.completed == [paths.folder.absolute() for paths in outcome.completed]
-
-
-def test_where_not_all_points_were_looked_at_the_number_is_the_most_that_it_can_be() -> None:
-    outcome = Outcome(num_unseen=4, may_be_fewer=True)
-    outcome.add(RunPaths(Path("a")), FAILED)
-    with pytest.raises(
-        SweepFailed, match=r"^1 of 5 runs failed, up to 4 were stopped or not started$"
-    ):
-        outcome.raise_if_failed()

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from expt import machine
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.command.rerun import compare, rerun, settings_of
 from expt.config.identity import shown
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result
+from tests.composing import composed
 
 
 def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
@@ -77,9 +75,7 @@ def test_what_holds_no_settings_is_refused_at_once(
 def test_a_run_that_went_on_begins_anew_as_it_once_began(
     words: list[str], source: str | None, tmp_path: Path
 ) -> None:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        settings = plain(compose("config", ["resume=auto"]), sweep=False)
+    settings = composed("resume=auto")
     paths = RunPaths(tmp_path)
     paths.hydra.mkdir()
     paths.overrides.write_text("".join(f'- "{word}"\n' for word in words))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from expt.command import terminal
-from expt.errors import warn
 from tests.conftest import environment
 
 PRINTS = """
@@ -48,25 +47,9 @@ def test_what_a_terminal_cannot_show_is_written_otherwise(tmp_path: Path) -> Non
     assert python(tmp_path, "", PYTHONIOENCODING="ascii").stdout == "seen >= 0.5 +- 0.1 ?\n"
 
 
-@pytest.mark.parametrize("word", ["-q", "--quiet"])
-def test_quietly_no_more_than_warnings_is_printed(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in ([word, "epochs=1"], ["epochs=1"]):
-        with terminal.quietly(arguments) as words:
-            print("a number")
-            warn("a warning")
-        assert words == ["epochs=1"]
-        assert capsys.readouterr() == (
-            "" if word in arguments else "a number\n",
-            "warning: a warning\n",
-        )
-
-
-@pytest.mark.parametrize("asked", ["preflight=true", "hydra.launcher.dry_run=true"])
-def test_what_a_command_does_nothing_but_print_is_printed(
-    asked: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with terminal.quietly(["-q", asked]) as words:
-        print("a plan")
-    assert (words, capsys.readouterr().out) == ([asked], "a plan\n")
+def test_a_quiet_console_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (True, False):
+        console = terminal.console(quiet=quiet)
+        console.print("a number")
+        console.file.write("a line\n")
+        assert capsys.readouterr() == ("" if quiet else "a number\na line\n", "")

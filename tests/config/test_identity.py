@@ -8,11 +8,10 @@ import time
 from typing import Any
 
 import pytest
-import yaml
 
 from expt.config.constraints import Target
 from expt.config.identity import hyperparameters, identity, shown
-from expt.config.keys import Rule, all_keys, differing, flat
+from expt.config.keys import Rule, described, differing, evaluation_values, flat
 from expt.config.parse import parse, parse_again
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -134,10 +133,25 @@ def test_a_rule_lists_the_settings_that_may_not_differ(
     assert differing(then, {**then, **changed}, rule) == listed
 
 
-def test_every_value_of_an_evaluation_is_yaml() -> None:
-    found = {key: meant.evaluated_as for key, meant in all_keys().items() if meant.evaluated_as}
-    assert all(value == "auto" or yaml.safe_load(value) != value or key == "strategy"
-               for key, value in found.items())  # fmt: skip
+def test_an_evaluation_has_the_runs_settings_but_for_those_of_training() -> None:
+    values = evaluation_values()
+    assert (values["gpus"], values["strategy"], values["fork"]) == ("auto", "ddp", None)
+    assert (values["callbacks"], values["debug"]) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("optimizer.lr", ""),
+        ("timeout_s", "changes no number"),
+        ("epochs", "may change on resume"),
+        ("model.hidden", "kept by a fork"),
+        ("base_batch_size", "only with lr_scaling=linear or sqrt"),
+        ("sharding.wrap", "changes rounding only; only with strategy=fsdp or hsdp"),
+    ],
+)
+def test_a_key_is_described_by_what_its_change_does(key: str, says: str) -> None:
+    assert described(key) == says
 
 
 def test_an_identity_takes_less_than_a_millisecond() -> None:

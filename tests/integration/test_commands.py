@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 
 from expt.command import report
-from expt.command.arguments import options_first, readable, refuse_unnamed
+from expt.command.command_line import readable
+from expt.command.compose import Override, parse
 from expt.command.conf_files import keys
 from expt.command.help import EXAMPLES
-from expt.command.words import WORDS
+from expt.command.words import WORDS, options_of
 from scripts.documents.pages import Command, File, steps
-from tests.composing import hydra_at_hand
+from tests.composing import composer
 from tests.conftest import run
 
 ROOT = Path(__file__).parents[2]
@@ -76,12 +74,11 @@ def check(words: Sequence[str]) -> None:
         report.parse(rest[1:])
     if (rest and rest[0] in WORDS) or "-sc" in rest:
         return
-    rest = [word for word in rest if word not in ("-q", "--quiet")]
-    refuse_unnamed(rest)
+    typed = [word for word in rest if word not in ("--help", "--version")]
     settings = [
         word
-        for word in options_first(readable(rest))
-        if "=" in word and "..." not in word and word[0] != "-" and word != "KEY=VALUE"
+        for word in map(readable, options_of(typed).settings)
+        if "=" in word and "..." not in word and word != "KEY=VALUE"
     ]
     for setting in compositions(settings):
         can_be_composed(tuple(setting))
@@ -89,7 +86,7 @@ def check(words: Sequence[str]) -> None:
 
 @functools.cache
 def can_be_composed(settings: tuple[str, ...]) -> None:
-    compose("config", overrides=[*settings])
+    composer().compose(settings)
 
 
 def _values(axis: Override) -> list[str]:
@@ -102,9 +99,7 @@ def _values(axis: Override) -> list[str]:
 
 def compositions(settings: Iterable[str]) -> list[list[str]]:
     """The settings with the first value of each sweep, and with the last."""
-    parsed = OverridesParser.create().parse_overrides(
-        [word for word in settings if not word.startswith("hydra")]
-    )
+    parsed = parse([word for word in settings if not word.startswith("hydra")])
     texts = [
         _values(one) if one.is_sweep_override() else [one.get_value_element_as_str()]
         for one in parsed
@@ -115,12 +110,6 @@ def compositions(settings: Iterable[str]) -> list[list[str]]:
         for end in (0, -1)
     )
     return [first] if first == last else [first, last]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composing() -> Iterable[None]:
-    with hydra_at_hand():
-        yield
 
 
 def written_in(document: Path) -> list[str]:

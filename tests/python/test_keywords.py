@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import expt
-from expt.command.overrides import parsed
+from expt.command.compose import parse as parsed
 from expt.errors import ConfigError
 from expt.python.keywords import folder_word, words_of
 from expt.python.values import text_of

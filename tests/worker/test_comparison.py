@@ -62,7 +62,7 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
         name: model(name)
         for name in (
             *("Sequence", "Tied", "Numbered", "Plain", "Unsaved", "Kept", "OddMemory", "Mixture"),
-            *("Centred", "OldNorm", "Spectral", "Noisy"),
+            *("Centred", "OldNorm", "Spectral", "Noisy", "InFours"),
         )
     },
     **{

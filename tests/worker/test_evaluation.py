@@ -467,7 +467,7 @@ REFUSED = {
     "split=test,val": "split=test,val: several values; evaluate one after the other",
     "~dataset.mean": "an evaluation leaves nothing of a run's settings out",
     "dataset.colour=red": "dataset.colour='red': there is no such key",
-    "task.metrics.x=3": "task.metrics.x=3: input should be of torchmetrics",
+    "task.metrics.x=3": "task.metrics.x=3: ",
 }
 
 

@@ -1,0 +1,89 @@
+"""Runs that Hydra itself asks for: by other sweepers and launchers, and with its callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from expt import machine
+from expt.command import compose, terminal
+from expt.command.run import Command, train
+from expt.command.sweep import Sweep, SweepObserver
+from expt.config.parse import parse
+from expt.launch.job import Job
+from expt.launch.launcher import launcher
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
+
+
+class HydraTask:
+    """What Hydra calls for each run; a launcher in another process gets a copy."""
+
+    def __init__(self, command: Command | None = None) -> None:
+        self._command = command
+        self._sweep: Sweep | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process."""
+        return {"_command": None, "_sweep": None}
+
+    def __call__(self, composed: DictConfig) -> float | None:
+        """Train one run, in the folder that Hydra has made for it; returns its objective."""
+        asked, known = compose.asked_by_hydra(composed), self._command
+        this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
+        if known is not None:
+            this = known
+            this.outcome.sweep_folder = asked.sweep_folder
+        this.words = asked.words
+        config = parse(asked.settings, machine.detect())
+        with contextlib.ExitStack() if known else this.at_end:
+            return train(this, config, asked.settings, RunPaths(asked.folder), asked.env)
+
+    def launch(
+        self,
+        config: DictConfig,
+        points: Sequence[Sequence[str]],
+        first: int,
+        observer: SweepObserver,
+    ) -> list[float | None]:
+        """Run a batch of points by the pool; returns their objectives, nan for a failed run."""
+        assert self._command is not None
+        if self._sweep is None:
+            self._sweep = Sweep(self._command, config)
+        own = [[word for word in point if not word.startswith("hydra.")] for point in points]
+        return [_value(job) for job in self._sweep.run_points(own, first, observer)]
+
+
+class Heard(SweepObserver):
+    """Calls Hydra's callbacks, too, as a sweep's runs start and end."""
+
+    def __init__(
+        self,
+        on_start: Callable[[DictConfig], None],
+        on_end: Callable[[DictConfig, Sequence[str], float | None], None],
+    ) -> None:
+        self._on_start, self._on_end = on_start, on_end
+
+    def job_starting(self, job: Job) -> None:
+        """Call `on_job_start`, once for all attempts of a run."""
+        super().job_starting(job)
+        if not job.retries:
+            self._on_start(self.runs[job][0].configuration())
+
+    def job_ended(self, job: Job) -> None:
+        """Call `on_job_end`."""
+        super().job_ended(job)
+        run = self.runs[job][0]
+        self._on_end(run.configuration(), run.words, _value(job))
+
+
+def _value(job: Job) -> float | None:
+    if job.status not in (COMPLETED, PAUSED):
+        return math.nan
+    record: Any = {"objective": job.objective} if job.objective else read_result(job.paths)
+    return objective_of(record)

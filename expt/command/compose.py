@@ -1,0 +1,520 @@
+"""Compose configurations: the only module that imports Hydra.
+
+Hydra is called through its public functions, under one lock: its state, and what interpolations
+are resolved by, belong to the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hydra
+from hydra import compose, initialize_config_dir, version
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    OverrideType,
+    RangeSweep,
+)
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from expt.command.conf_files import conf_dir
+from expt.command.names import run_name
+from expt.command.unknown import unknown_key, unknown_option
+from expt.config.auto import fill_auto_of_a_sweep
+from expt.config.datasets import CUSTOM_DATASET_KEYS
+from expt.config.parse import plain, with_value
+from expt.errors import ConfigError, first_line
+from expt.runs.paths import make_unused_folder
+from expt.runs.typed import quoted
+
+__all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
+
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+"""What Hydra and OmegaConf raise while a configuration is composed or resolved."""
+VERSION_BASE = "1.3"
+MAX_BASES = 100
+"""Choices of groups whose composition is kept; each takes 300 kB."""
+OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the YAML of a command lies."""
+
+    own: tuple[str, ...] = ()
+    """Folders of a person's own YAML, searched after expt's."""
+    config_dir: Path | None = None
+    """A folder in place of expt's."""
+    config_name: str = "config"
+
+    @property
+    def folders(self) -> list[Path]:
+        """Every folder that is searched."""
+        own = [Path(folder.removeprefix("file://")) for folder in self.own]
+        return [*own, self.config_dir or conf_dir()]
+
+
+def parse(words: Sequence[str]) -> list[Override]:
+    """Read overrides by Hydra's grammar. Raises ConfigError for one that has no reading."""
+    return [parse_one(word) for word in words]
+
+
+@functools.lru_cache(maxsize=10_000)  # a word takes 0.5 ms
+def parse_one(word: str) -> Override:
+    """Read one override; it is shared, so leave it unchanged."""
+    with _lock:
+        try:
+            return _parser().parse_overrides([word])[0]
+        except OverrideParseException as error:
+            raise ConfigError(
+                f"{word}: not of the form key=value; quote values with spaces or brackets"
+            ) from error
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def is_readable(word: str) -> bool:
+    """Return whether Hydra's grammar has a reading for the override."""
+    try:
+        parse_one(word)
+    except ConfigError:
+        return False
+    return True
+
+
+def key_of(override: Override) -> str:
+    """Return its key, or the group with where its choice goes, such as `aug@model.opts`."""
+    at = "" if override.package is None else f"@{override.package}"
+    return f"{override.key_or_group}{at}"
+
+
+def as_dict(words: Sequence[str]) -> dict[str, Any]:
+    """Return `{"optimizer.lr": 0.1}` for `["optimizer.lr=0.1"]`."""
+    return {key_of(override): override.value() for override in parse(words)}
+
+
+class Composer:
+    """Compose the configurations of one command.
+
+    Each choice of groups is composed once by Hydra, and plain values are set on a copy of that;
+    whatever else a word does, such as adding or deleting a key, is composed in full.
+    """
+
+    def __init__(self, where: Where, hydra_words: Sequence[str] = ()) -> None:
+        self.where = where
+        typed = [word for word in hydra_words if not word.startswith("hydra.searchpath=")]
+        searched = [each for word in hydra_words if word not in typed for each in _listed(word)]
+        own = [each if "://" in each else f"file://{Path(each).resolve()}" for each in where.own]
+        paths = ",".join(map(quoted, [*own, *searched]))
+        self._hydra_words = [*([f"hydra.searchpath=[{paths}]"] if paths else []), *typed]
+        self._bases: dict[tuple[str, ...], _Base] = {}
+        self._options: dict[str, list[str]] = {}
+        self._first: DictConfig | None = None
+
+    def compose(self, words: Sequence[str]) -> DictConfig:
+        """Return the configuration of a run, Hydra's part included.
+
+        Raises ConfigError where it cannot be composed.
+        """
+        with _lock, self._explained(words):
+            base, values = self._split(words)
+            composed = copy.deepcopy(base.composed)
+            for value in values:
+                self._set(composed, value)
+            if self._first is not None:  # `${now:}` is the same in all runs of a command
+                OmegaConf.copy_cache(from_config=self._first, to_config=composed)
+            self._first = self._first or composed
+            with open_dict(composed), read_write(composed):
+                _say_what_was_typed(composed, words)
+            return composed
+
+    def settings(
+        self, words: Sequence[str], *, sweep: bool, folder: Path | None = None, number: int = 0
+    ) -> dict[str, Any]:
+        """Return the settings of a run, as plain containers, interpolations resolved.
+
+        Raises ConfigError where it has none.
+        """
+        with _lock, self._explained(words):
+            base, values = self._split(words)
+            if (found := base.with_values(values)) is not None:
+                return fill_auto_of_a_sweep(found) if sweep else found
+            composed = self.compose(words)
+            if folder is not None:  # `${hydra:...}` may ask for it
+                place(composed, folder, number)
+            return settings_of(composed, sweep=sweep)
+
+    def options(self, group: str) -> list[str]:
+        """Return what may be chosen of a group; nothing for a key that is none."""
+        if group not in self._options:
+            with _lock, self._initialized() as loader:
+                name = self.where.config_name if self._hydra_words else None
+                self._options[group] = loader.get_group_options(
+                    group, None, name, self._hydra_words
+                )
+        return self._options[group]
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether `hydra.job.env_set` names variables for workers."""
+        return any(base.composed.hydra.job.env_set for base in self._bases.values())
+
+    def is_group(self, key: str) -> bool:
+        """Return whether `key` chooses a YAML file."""
+        return bool(self.options(key.partition("@")[0]))
+
+    def values(self, override: Override) -> list[str]:
+        """Return the words for each of several values. Raises ConfigError where there is none."""
+        value, key = override.value(), override.key_or_group
+        if isinstance(value, IntervalSweep):
+            raise ConfigError(
+                f"{override.input_line}: a grid has no end of an interval's values; add"
+                " search=tpe, or name some"
+            )
+        known = value.filter(self.options(key)) if isinstance(value, Glob) else None
+        texts = known if known is not None else [*override.sweep_string_iterator()]
+        if not texts:
+            raise ConfigError(f"{override.input_line}: has no value")
+        return [f"{override.get_key_element()}={text}" for text in texts]
+
+    def _split(self, words: Sequence[str]) -> tuple[_Base, list[Override]]:
+        """Return what is composed of the words that choose, and those that set a plain value."""
+        overrides = [parse_one(word) for word in with_classes_added(words)]
+        values = [each for each in overrides if self._sets_value(each)]
+        choices = tuple(str(each.input_line) for each in overrides if each not in values)
+        if choices not in self._bases:
+            if len(self._bases) >= MAX_BASES:
+                self._bases.pop(next(iter(self._bases)))
+            with self._initialized():
+                composed = compose(
+                    self.where.config_name,
+                    [*self._hydra_words, *choices],
+                    return_hydra_config=True,
+                )
+            self._bases[choices] = _Base(composed)
+        return self._bases[choices], values
+
+    def _sets_value(self, word: Override) -> bool:
+        if word.type != OverrideType.CHANGE or word.package is not None or word.is_hydra_override():
+            return False
+        return isinstance(word.value(), dict) or not self.is_group(word.key_or_group)
+
+    def _set(self, composed: DictConfig, value: Override) -> None:
+        try:
+            OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
+        except OmegaConfBaseException as error:
+            if not _may_be_added(value, composed):
+                raise _cannot_set(error, value, composed) from error
+            OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
+
+    @contextlib.contextmanager
+    def _initialized(self) -> Iterator[ConfigLoader]:
+        """Let Hydra know where the YAML lies; whoever else uses Hydra here finds it as it was."""
+        instance = GlobalHydra.instance()
+        others, base = instance.hydra, version.getbase()
+        instance.clear()
+        try:
+            folder = str((self.where.config_dir or conf_dir()).resolve())
+            with initialize_config_dir(folder, job_name="expt", version_base=VERSION_BASE):
+                register_resolvers()
+                yield GlobalHydra.instance().config_loader()
+        finally:
+            GlobalHydra.instance().clear()
+            if others is not None:
+                GlobalHydra.instance().initialize(others)
+                version.setbase(str(base))
+
+    @contextlib.contextmanager
+    def _explained(self, words: Sequence[str]) -> Iterator[None]:
+        try:
+            yield
+        except COMPOSING as error:
+            raise as_config_error(error, words, self.where) from error
+
+
+class _Base:
+    """What Hydra composed of a choice of groups."""
+
+    def __init__(self, composed: DictConfig) -> None:
+        self.composed = composed
+        own: Any = OmegaConf.to_container(_without(composed, "hydra"), resolve=False)
+        is_plain = not any(text in repr(own) for text in ("${", "???"))
+        self._settings = plain(composed) if is_plain and not composed.hydra.job.env_set else None
+
+    def with_values(self, values: Sequence[Override]) -> dict[str, Any] | None:
+        """Return the settings with these values; None where all has to be composed for them."""
+        settings: Any = self._settings
+        for each in values:
+            path, value = each.key_or_group.split("."), each.value()
+            if settings is None or not _is_plain(value) or not _has_value(settings, path):
+                return None
+            settings = with_value(settings, path, value)
+        return settings  # type: ignore[no-any-return]
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, dict) and not any(
+        text in repr(value) for text in ("${", "???", "QuotedString")
+    )
+
+
+def _has_value(settings: Any, path: Sequence[str]) -> bool:
+    for key in path:
+        if not isinstance(settings, dict) or key not in settings:
+            return False
+        settings = settings[key]
+    return not isinstance(settings, dict)
+
+
+def settings_of(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
+    """Return the settings of a configuration, as plain containers, interpolations resolved."""
+    with _resolving(composed):
+        return plain(composed, sweep=sweep)
+
+
+def folder_of(composed: DictConfig, kind: str) -> Path:
+    """Return the folder of a `run` or a `sweep`; a new one is made where none was named."""
+    with _resolving(composed):
+        return Path(str(composed.hydra[kind].dir))
+
+
+def environment_of(composed: DictConfig) -> dict[str, str]:
+    """Return the variables that `hydra.job.env_set` gives to a run's workers."""
+    if not composed.hydra.job.env_set:
+        return {}
+    with _resolving(composed):
+        return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
+
+
+def is_sweep(composed: DictConfig) -> bool:
+    """Return whether the configuration itself asks for a sweep, as a named grid does."""
+    return getattr(composed.hydra.mode, "name", None) == "MULTIRUN"
+
+
+def named_axes(composed: DictConfig) -> list[str]:
+    """Return the axes of a named grid, as words."""
+    return [f"{key}={value}" for key, value in (composed.hydra.sweeper.params or {}).items()]
+
+
+def launcher_options(composed: DictConfig) -> dict[str, Any]:
+    """Return the keys of `hydra.launcher`."""
+    found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
+    if "submitit_folder" in found:
+        with _resolving(composed):
+            found["submitit_folder"] = str(composed.hydra.launcher.submitit_folder)
+    return {key: value for key, value in found.items() if key != "_target_"}
+
+
+def launcher_name(composed: DictConfig) -> str:
+    """Return the chosen launcher of Hydra's."""
+    return str(composed.hydra.runtime.choices.get("hydra/launcher"))
+
+
+def needs_hydra(composed: DictConfig) -> str:
+    """Return what Hydra itself has to run: its own callbacks, other sweepers and launchers."""
+    choices = composed.hydra.runtime.choices
+    if (sweeper := choices.get("hydra/sweeper")) not in (None, "basic"):
+        return f"hydra/sweeper={sweeper}"
+    if (launcher := choices.get("hydra/launcher")) not in (None, *OWN_LAUNCHERS):
+        return f"hydra/launcher={launcher}"
+    if composed.hydra.sweeper.get("max_batch_size") is not None:
+        return "hydra.sweeper.max_batch_size"
+    return "hydra.callbacks" if composed.hydra.callbacks else ""
+
+
+def place(composed: DictConfig, folder: Path, number: int | None = None) -> None:
+    """Say in Hydra's part where the run is, and which of a sweep's."""
+    with open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.runtime.output_dir = str(folder.absolute())
+        composed.hydra.mode = "RUN" if number is None else "MULTIRUN"
+        if number is not None:
+            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.sweep.subdir = folder.name
+
+
+def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
+    """Return what `.hydra` holds of a run, by the name of the file."""
+    with _lock:
+        return {
+            "config.yaml": OmegaConf.to_yaml(_without(composed, "hydra")),
+            "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
+            "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(list(words))),
+        }
+
+
+def own_folders_of(hydra_yaml: Path) -> list[str]:
+    """Return the folders of a person's own YAML that a run was started with."""
+    if not hydra_yaml.exists():
+        return []
+    found = OmegaConf.select(OmegaConf.load(hydra_yaml), "hydra.searchpath") or ()
+    return [str(folder) for folder in found]
+
+
+def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
+    """Let Hydra itself run this process's command: its printing options, other sweepers."""
+    sys.argv = [sys.argv[0], *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    register_resolvers()
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()
+
+
+class AskedByHydra(NamedTuple):
+    """The run that Hydra has called a task for."""
+
+    settings: dict[str, Any]
+    words: list[str]
+    folder: Path
+    sweep_folder: Path | None
+    env: dict[str, str]
+
+
+def asked_by_hydra(composed: DictConfig) -> AskedByHydra:
+    """Return what Hydra asks its task for; `composed` is what it has called it with."""
+    own = HydraConfig.get()
+    sweep = getattr(own.mode, "name", None) == "MULTIRUN"
+    return AskedByHydra(
+        settings=plain(composed, sweep=sweep),
+        words=_typed_in(own),
+        folder=Path(str(own.runtime.output_dir)),
+        sweep_folder=Path(str(own.sweep.dir)) if sweep else None,
+        env={str(key): str(value) for key, value in own.job.env_set.items()},
+    )
+
+
+def register_resolvers() -> None:
+    """Let YAML say `${unused_folder:NAME}`, and `${run_name:OVERRIDES}`, the name of a run."""
+    OmegaConf.register_new_resolver(
+        "run_name",
+        lambda words: run_name(dict(str(word).split("=", 1) for word in words if "=" in word)),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver(
+        "unused_folder", make_unused_folder, use_cache=True, replace=True
+    )
+
+
+@contextlib.contextmanager
+def _resolving(composed: DictConfig) -> Iterator[None]:
+    """While entered, `${hydra:...}` is read of this configuration."""
+    with _lock:
+        known = HydraConfig.instance()
+        others = known.cfg
+        known.set_config(composed)
+        try:
+            yield
+        except COMPOSING as error:
+            raise as_config_error(error, _typed_in(composed.hydra)) from error
+        finally:
+            known.cfg = others
+
+
+def _without(composed: DictConfig, key: str) -> DictConfig:
+    return OmegaConf.masked_copy(composed, [str(each) for each in composed if each != key])
+
+
+def _typed_in(hydra: Any) -> list[str]:
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return [str(word) for word in words]
+
+
+def _say_what_was_typed(composed: DictConfig, words: Sequence[str]) -> None:
+    composed.hydra.overrides.task = list(words)
+    composed.hydra.job.override_dirname = ",".join(sorted(words))
+
+
+def _listed(word: str) -> list[str]:
+    found = parse_one(word).value()
+    if not isinstance(found, list):
+        raise ConfigError(f"{word}: is a list; put brackets around it")
+    return [str(each) for each in found]
+
+
+def with_classes_added(words: Sequence[str]) -> list[str]:
+    """Return the words as Hydra takes them: a class in place of a group's choice is added.
+
+    `model={_target_: mine.Net, width: 16}` is `~model` and `+model={...}`.
+    """
+    chosen = {word.partition("=")[0]: word for word in words if _is_class(word)}
+    if not chosen:
+        return list(words)
+    added = [each for key, word in chosen.items() for each in (f"~{key}", f"+{word}")]
+    return [*added, *(word for word in words if word.partition("=")[0] not in chosen)]
+
+
+def _is_class(word: str) -> bool:
+    key, _, value = word.partition("=")
+    if key.lstrip("+~") != key or "." in key or value[:1] != "{" or "_target_" not in value:
+        return False
+    override = parse_one(word)
+    return not override.is_sweep_override() and isinstance(override.value(), dict)
+
+
+def _cannot_set(error: OmegaConfBaseException, value: Override, composed: DictConfig) -> Exception:
+    """Return the error for a value that could not be set."""
+    word, key = str(value.input_line), value.key_or_group
+    if type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError"):
+        inner = str(error.full_key or "")
+        named = inner if inner.startswith(f"{key}.") else key
+        return ConfigError(unknown_key(word, named, _target_above(composed, key)))
+    return ConfigError(f"{word}: {first_line(error)}")
+
+
+def _may_be_added(value: Override, composed: DictConfig) -> bool:
+    """Return whether it is a key that every custom dataset has, in its YAML or not."""
+    group, _, key = value.key_or_group.partition(".")
+    is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
+    return is_own and _target_above(composed, group)
+
+
+def _target_above(composed: DictConfig, key: str) -> bool:
+    """Return whether the key is an argument of a custom class."""
+    above = composed.get(key.partition(".")[0])
+    return isinstance(above, DictConfig) and "_target_" in above
+
+
+def as_config_error(
+    error: BaseException, words: Sequence[str], where: Where | None = None
+) -> ConfigError:
+    """Return the error for what Hydra or OmegaConf raised while composing `words`."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        folders = where.folders if where else [conf_dir()]
+        return ConfigError(unknown_option(str(error.missing_cfg_file), error.options, folders))
+    cause = error.__cause__ if error.__cause__ is not None else error
+    text = " ".join(str(error).split()) or first_line(cause)
+    if "Could not override '" in text and "To append to your config use" in text:
+        key = text.split("'")[1]
+        word = next((each for each in words if each.partition("=")[0] == key), key)
+        return ConfigError(unknown_key(word, key, own=False))
+    if isinstance(error, UnicodeDecodeError):
+        own = ", ".join(where.own) if where else ""
+        text = f"{own}: a YAML file there is not UTF-8: {text}"
+    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
+        text = f"{' '.join(words)}: {text}"
+    if cause is not error and first_line(cause) not in text:
+        text = f"{text}: {first_line(cause)}"
+    full_key = getattr(error, "full_key", None)
+    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)

@@ -1,0 +1,220 @@
+"""The folder of a sweep: runs that earlier commands left there are found again, others are new."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from expt.command import compose
+from expt.command.hydra_files import about_run, write_hydra_files
+from expt.command.names import folder_names
+from expt.command.parents import Parents
+from expt.config import main_code, user_code
+from expt.config.identity import Content, identity
+from expt.config.parse import parse, recorded
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError, warn
+from expt.launch.job import QUEUED, Job
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, OfSearch, Record
+from expt.runs.sweep import has_own_name, results_of_sweep
+
+ASKED = "asked:"
+"""Before the key of a run that has no configuration, and is known by its overrides."""
+LENGTH = ("epochs", "max_steps", "scheduler.epochs", "scheduler.kwargs.total_steps")
+"""Settings in which a run may differ from the longer one that continues from it."""
+
+
+@dataclass(eq=False)
+class SweepRun:
+    """One run of a sweep: the job that the pool runs, and what is recorded of it."""
+
+    number: int
+    words: list[str]
+    job: Job
+    about: Record
+    """What the run is called, and how it was asked for."""
+    composer: compose.Composer
+
+    def configuration(self) -> DictConfig:
+        """Return its whole configuration, of 300 kB, so it is composed when it is asked for."""
+        composed = self.composer.compose(self.words)
+        compose.place(composed, self.job.paths.folder, self.number)
+        return composed
+
+    @functools.cached_property
+    def hydra_files(self) -> dict[str, str]:
+        """What `.hydra` is to hold."""
+        return compose.hydra_files(self.configuration(), self.words)
+
+    def save_hydra_files(self) -> None:
+        """Write `.hydra`."""
+        write_hydra_files(self.job.paths, self.hydra_files)
+        del self.hydra_files
+
+
+class SweepFolder:
+    """The runs of one sweep's folder."""
+
+    def __init__(
+        self, folder: Path, composer: compose.Composer, machine: Machine, *, fetch: bool = True
+    ) -> None:
+        """With `fetch` datasets that are identified by their content are downloaded if missing."""
+        self.folder, self._composer, self._machine, self._fetch = folder, composer, machine, fetch
+        self._known: dict[str, RunPaths] = {}
+        self._by_words: dict[str, RunPaths] = {}
+        self._records: list[tuple[RunPaths, Record]] = [*results_of_sweep(folder)]
+        self.completed: dict[Path, Objective] = {}
+        """What earlier commands have completed, by folder."""
+        for paths, found in self._records:
+            main_code.find_kept(paths.code)
+            if found["status"] == DAMAGED:
+                warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
+            asked = _asked(found.get("arguments", ()))
+            key = found.get("identity", asked)
+            if key not in self._known or has_own_name(paths, found):  # no copy
+                self._known[key] = self._by_words[asked] = paths
+            if found["status"] == COMPLETED:
+                none = Objective(name="", value=None)
+                self.completed[paths.folder] = found.get("objective") or none
+        self.is_of_others = bool(self._known)
+        """Whether there are runs, none of which has been asked for."""
+        self.parents = Parents(folder)
+        self._jobs, self._contents = dict[str, Job](), dict[str, Content]()
+        self._names = set[str]()
+
+    def run(
+        self, words: Sequence[str], number: int, keys: Collection[str] = (), **more: Any
+    ) -> SweepRun:
+        """Return the run of these words, which a search or a grid asks for.
+
+        Its folder is named by the values of `keys`; `more` are fields of its record.
+        """
+        (name,) = folder_names([words], keys)
+        words = self.parents.with_words(words)
+        job = self._job(words, number, name, more)
+        about = job.request.about if job.request else {}
+        if about.get("arguments") != words:  # refused, or another run's too
+            about = {**about_run(job.name, words), **more}  # type: ignore[typeddict-item]
+        return SweepRun(number, list(words), job, about, self._composer)
+
+    def trial(self, words: Sequence[str], of_search: OfSearch, keys: Collection[str]) -> SweepRun:
+        """Return the run of a search's trial, which its record says."""
+        self.is_of_others = False
+        return self.run(words, of_search["number"], keys, search=of_search)
+
+    def config_of(self, words: Sequence[str]) -> RunConfig:
+        """Return the settings of a run. Raises ConfigError where it has none."""
+        words = self.parents.with_words(words)
+        return parse(self._composer.settings(words, sweep=True), self._machine)
+
+    def content_of(self, config: RunConfig) -> Content:
+        """Return what the run is made of beside its settings.
+
+        Raises ConfigError where something is not there. It is looked at once for all runs that have
+        the same data and classes: a folder may hold many images.
+        """
+        key = repr(
+            (config.dataset, user_code.targets(config), config.weights, config.fork, config.resume)
+        )
+        if key not in self._contents:
+            self._contents[key] = self.parents.content(config, fetch=self._fetch)
+        return self._contents[key]
+
+    def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
+        """Return the job of a run; the same one if it is asked for twice."""
+        config, settings, content, error = None, None, None, None
+        key = asked = _asked(words)
+        try:
+            place = self.folder / name
+            settings = self._composer.settings(words, sweep=True, folder=place, number=number)
+            config = parse(settings, self._machine)
+            content = self.content_of(config)
+            key = identity(config, content)
+        except ConfigError as problem:
+            error = problem
+        if key in self._jobs:
+            return self._jobs[key]
+        known = self._known.get(key) or self._known.get(asked)
+        if content is None:  # data that cannot be looked at now
+            known = known or self._by_words.get(asked)
+        self.is_of_others &= known is None and asked not in self._by_words
+        paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
+        if config is not None and settings is not None and content is not None:
+            shorter = self._shorter(config, content) if known is None else None
+            about: Record = {**about_run(paths.folder.name, words), **more}
+            request = RunRequest(
+                config=config,
+                settings=settings,
+                content=content,
+                paths=paths,
+                about=about,
+                env=self._environment(words),
+                may_have_run=True,
+                goes_on_from=shorter.folder if shorter else None,
+            )
+        job = Job(paths, request, QUEUED, error)
+        if objective := self.completed.get(paths.folder):
+            if paths.metrics.exists():
+                job = dataclasses.replace(job, status=COMPLETED, error=None, objective=objective)
+            else:
+                warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is trained again")
+        self._jobs[key] = job
+        return job
+
+    def _environment(self, words: Sequence[str]) -> dict[str, str]:
+        if not self._composer.has_environment:
+            return {}
+        return compose.environment_of(self._composer.compose(words))
+
+    def _unused(self, name: str, key: str) -> str:
+        if name in self._names or RunPaths(self.folder / name).result.exists():
+            name = f"{name},{key.removeprefix(ASKED)}"
+        self._names.add(name)
+        return name
+
+    def _shorter(self, config: RunConfig, content: Content) -> RunPaths | None:
+        """Return the longest run with a checkpoint that this one continues with `resume=auto`."""
+        if config.resume != "auto":
+            return None
+        longest, most = None, 0
+        for paths, record in self._shorter_runs.get(identity(config, content, but=LENGTH), ()):
+            steps, per_epoch = _steps(record), record.get("steps_per_epoch") or 0
+            end = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
+            if most < steps <= end:
+                longest, most = paths, steps
+        if longest is not None:
+            self.is_of_others = False
+        return longest
+
+    @functools.cached_property
+    def _shorter_runs(self) -> dict[str, list[tuple[RunPaths, Record]]]:
+        found: dict[str, list[tuple[RunPaths, Record]]] = {}
+        for paths, record in self._records:
+            if not {"content", "config"} <= record.keys() or record["status"] == RUNNING:
+                continue
+            if paths.last.is_file():
+                content = Content(**record["content"])
+                key = identity(recorded(record["config"]), content, but=LENGTH)
+                found.setdefault(key, []).append((paths, record))
+        return found
+
+
+def _asked(words: Sequence[str]) -> str:
+    return ASKED + hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()[:12]
+
+
+def _steps(record: Record) -> int:
+    before = record["forked_from"]["step"] if "forked_from" in record else 0
+    epochs = len(record.get("epoch_s") or ())
+    done: int = record.get("steps") or before + epochs * record.get("steps_per_epoch", 0)
+    return done

@@ -1,0 +1,212 @@
+"""What is composed, compared with Hydra alone; and what is said of a mistake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from expt.command import compose
+from expt.command.compose import Composer, Where, with_classes_added
+from expt.command.conf_files import conf_dir
+from expt.config.parse import plain
+from expt.errors import ConfigError
+from tests.composing import composer
+
+WORDS = (
+    "model=mlp",
+    "model=convnet",
+    "optimizer=adamw",
+    "optimizer.lr=0.3",
+    "model.hidden=[3,4]",
+    "seed=7",
+    "amp=bf16",
+    "tensorboard={images: false}",
+    "tensorboard.norms=false",
+    "max_steps=null",
+    "++model.extra=1",
+    "+model.more={a: [1]}",
+    "~scheduler",
+    "experiment=char_lm",
+    "weights='${seed}.pt'",
+    "dataset.augment.flip=true",
+)
+
+
+def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return plain(hydra_compose("config", with_classes_added(words)))
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=6, unique_by=lambda word: word.partition("=")[0]))
+def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
+    try:
+        expected = of_hydra_alone(words)
+    except Exception:
+        with pytest.raises(ConfigError):
+            composer().settings(words, sweep=False)
+        return
+    assert composer().settings(words, sweep=False) == expected
+    assert compose.settings_of(composer().compose(words)) == expected
+
+
+def test_runs_of_one_choice_share_nothing_that_a_value_changes() -> None:
+    one, other = (composer().settings([f"optimizer.lr={lr}"], sweep=False) for lr in (0.1, 0.2))
+    assert (one["optimizer"]["lr"], other["optimizer"]["lr"]) == (0.1, 0.2)
+    assert composer().settings([], sweep=False)["optimizer"]["lr"] != 0.1
+
+
+def test_a_class_stands_in_the_place_of_a_choice() -> None:
+    net = "model={_target_: mine.Net, width: 16}"
+    assert with_classes_added(["model.width=3", net, "epochs=2"]) == [
+        *("~model", f"+{net}", "model.width=3", "epochs=2")
+    ]
+    assert with_classes_added(["model=mlp", "init={_target_: a.B}"])[0] == "~init"
+    for word in ("model={width: 16}", "model=mlp,{_target_: mine.Net}", "tensorboard={images: 1}"):
+        assert with_classes_added([word]) == [word]
+    found = composer().settings([net, "model.width=8"], sweep=False)["model"]
+    assert found == {"_target_": "mine.Net", "width": 8}
+
+
+def test_every_custom_dataset_has_the_same_keys() -> None:
+    own = "dataset={_target_: mine.Data}"
+    found = composer().settings([own, "dataset.val_fraction=0.2"], sweep=False)
+    assert found["dataset"]["val_fraction"] == 0.2
+    with pytest.raises(ConfigError, match="^dataset.size=3: "):
+        composer().settings([own, "dataset.size=3"], sweep=False)
+
+
+def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
+    words = ["seed=3", "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"]
+    composed = composer().compose(words)
+    compose.place(composed, tmp_path / "seed=3", 7)
+    assert compose.settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
+    files = compose.hydra_files(composed, words)
+    assert files.keys() == {"config.yaml", "hydra.yaml", "overrides.yaml"}
+    config, own, overrides = map(OmegaConf.create, files.values())
+    assert config["seed"] == 3
+    assert "${hydra:job.num}" in files["config.yaml"], "as it was typed"
+    assert "hydra" not in config
+    assert own["hydra"]["overrides"]["task"] == overrides == words
+    assert own["hydra"]["job"]["num"] == 7
+
+
+def test_now_is_the_same_in_all_runs_of_a_command() -> None:
+    this = Composer(Where())
+    words = [["seed=1", "wandb.group='${now:%f}'"], ["seed=2", "wandb.group='${now:%f}'"]]
+    found = {compose.settings_of(this.compose(each))["wandb"]["group"] for each in words}
+    assert len(found) == 1
+
+
+def test_whoever_else_uses_hydra_here_finds_it_as_it_was() -> None:
+    with initialize_config_dir(str(conf_dir() / "model"), version_base="1.2"):
+        theirs = hydra_compose("mlp", [])
+        before, of_run = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+        Composer(Where()).compose(["seed=1"])
+        assert GlobalHydra.instance().hydra is before
+        assert HydraConfig.instance().cfg is of_run
+        assert hydra_compose("mlp", []) == theirs
+
+
+def test_threads_compose_at_once() -> None:
+    found: dict[int, Any] = {}
+
+    def work(seed: int) -> None:
+        this = Composer(Where())
+        for _ in range(3):
+            found[seed] = compose.settings_of(this.compose([f"seed={seed}", "model=convnet"]))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {seed: settings["seed"] for seed, settings in found.items()} == {i: i for i in range(4)}
+
+
+def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> None:
+    for folder, name in (("a", "net"), ("b", "other")):
+        (tmp_path / folder / "model").mkdir(parents=True)
+        (tmp_path / folder / "model" / f"{name}.yaml").write_text(f"_target_: mine.{name}\n")
+    this = Composer(Where(own=(str(tmp_path / "a"),)), [f"hydra.searchpath=[file://{tmp_path}/b]"])
+    assert {"net", "other", "mlp"} <= {*this.options("model")}
+    for name in ("net", "other"):
+        assert this.settings([f"model={name}"], sweep=False)["model"]["_target_"] == f"mine.{name}"
+    files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
+    (tmp_path / "hydra.yaml").write_text(files["hydra.yaml"])
+    folders = [f"file://{tmp_path}/{name}" for name in "ab"]
+    assert compose.own_folders_of(tmp_path / "hydra.yaml") == folders
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        ("modle=mlp", "'model'"),
+        ("bakend=gloo", "'backend'"),
+        ("lr=0.1", "'optimizer.lr'"),
+        ("learning_rate=3", "'optimizer.lr'"),
+        ("optimizer.learning_rate=3", "'optimizer.lr'"),
+        ("bs=3", "'batch_size'"),
+        ("model=transformer model.widht=3", "'model.width'"),
+        ("optimizer.momentun=3", "'optimizer.momentum'"),
+        ("checkpoint.kep=3", "'checkpoint.keep'"),
+        ("retries=3", "'hydra.launcher.retries'"),
+        ("model=mpl", "'mlp'"),
+        ("experiment=char_llm", "'char_lm'"),
+        ("tensorboard={imagez: true}", "'tensorboard.images'"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composer().compose(words.split(maxsplit=1) if words[0] != "t" else [words])
+    assert str(caught.value).endswith(f" Did you mean {nearest}?")
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("a=b=c", "quote values"),
+        ("a=[", "quote values"),
+        ("model.widths=[3]", "another model=... has"),
+        ("epochs.x=3", "epochs"),
+        ("+epochs=3", "epochs"),
+        ("~epohcs", "epohcs"),
+        ("seed=${sede}", "sede"),
+        ("recipe=a", "recipe"),
+        ("+recipe=a", ""),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
+    if not part:
+        assert composer().settings([word], sweep=False)["recipe"] == "a"
+        return
+    with pytest.raises(ConfigError, match=part) as caught:
+        composer().settings([word], sweep=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/bad.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="bad.yaml"):
+        Composer(Where(own=(str(tmp_path),))).compose(["model=bad"])
+
+
+def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/net.yaml").write_text("_target_: mine.Net\nheight: 3\n")
+    this = Composer(Where(own=(str(tmp_path),)))
+    with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
+        this.compose(["model=net", "model.breadth=3"])
+    found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
+    assert found["model"] == {"_target_": "mine.Net", "height": 4, "breadth": 3}

@@ -1,0 +1,199 @@
+"""How commands end: their exit codes, and one line for a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+from expt.command import main as command
+from expt.command.words import WORDS
+from expt.errors import ConfigError
+from expt.launch import forkserver
+from tests.command.test_help import help_text
+from tests.conftest import environment, run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+
+
+def ended(*words: str) -> int | str | None:
+    """Return the exit code of `expt WORDS`, in this process."""
+    try:
+        command.main(words)
+    except SystemExit as error:
+        return error.code
+    return 0
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(word, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m expt {word} ")
+    assert WORDS[word].meaning in help_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reprot"],
+        ["train", "seed=1"],
+        ["rerun"],
+        ["rerun", "a", "b", "c"],
+        ["rerun", "nowhere"],
+        ["report", "--sotr", "x"],
+        ["report", "nowhere"],
+        ["evaluate", "nowhere"],
+        ["evaluate", ".", "epochs=2"],
+        ["export", "nowhere", "--format", "onnx"],
+        ["doctor", "gpus=2"],
+        ["--epochs", "5"],
+        ["epochs=1", "report"],
+        ["modle=mlp"],
+        ["model=mpl"],
+        ["epochs=x"],
+        ["seed=1,2"],
+        ["optimizer.lr=interval(0,1)"],
+        ["search=tpe"],
+        ["hydra.launcher.dry_run=true"],
+        ["hydra/launcher=basic"],
+        ["hydra.sweep.dir=x"],
+        ["-m", "optimizer.lr=0.1,x"],
+        ["-m", "model=mlp,mpl"],
+        ["-m", "search=tpe"],
+        ["-m", "search=tpe", "model=range(1,3)"],
+        ["sweep=nope"],
+        ["experiment=gan", "task=classification"],
+        ["plan", "seed=1,2"],
+        ["--config-dir", "nowhere"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(*words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert len(list(tmp_path.rglob("*"))) <= 2, "outputs/DATE"
+
+
+def test_a_folder_that_is_gone_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert ended("epochs=1") == 2
+    assert "the current folder is no longer there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["expt.report", "expt.rerun"])
+def test_subcommands_are_modules_too(module: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "nowhere"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nowhere: ")
+
+
+NET = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes, opts=None, width=8):
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+"""
+CONF = {
+    "recipe/a.yaml": "# @package _global_\nepochs: 1\n",
+    "recipe/b.yaml": "# @package _global_\nepochs: 2\n",
+    "aug/a.yaml": "flip: 1\n",
+    "aug/b.yaml": "flip: 2\n",
+    "model/own.yaml": "defaults: [/aug@opts: a, _self_]\n_target_: own_net.Net\n",
+    "experiment/e.yaml": "# @package _global_\ndefaults: [/recipe: a, _self_]\nseed: 7\n",
+    "sweep/s.yaml": (
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {+recipe: 'a,b'}}}\n"
+    ),
+}
+SMALL = ("world_size=1", "dataset.train_limit=64", "hydra.sweep.dir=sweep")
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """Return the current folder, with custom YAML in `conf`."""
+    (tmp_path / "own_net.py").write_text(NET)
+    for name, text in CONF.items():
+        (tmp_path / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "conf" / name).write_text(text)
+    return tmp_path
+
+
+def configs() -> dict[str, Any]:
+    """Return those of the sweep's runs, by their folders."""
+    return {
+        path.parent.name: json.loads(path.read_text())["config"]
+        for path in Path("sweep").glob("*/result.json")
+    }
+
+
+def test_a_sweep_over_a_custom_group(conf: Path) -> None:
+    done = run("-m", "+recipe=a,b", *SMALL, cwd=conf)
+    assert done.returncode == 0, done.stderr
+    found = {name: config["epochs"] for name, config in configs().items()}
+    assert found == {"recipe=a": 1, "recipe=b": 2}
+    assert "\nrecipe  accuracy/val" in done.stdout
+
+
+def test_a_sweep_over_what_a_group_puts_elsewhere(conf: Path) -> None:
+    expt.sweep("model=own", "aug@model.opts=a,b", "epochs=1", *SMALL)
+    opts = {name: config["model"]["kwargs"]["opts"] for name, config in configs().items()}
+    assert opts == {"opts=a": {"flip": 1}, "opts=b": {"flip": 2}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("+recipe=a", "seed=0,1"), ("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
+     ("model=own", "aug@model.opts=glob(*)"), ("+recipe=a,b", "search=random", "search.runs=2")],
+)  # fmt: skip
+def test_each_way_to_name_a_custom_group_makes_a_sweep(
+    conf: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    expt.sweep(*words, *SMALL, "hydra.launcher.dry_run=true")
+    assert "start" in capsys.readouterr().out
+
+
+def test_a_sweep_has_models_by_name_and_by_class_side_by_side(conf: Path) -> None:
+    small = {"max_steps": 2, "world_size": 1, "tensorboard": {"images": False}}
+    models = ["mlp", {"_target_": "own_net.Net"}, {"_target_": "own_net.Net", "width": 4}]
+    found = expt.sweep({"model": models, **small}, folder="sweep", quiet=True)
+    assert [each.config["model"]["name"] for each in found] == ["mlp", "_target_", "_target_"]
+    assert [each.config["model"].get("kwargs") for each in found[1:]] == [{}, {"width": 4}]
+    again = expt.sweep(*found[2].record["arguments"], folder="sweep", quiet=True)
+    assert [each.folder for each in again] == [found[2].folder], "by the words of its record"
+
+
+def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path) -> None:
+    net = "model={_target_: own_net.Net, width: 16}"
+    few = ("epochs=1", "search=random", "search.runs=1", "seed=0,1")
+    (result,) = expt.sweep(net, *few, *SMALL).completed
+    assert result.config["model"]["kwargs"] == {"width": 16}
+
+
+def test_run_is_for_one_run() -> None:
+    for words in (["seed=1,2"], ["-m", "seed=0,1"], ["sweep=seeds"]):
+        with pytest.raises(ConfigError, match="use expt.sweep"):
+            expt.run(*words)
