@@ -53,9 +53,7 @@ class IterableLoader(ShardedLoader):
         self._num_workers, self._finish = min(num_workers, 1), finish
 
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in
-        this epoch.
-        """
+        """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
         length = len(cast(Sized, self._dataset))
         samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
@@ -87,9 +85,7 @@ class IterableLoader(ShardedLoader):
 
 
 class _Chosen(IterableDataset[Any]):
-    """For each of the lists of positions `wanted` its samples; an error for a person is handed on
-    as a value.
-    """
+    """The samples at each of the lists of positions `wanted`; an error for a person as a value."""
 
     def __init__(
         self,
@@ -132,7 +128,7 @@ def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[A
 
 
 def first_of(dataset: IterableDataset[Any]) -> Any:
-    """Its first sample. Raises DataError for one that has none."""
+    """Return its first sample. Raise DataError for one that has none."""
     with seeded(0):
         return _next(_begun(dataset), 0, dataset)
 
@@ -183,7 +179,7 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
         )
     if "unknown" in found:
         warn(
-            f"{key}: its first samples are others in each epoch; if __iter__ shuffles, val, which is"
+            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val, which is"
             f" held out by their places, is trained on: use a map-style Dataset then, or {without}"
         )
 
