@@ -151,7 +151,7 @@ _ALLOWED = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler of arrays, numbers, text and containers; nothing that a file names is imported."""
+    """An unpickler of arrays, numbers, text, containers; nothing that a file names is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
