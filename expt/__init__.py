@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from expt.python.result import Metrics, Result, Runs
     from expt.python.sweep_result import FailedResult, SweepResult
     from expt.runs.view.curves import History
-    from expt.tasks.phases import PhasedTask
-    from expt.tasks.task import Task
+    from expt.tasks.task import PhasedTask, Task
     from expt.training.callback import Callback, View
 
 
@@ -59,8 +58,7 @@ _FROM = {
     "inference.load": ("TrainedModel", "load"),  # imports torch, as the next do
     "runs.view.curves": ("History",),
     "training.callback": ("Callback", "View"),
-    "tasks.phases": ("PhasedTask",),
-    "tasks.task": ("Task",),
+    "tasks.task": ("PhasedTask", "Task"),
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expt.command.evaluate import evaluate as evaluate_as
+from expt.command.invoke import command
 from expt.command.rerun import rerun as rerun_of
-from expt.command.run import command
 from expt.command.words import Options, options_of
 from expt.errors import ConfigError, SweepFailed, warn
 from expt.launch import forkserver

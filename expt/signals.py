@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import stat
@@ -14,7 +13,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import wait
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +34,8 @@ person's Ctrl-C.
 _received: list[signal.Signals] = []
 _at_once = False
 _interrupted = False
+_in_command = False
+_driven = False
 
 
 @contextlib.contextmanager
@@ -45,8 +45,9 @@ def interrupts_noted() -> Iterator[None]:
 
     Python drops one that is raised in a callback, or in C that takes no exception, of which each
     import has some. It prints those with a traceback, but for these, which are heard later."""
-    global _interrupted
-    _interrupted, before, hook = False, signal.getsignal(signal.SIGINT), sys.unraisablehook
+    global _interrupted, _in_command
+    _interrupted, _in_command = False, True
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
 
     def tell(dropped: sys.UnraisableHookArgs) -> None:
         if not ((_interrupted or asked()) and issubclass(dropped.exc_type, KeyboardInterrupt)):
@@ -58,7 +59,7 @@ def interrupts_noted() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = hook
+        sys.unraisablehook, _in_command = hook, False
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, before)
 
@@ -87,6 +88,14 @@ def asked() -> bool:
     return bool(_received)
 
 
+def note_interrupt() -> bool:
+    """Keep a KeyboardInterrupt as a signal is; returns whether it is the first of these."""
+    if _received:
+        return False
+    _received.append(signal.SIGINT)
+    return True
+
+
 def asked_by(number: signal.Signals) -> bool:
     """Whether this process has been asked to stop by this signal."""
     return number in _received
@@ -111,7 +120,7 @@ def heed_in_worker() -> None:
     """Let this worker be asked to stop: by the driver, or by whoever else has started it."""
     _received.clear()
     numbers = [ASK_WORKER]
-    if multiprocessing.parent_process() is None:
+    if not _driven:
         numbers += [signal.SIGUSR2, signal.SIGTERM, *_unless_ignored(signal.SIGHUP)]
     elif in_slurm():
         numbers += [signal.SIGTERM]
@@ -122,7 +131,8 @@ def heed_in_worker() -> None:
 class Heeded:
     """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt.
 
-    Main thread only.
+    Only in a command, and in its main thread: a call from Python leaves the handlers of its process
+    alone.
     """
 
     def __init__(self) -> None:
@@ -132,7 +142,7 @@ class Heeded:
 
     def __enter__(self) -> None:
         _received.clear()
-        if threading.current_thread() is threading.main_thread():
+        if _in_command and threading.current_thread() is threading.main_thread():
             raise_dropped()
             heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(
                 signal.SIGHUP
@@ -180,39 +190,15 @@ def heeded_at_once() -> Iterator[None]:
         _at_once = False
 
 
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """While entered, what multiprocessing starts knows nothing of how this process began; nothing
-    there is needed.
-
-    Else it would run a person's script again, and look for the way of starting processes that
-    joblib has chosen here."""
-    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    multiprocessing.set_start_method("forkserver", force=True)
-    try:
-        yield
-    finally:
-        multiprocessing.set_start_method(method, force=True)
-        sys.modules["__main__"] = main
+def is_driven() -> bool:
+    """Whether this process is a worker that a driver has started, and not torchrun or Slurm."""
+    return _driven
 
 
-def die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL, or the forkserver: nobody
-    would watch it.
-    """
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()
-    die_with_the_parent()
-
-
-def die_with_the_parent() -> None:
-    """End this process when its parent is gone, for workers the forkserver."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process, a worker, with `parent`, the forkserver that forked it."""
+    global _driven
+    _driven = True
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has died before
+        os._exit(1)

@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
     )  # threads that wait leave the cores to the other tests
+    config.add_cleanup(forkserver.kill)
+    forkserver.launch = warm.launch  # that of expt.run is forked from the template too
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
     if not config.getoption("numprocesses"):

@@ -190,9 +190,16 @@ def test_no_import_goes_round() -> None:
 
 
 @each_module
-def test_only_command_knows_hydra(module: Module) -> None:
-    if module.component != "command":
+def test_one_module_imports_hydra(module: Module) -> None:
+    if module.name != "command.compose":
         assert not {name for name in imported(module.tree) if name.partition(".")[0] == "hydra"}
+
+
+def test_nothing_private_of_hydra_is_imported() -> None:
+    root = PACKAGE.parent
+    for path in (*PACKAGE.rglob("*.py"), *(root / "hydra_plugins").glob("*.py")):
+        names = imported(ast.parse(path.read_text()))
+        assert not {name for name in names if name.startswith("hydra._internal")}, path
 
 
 @each_module
@@ -220,6 +227,7 @@ def is_torch(name: str) -> bool:
         "__main__",
         "api",
         "command.main",
+        "command.invoke",
         "command.sweep",
         "command.predict",
         "launch.one_run",

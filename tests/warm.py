@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import gc
 import importlib
-import io
 import itertools
 import json
 import os
@@ -26,11 +25,12 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from expt.launch import forkserver, huge_pages
+import setproctitle
+
+from expt.launch import forkserver
 from expt.runs import result
 from tests.composing import composed
 
@@ -94,6 +94,37 @@ class Command:
         return self.returncode
 
 
+def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], object]:
+    """As expt.launch.forkserver.launch: for the process that tests, and that only."""
+    ours, told = socket.socketpair()
+    numbers = (1, 2, control, alive)
+    with ours:
+        with told:
+            _ask(False, told.fileno(), *numbers)
+        serves = [str(control), str(alive), *modules]
+        _begun(ours, descriptors=numbers, serves=serves, cwd=os.getcwd(), env=dict(os.environ))
+    return lambda: None
+
+
+def _launch_here(control: int, alive: int, modules: Sequence[str]) -> Callable[[], object]:
+    """As expt.launch.forkserver.launch: for a command, which has all imports of its forkserver."""
+    if pid := os.fork():
+        return lambda: os.waitpid(pid, 0)
+    os.setsid()
+    close_all_but((control, alive))
+    _become_forkserver([str(control), str(alive), *modules])
+
+
+def _become_forkserver(arguments: Sequence[str]) -> NoReturn:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        forkserver.main(arguments)
+    finally:
+        os._exit(1)
+
+
 def _begun(told: socket.socket, **request: Any) -> int:
     """The pid of what is asked for."""
     text = json.dumps(request).encode()
@@ -145,13 +176,13 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
         )
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
-    huge_pages.collapse()
 
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:
     """Become each command that is asked for, in a child; who asks there for the libraries gets a
     template with them.
     """
+    setproctitle.getproctitle()  # it finds its place before the environment is another's
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -221,6 +252,8 @@ def _become(told: int, passed: Sequence[int]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if serves := request.get("serves"):
+        _become_forkserver(serves)
     _run(request["arguments"], request["cwd"], request["program"])
 
 
@@ -241,18 +274,10 @@ def close_all_but(kept: Collection[int]) -> None:
                 os.close(descriptor)
 
 
-def _serve_workers(program: str) -> NoReturn:
-    """Be a forkserver, which ends with the process that it is for."""
-    try:
-        exec(program, {})
-    finally:
-        os._exit(0)
-
-
 def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
     sys.path[0] = cwd
     sys.argv = ["-c" if program else "-m", *arguments]
-    util.spawnv_passfds = _fork_python  # type: ignore[assignment]
+    forkserver.launch = _launch_here
     code: object = 1
     try:
         if program:
@@ -269,29 +294,6 @@ def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)  # to take torch down takes two seconds
-
-
-_spawn = util.spawnv_passfds
-
-
-def _fork_python(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
-    """What starts a forkserver, and Python's tracker of shared memory beside it.
-
-    A child that has all it would import, and only the descriptors that it would have.
-    """
-    program = str(command[-1])
-    is_tracker = "resource_tracker" in program
-    if not is_tracker and "forkserver" not in program:
-        return _spawn(path, command, fds)
-    if pid := os.fork():
-        return pid
-    close_all_but(fds)
-    if is_tracker:
-        sys.stdin, sys.stdout = (
-            io.StringIO(),
-            io.StringIO(),
-        )  # it closes them, and would print what its parent is to
-    _serve_workers(program)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def again(run: FoundRecord) -> str:
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
-    kept = [word for word in words if word not in ("-m", "--multirun")]
+    kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
     # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
     # the point's own.
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]

@@ -4,10 +4,7 @@ mend.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import itertools
-import multiprocessing
 import os
 import shutil
 import tempfile
@@ -15,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,8 +21,8 @@ from rich.text import Text
 
 from expt import machine
 from expt.command.words import Parser
-from expt.errors import ConfigError, ExptError, first_line
-from expt.launch import forkserver
+from expt.errors import ConfigError, ExptError, RunFailed, first_line
+from expt.launch import forkserver, processes
 from expt.runs import provenance
 from expt.runs.result import read_result
 
@@ -121,33 +117,17 @@ def _told_by_another_process() -> Iterator[Finding]:
     """What needs torch: found by a child of the forkserver, which has imported it, where this
     process need not.
     """
-    context = multiprocessing.get_context("forkserver")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(sender,), daemon=True)
     try:
-        process.start()
-    except (OSError, EOFError):  # the forkserver has died of the import: see what of
-        yield _package("torch")
-        return
-    sender.close()
-    with contextlib.suppress(EOFError):
-        while True:
-            yield receiver.recv()
-    process.join()
-    if process.exitcode:
-        yield Finding(
-            "fail",
-            "torch",
-            f"a process that used it ended with code {process.exitcode}",
-            _REINSTALL,
-        )
+        (found,) = processes.call_each("expt.command.doctor:_of_torch", [()])
+    except RunFailed as error:  # torch's import, or its use, has ended the process
+        yield Finding("fail", "torch", str(error), _REINSTALL)
+    else:
+        yield from found
 
 
-def _tell(sender: Connection) -> None:
-    for finding in itertools.chain([_package("torch")], _gpus(), [_package("torchvision")]):
-        sender.send(finding)
-        if finding.what == "torch" and finding.outcome == "fail":
-            return
+def _of_torch() -> list[Finding]:
+    torch = _package("torch")
+    return [torch] if torch.outcome == "fail" else [torch, *_gpus(), _package("torchvision")]
 
 
 def _package(name: str) -> Finding:
@@ -302,7 +282,7 @@ def _checked(dataset: Downloaded, folder: Path) -> Finding:
 
 def two_workers(*words: str) -> Finding:
     """Let them train for a moment, on the devices that `words` ask for."""
-    from expt.command.run import command  # late: Hydra
+    from expt.command.invoke import command  # late: Hydra
     from expt.command.words import Options
 
     what = "workers"

@@ -186,6 +186,26 @@ def classes_in(hint: Any) -> Iterator[type]:
             yield from classes_in(one)
 
 
+def choices_of(key: str) -> tuple[str, ...]:
+    """Return the values of a setting as they are typed; none for a number or a text."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    values = dict.fromkeys(value for hint in hints for value in _values(hint))
+    return tuple(values) if values.keys() - {"null"} else ()
+
+
+def _values(hint: Any) -> Iterator[str]:
+    if typing.get_origin(hint) is typing.Annotated:
+        yield from _values(typing.get_args(hint)[0])
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
+        for one in typing.get_args(hint):  # of a list, one may be typed by itself
+            yield from _values(one)
+    elif typing.get_origin(hint) is typing.Literal:
+        yield from map(typed, typing.get_args(hint))
+    elif hint in (bool, types.NoneType):
+        yield from ("true", "false") if hint is bool else ("null",)
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)

@@ -22,7 +22,6 @@ from expt.config.constraints import (
     group,
 )
 from expt.config.groups import GROUPS
-from expt.config.tasks import Classification
 from expt.config.trackers import MLflow, TrackerName, Wandb
 
 SHARDED = ("fsdp", "hsdp")
@@ -96,9 +95,7 @@ class RunConfig:
 
     model: Annotated[group(**GROUPS["model"]), Key(fork=False)]  # type: ignore[valid-type]
     init: Annotated[group(**GROUPS["init"]), Key(fork=False, cost=False)]  # type: ignore[valid-type]
-    task: Annotated[group(**GROUPS["task"]), Key(fork="epoch")] = dataclasses.field(  # type: ignore[valid-type]
-        default_factory=Classification
-    )
+    task: Annotated[group(**GROUPS["task"]), Key(fork="epoch")]  # type: ignore[valid-type]
     dataset: Annotated[group(**GROUPS["dataset"]), Key(fork=False)]  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: Annotated[group(**GROUPS["scheduler"]), Key(cost=False)]  # type: ignore[valid-type]
@@ -197,7 +194,7 @@ class RunConfig:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each worker has but a part of the model."""
+        """Whether each worker has only a part of the model."""
         return self.strategy in SHARDED
 
     @property

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 from expt.config.constraints import Target
 from expt.config.groups import Plateau, Transformer, UNet
-from expt.config.tasks import (
-    Classification,
-    Segmentation,
-    TargetTask,
-    in_evaluations_alone,
-    metrics_of,
-)
+from expt.config.tasks import in_evaluations_alone, kinds, metrics_of
 from expt.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -21,37 +15,58 @@ if TYPE_CHECKING:
 
 
 def of_task(config: RunConfig) -> list[str]:
-    """What does not go with the task, one line each, with the mend."""
-    problems = [
-        *_task(config),
-        *_of_pixels(config),
-        *_classes(config),
-        *_mixed(config),
-        *_folds(config),
-    ]
-    return [*problems, *_objective(config), *_watched(config)]
+    """Return what does not go with the task, one line each, with the fix."""
+    problems = [*of_samples(config), *config.task.problems(config), *_of_classes(config)]
+    return [*problems, *_transforms(config), *_objective(config), *_watched(config)]
 
 
 def of_samples(config: RunConfig) -> list[str]:
-    """What of that concerns an evaluation too."""
+    """Return what of that concerns an evaluation too."""
     return [*_task(config), *_of_pixels(config), *_folds(config)]
 
 
-def _mixed(config: RunConfig) -> list[str]:
-    """What is done to training samples alone."""
-    problems, dataset = [], config.dataset
-    for key in ("mixup", "cutmix"):
-        alpha = getattr(config, key)
-        if alpha is not None and not isinstance(config.task, Classification):
-            problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
-    if config.cutmix is not None and dataset.has_rows:
+def _task(config: RunConfig) -> list[str]:
+    task, dataset = config.task, config.dataset
+    problems: list[str] = dataset.problems(task)
+    if task.TARGETS not in {"any", *(kinds()[name].TARGETS for name in dataset.TASKS)}:
+        problems = [
+            f"task={task.name}: dataset={dataset.name} is of task={' or '.join(dataset.TASKS)}, or"
+            " of a custom one"
+        ]
+    return problems + [
+        f"task.metrics.{name}: the task has one of that name; choose another"
+        for name in in_evaluations_alone(task)
+        if name in {"loss", *getattr(task, "METRICS", ())}
+    ]
+
+
+def _of_classes(config: RunConfig) -> list[str]:
+    """Return settings of classes where there are none."""
+    settings = {
+        "label_smoothing": (config.label_smoothing, 0.0),
+        "mixup": (config.mixup, None),
+        "cutmix": (config.cutmix, None),
+        "dataset.sampling": (config.dataset.sampling, None),
+    }
+    problems = [
+        f"{key}={value}: is of task=classification; use {key}="
+        + ("null" if default is None else str(default))
+        for key, (value, default) in settings.items()
+        if value != default and config.task.TARGETS != "class"
+    ]
+    if config.cutmix is not None and config.dataset.has_rows:
         problems.append(
-            f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers;"
-            " use mixup"
+            f"cutmix={config.cutmix}: cuts images, and dataset={config.dataset.name} has rows of"
+            " numbers; use mixup"
         )
-    transforms = getattr(dataset, "transforms", None)
+    return problems
+
+
+def _transforms(config: RunConfig) -> list[str]:
+    transforms = getattr(config.dataset, "transforms", None)
     if transforms is None:
-        return problems
+        return []
+    problems = []
     if not transforms:
         problems.append("dataset.transforms=[]: is empty; use dataset.transforms=null")
     for place, node in enumerate(transforms):
@@ -62,51 +77,30 @@ def _mixed(config: RunConfig) -> list[str]:
             )
         elif str(node["_target_"]).endswith(".Normalize"):
             problems.append(
-                f"dataset.transforms.{place}: would normalise training images alone; give"
+                f"dataset.transforms.{place}: would normalise training images only; give"
                 " dataset.mean and std instead"
             )
     return problems
 
 
-def _classes(config: RunConfig) -> list[str]:
-    """What evens out classes, where there are any, once."""
-    task, sampling = config.task, config.dataset.sampling
-    if not isinstance(task, Classification):
-        return (
-            [f"dataset.sampling={sampling}: is of task=classification; use dataset.sampling=null"]
-            if sampling
-            else []
-        )
-    if isinstance(task.class_weights, tuple) and not any(task.class_weights):
-        return [
-            "task.class_weights: all are 0, which leaves nothing to train on; give a class a weight"
-        ]
-    if sampling and task.class_weights == "balanced":
-        return [
-            f"task.class_weights=balanced: dataset.sampling={sampling} evens the classes out too;"
-            " use one of them"
-        ]
-    return []
-
-
 def _of_pixels(config: RunConfig) -> list[str]:
-    """Models of a class for each pixel with such a task alone, and the other way round."""
+    """Models of a class for each pixel go with such a task only, and the other way round."""
     model, task = config.model, config.task
-    if isinstance(model, UNet) and not isinstance(task, Segmentation | TargetTask):
+    if isinstance(model, UNet) and task.TARGETS not in ("mask", "any"):
         return [
             f"model=unet: gives a class for each pixel, and task={task.name} takes one for a"
             " sample; use model=mlp"
         ]
-    if isinstance(task, Segmentation) and not isinstance(model, UNet | Target):
+    if task.TARGETS == "mask" and not isinstance(model, UNet | Target):
         return [
-            f"model={model.name}: gives a class for each image; task=segmentation needs model=unet,"
+            f"model={model.name}: gives a class for each image; task={task.name} needs model=unet,"
             " or one of your own"
         ]
     return []
 
 
 def of_tokens(config: RunConfig) -> list[str]:
-    """Models for tokens with data of such alone, and the other way round."""
+    """Models for tokens go with data of such only, and the other way round."""
     model, dataset = config.model, config.dataset
     if dataset.has_tokens and not isinstance(model, Transformer | Target):
         return [
@@ -118,33 +112,6 @@ def of_tokens(config: RunConfig) -> list[str]:
             " dataset=text"
         ]
     return []
-
-
-def _task(config: RunConfig) -> list[str]:
-    task, dataset = config.task, config.dataset
-    problems: list[str] = dataset.problems(task)
-    if not isinstance(task, TargetTask) and task.name not in dataset.TASKS:
-        problems = [
-            f"task={task.name}: dataset={dataset.name} is of task={' or '.join(dataset.TASKS)}, or"
-            " of a custom one"
-        ]
-    for name in in_evaluations_alone(task):
-        if name in {"loss", *getattr(task, "METRICS", ())}:
-            problems.append(f"task.metrics.{name}: the task has one of that name; choose another")
-    for name in task.metrics if isinstance(task, TargetTask) else ():
-        if name == "loss" or not name.isidentifier():
-            why = (
-                "is always there; leave it out"
-                if name == "loss"
-                else "use letters, digits and underscores alone"
-            )
-            problems.append(f"task.metrics.{name}: {why}")
-    if config.label_smoothing and not isinstance(task, Classification):
-        problems.append(
-            f"label_smoothing={config.label_smoothing}: is of task=classification; use"
-            " label_smoothing=0.0"
-        )
-    return problems
 
 
 def _folds(config: RunConfig) -> list[str]:

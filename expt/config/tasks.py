@@ -1,4 +1,5 @@
-"""What a run computes and measures, by the member of the group `task`; expt/tasks/ has the classes.
+"""What the configuration of a task is made of; each task has a module in expt/tasks and a YAML of
+the same name in conf/task.
 
 Free of torch.
 """
@@ -6,16 +7,27 @@ Free of torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Key, NonNegative, Target
+import expt
+from expt.config.constraints import STRICT, Key, Target
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+    from expt.tasks.task import Facts, Task
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
+Targets = Literal["class", "labels", "numbers", "mask", "tokens", "any"]
+"""What a sample's target is: one class, labels of 0 and 1, numbers, the class of each pixel, the
+token after each, or whatever a custom task takes."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -29,63 +41,33 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Task:
+class TaskConfig:
+    """What every task has; a subclass adds its own keys, its `name` among them."""
+
+    TARGETS: ClassVar[Targets]
+    """What it is trained on, and so how predictions are written and what TensorBoard shows."""
+    METRICS: ClassVar[Mapping[str, Better]] = {}
+    OBJECTIVE: ClassVar[str]
+    """The metric by which runs are compared where nothing else is asked for."""
     metrics: Annotated[
         dict[MetricName, TargetMetric],
         Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
     ] = dataclasses.field(default_factory=dict)
 
+    def problems(self, config: RunConfig) -> list[str]:
+        """Return what of the run's other settings does not go with the task, one line each."""
+        return []
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Classification(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
-    OBJECTIVE: ClassVar[str] = "accuracy"
-    name: Annotated[Literal["classification"], Key(fork=False)] = "classification"
-    class_weights: (
-        Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None
-    ) = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Multilabel(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
-    OBJECTIVE: ClassVar[str] = "f1"
-    name: Annotated[Literal["multilabel"], Key(fork=False)]
-    threshold: Annotated[float, Field(gt=0, lt=1)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Regression(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {"mae": "min", "rmse": "min", "r2": "max"}
-    OBJECTIVE: ClassVar[str] = "loss"
-    name: Annotated[Literal["regression"], Key(fork=False)]
-    loss: Literal["mse", "mae", "huber"]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class LanguageModel(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {
-        "perplexity": "min",
-        "bits_per_token": "min",
-        "accuracy": "max",
-    }
-    OBJECTIVE: ClassVar[str] = "loss"
-    name: Annotated[Literal["language_model"], Key(fork=False)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Segmentation(_Task):
-    METRICS: ClassVar[Mapping[str, Better]] = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
-    OBJECTIVE: ClassVar[str] = "mean_iou"
-    name: Annotated[Literal["segmentation"], Key(fork=False)]
-    ignore_index: int
-    num_classes: Annotated[int, Field(ge=2)] | None
+    def build(self, facts: Facts) -> Task:
+        """Return the task for such data."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetTask(Target):
-    """A person's own Task, with the names of its metrics and which way each is better."""
+    """A custom Task, with the names of its metrics and which way each is better."""
 
+    TARGETS: ClassVar[Targets] = "any"
     metrics: Annotated[
         dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
     ] = dataclasses.field(default_factory=dict)
@@ -95,42 +77,59 @@ class TargetTask(Target):
         """Those that the task itself measures."""
         return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
 
+    def problems(self, config: RunConfig) -> list[str]:
+        """Return the names of metrics that can't be tags."""
+        return [
+            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores, and"
+            " not loss, which is always there"
+            for name in self.metrics
+            if name == "loss" or not name.isidentifier()
+        ]
 
-TASKS: dict[str, Any] = {
-    "classification": Classification,
-    "multilabel": Multilabel,
-    "regression": Regression,
-    "language_model": LanguageModel,
-    "segmentation": Segmentation,
-    "_target_": TargetTask,
-}
+    def build(self, facts: Facts) -> Task:
+        """Return an instance of the class.
+
+        Raises ConfigError where it is no Task, or does not take its arguments.
+        """
+        from expt.config import user_class
+        from expt.tasks.task import Task
+
+        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
+        task.metrics = self.own_metrics
+        return task
+
+
+@functools.cache
+def kinds() -> dict[str, Any]:
+    """Return the configuration class of each task by its name."""
+    package = Path(expt.__file__).parent
+    conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+    names = sorted(file.stem for file in (conf / "task").glob("*.yaml"))
+    found = {name: importlib.import_module(f"expt.tasks.{name}").Config for name in names}
+    return {**found, "_target_": TargetTask}
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
-    """The loss and the metrics of a task, as it is or as a record has it, and which way each is
+    """Return the loss and the metrics of a task, configured or recorded, and which way each is
     better.
-
-    A record of before there were tasks has None.
     """
-    if isinstance(task, Mapping):
-        kind, more = _kind(task), task.get("metrics")
-        more = more if isinstance(more, Mapping) else {}  # which is refused later
-    else:
-        kind, more = type(task) if task else Classification, getattr(task, "metrics", {})
+    more = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", {})
+    more = more if isinstance(more, Mapping) else {}  # which is refused later
     return {
         "loss": "min",
-        **getattr(kind, "METRICS", {}),
+        **getattr(_kind(task), "METRICS", {}),
         **{name: _better(metric) for name, metric in more.items()},
     }
 
 
-def _kind(task: Mapping[str, Any]) -> Any:
-    """The class of a task as its YAML or a record has it."""
-    return TargetTask if "_target_" in task else TASKS.get(str(task.get("name")), Classification)
+def _kind(task: Any) -> Any:
+    if not isinstance(task, Mapping):
+        return type(task)
+    return TargetTask if "_target_" in task else kinds().get(str(task.get("name")))
 
 
 def _better(metric: Any) -> Better:
-    """Which way is better of a metric as a task, its YAML or a record has it."""
+    """Return which way is better of a metric as a task, its YAML or a record has it."""
     found: Any = (
         metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
     )
@@ -138,20 +137,19 @@ def _better(metric: Any) -> Better:
 
 
 def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
-    """The task's metrics that are torchmetrics'."""
+    """Return the task's metrics that are torchmetrics'."""
     return {
         name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
     }
 
 
 def chosen_metric(task: Any) -> str:
-    """The metric to show where there is room for one beside the loss; the loss itself where there
+    """Return the metric to show where there is room for one beside the loss; the loss where there
     is none.
     """
     return next(iter(list(metrics_of(task))[1:]), "loss")
 
 
 def objective_of(task: Any) -> str:
-    """The metric by which the runs of a task are chosen where nothing else is asked for."""
-    kind = _kind(task) if isinstance(task, Mapping) else type(task)
-    return getattr(kind, "OBJECTIVE", chosen_metric(task))
+    """Return the metric by which the runs of a task are chosen where nothing else is asked for."""
+    return getattr(_kind(task), "OBJECTIVE", chosen_metric(task))

@@ -185,7 +185,9 @@ def _info(
         feature_names=source.feature_names,
         target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
-        target_origin=_origin(source, train) if getattr(task, "name", "") == "regression" else 0.0,
+        target_origin=_origin(source, train)
+        if getattr(task, "TARGETS", None) == "numbers"
+        else 0.0,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import tasks, user_class
+from expt.config import user_class
 from expt.data import masks, samples
 from expt.data.checked_samples import (
     Check,
@@ -63,9 +63,11 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
     found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
-    if isinstance(task, tasks.Segmentation):
+    if getattr(task, "TARGETS", None) == "mask":
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    if isinstance(task, tasks.TargetTask) and _is_integer(found.example[1]):  # a class, or a count
+    if getattr(task, "TARGETS", None) == "any" and _is_integer(
+        found.example[1]
+    ):  # a class, or a count
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
         return dataclasses.replace(found, shapes=shapes)
     return found
@@ -89,7 +91,7 @@ def _of_classes(
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), task is None or isinstance(task, tasks.Classification))
+        kind = Labelled(len(names), getattr(task, "TARGETS", "class") == "class")
         found = _own_samples(dataset, train, test, num_workers, check, first, kind)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
@@ -197,11 +199,12 @@ def _classes_of(dataset: Dataset[Any]) -> Tensor:
 
 def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     """Return what looks at samples: a GPU says nothing, or little, of a wrong target."""
-    if isinstance(task, tasks.Segmentation):
+    targets = getattr(task, "TARGETS", None)
+    if targets == "mask":
         return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
-    if isinstance(task, tasks.Multilabel):
+    if targets == "labels":
         return _checked_labels
-    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
+    if targets == "tokens" and hasattr(dataset, "vocab_size"):
         return functools.partial(_checked_tokens, vocab_size=dataset.vocab_size)
     return lambda sample: sample
 

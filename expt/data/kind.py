@@ -161,7 +161,7 @@ def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
         )
     if getattr(dataset, "transforms", None):
         problems.append("dataset.transforms: move images without their masks; leave them out")
-    if task.name == "segmentation":
+    if task.TARGETS == "mask":
         if known is None and task.num_classes is None:
             problems.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")
         elif known is not None and task.num_classes not in (None, known):

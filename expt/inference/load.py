@@ -119,7 +119,7 @@ def rebuilt(
     computed = config.amp if amp == "recorded" else amp
     precision = Precision(computed, device)
     preprocess = Preprocess(
-        config.dataset, record["data"], device, segments=config.task.name == "segmentation"
+        config.dataset, record["data"], device, segments=config.task.TARGETS == "mask"
     )
     return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
 

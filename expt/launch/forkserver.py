@@ -1,27 +1,34 @@
-"""The one process that every worker is forked from, with torch and expt imported.
+"""The process that every worker is forked from, with torch and expt imported.
 
-Free of torch itself.
+A program of its own, `python -m expt.launch.forkserver`, and what starts it. The driver asks for a
+process by sending one end of a new socket pair; the new process gets its work through that, see
+`expt.launch.processes`. The program dies when the driver does: the kernel kills it as soon as a
+pipe closes whose other end only the driver has, also in the middle of its imports. Its children
+are killed with it.
+
+Free of torch, as the driver is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
+import gc
+import importlib
 import os
 import re
 import select
+import selectors
 import signal
+import socket
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, util
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import NoReturn
 
 from expt import signals
-from expt.machine import usable_cpus
-
-Spawn: TypeAlias = Callable[[Any, Sequence[Any], Sequence[int]], int]
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload_sweep",)
@@ -32,215 +39,182 @@ _LIBRARIES = {
     "torchvision": r"\btorchvision\b",
     "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }
-_KILLED_WITH_THE_DRIVER = (
-    "import fcntl, os, select; fcntl.fcntl({0}, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl({0},"
-    " fcntl.F_SETSIG, 9); fcntl.fcntl({0}, fcntl.F_SETFL, fcntl.fcntl({0}, fcntl.F_GETFL) |"
-    " os.O_ASYNC); select.select([{0}], [], [], 0)[0] and os._exit(0); "
-)
-"""Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its
-imports too: until it
-has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then,
-as it is sent along. So it dies without a word of what its libraries have left."""
-_READS_NOTHING = (
-    "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and"
-    " os.close(nothing); "
-)
-"""Workers get nothing of what is typed for the command, which several of them would share, in any
-order.
-"""
-_QUIET_AT_ITS_END = (
-    "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
-)
-"""Where the kernel does not do that: the process ends by itself after its imports, without that
-word.
-"""
-LOADING = "EXPT_LOADING"
-"""Environment variable of the forkserver: a descriptor that it closes once it has loaded torch's
-libraries. One that
-was forked with them closes it at once."""
-_TELLS = (
-    "import os, sys; os.close({0}) if 'torch' in sys.modules else"
-    f" os.environ.update({LOADING}='{{0}}'); "
-)
-_LONGEST_LOAD_S = 1.0
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
-    """The libraries, slow to import, that a command asks for: to import them once and not in each
-    worker.
-    """
+    """Return the libraries, slow to import, that the words of a command name."""
     return [name for name, pattern in _LIBRARIES.items() if re.search(pattern, " ".join(words))]
 
 
-def warm(extra_modules: Sequence[str] = ()) -> None:
-    """Start importing what a worker needs, in the background; returns at once.
-
-    Later calls do nothing.
-    """
-    multiprocessing.set_forkserver_preload([*WORKER_MODULES, *extra_modules])
-    ensure_running()
-
-
-def leave_it_both_cores() -> None:
-    """Wait, on a machine of two, until the forkserver has loaded torch's libraries while it
-    imports, on a core each.
-
-    Nothing that this process has to do is due before all is imported."""
-    if _loading is not None and usable_cpus() <= 2:
-        select.select([_loading], [], [], _LONGEST_LOAD_S)
-
-
-def ensure_running() -> int | None:
-    """Start it, also anew where it was killed; returns its pid, None where that cannot be known."""
-    with _heard_later():
-        _start()
-    return _pid()
-
-
-@contextlib.contextmanager
-def _heard_later() -> Iterator[None]:
-    """While entered, what a person asks by a signal waits: nothing half made is interrupted, and
-    nothing is lost.
-    """
-    kept = list[int]()
-    in_main = (
-        threading.current_thread() is threading.main_thread()
-    )  # else Python lets nobody change that
-    numbers = _reaching_all() if in_main else ()
-    previous = {
-        number: signal.signal(number, lambda got, _: kept.append(got)) for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    for each in kept:
-        signal.raise_signal(each)
-
-
-def _reaching_all() -> tuple[signal.Signals, ...]:
-    """What reaches every process at once, and the driver answers: the forkserver and workers ignore
-    it from birth.
-    """
+def _ignored() -> tuple[signal.Signals, ...]:
+    """Signals that reach every process at once, and that the driver answers."""
     return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 
-def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
-    """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die
-    with it.
+def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], object]:
+    """Start the program with these two descriptors; return what waits for its end.
+
+    It has a session of its own, where Ctrl-C does not reach it before it can ignore that, and
+    imports from where this process does.
     """
-    deadline = time.monotonic() + within_s
-    with contextlib.suppress(ChildProcessError):  # there is another already
-        while pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if pid is None or time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-    return True
+    words = [str(control), str(alive), *modules]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "expt.launch.forkserver", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        pass_fds=(control, alive),
+        start_new_session=True,
+    )
+    return program.wait
+
+
+class Server:
+    """A running forkserver, as the driver sees it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._control, control = socket.socketpair()
+        alive, self._alive = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ignored())  # until it can ignore them
+        try:
+            self._wait = launch(control.fileno(), alive, modules)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            control.close()
+            os.close(alive)
+
+    def fork(self, line: socket.socket) -> None:
+        """Have a process forked that gets this end of a pair. Raises OSError if it is gone."""
+        socket.send_fds(self._control, [b"f"], [line.fileno()])
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has died."""
+        return bool(wait([self._control], 0))  # it sends nothing, so this is an end
+
+    def kill(self) -> None:
+        """End it at once, and all of its workers. It has no state to lose."""
+        self.forget()
+        self._wait()
+
+    def forget(self) -> None:
+        """Close what this process has of it."""
+        self._control.close()
+        os.close(self._alive)
+
+
+_server: Server | None = None
+_modules: tuple[str, ...] = ()
+_lock = threading.Lock()
+
+
+def warm(extra_modules: Sequence[str] = ()) -> None:
+    """Start importing what workers need, in the background, unless that has been started."""
+    global _modules
+    if _server is None:
+        _modules = (*WORKER_MODULES, *extra_modules)
+    ensure_running()
+
+
+def ensure_running() -> Server:
+    """Return the forkserver, started anew if it was killed."""
+    global _server
+    with _lock:
+        if _server is not None and _server.is_gone:
+            _server.kill()
+            _server = None
+        if _server is None:
+            _server = Server(_modules or WORKER_MODULES)
+        return _server
 
 
 def kill() -> None:
-    """End the forkserver at once, even in the middle of its imports. It has no state to lose.
-
-    By names that are Python's own: where a version has none of them, the forkserver ends by itself
-    with this process."""
-    pid, stop = _pid(), getattr(getattr(forkserver, "_forkserver", None), "_stop", None)
-    if pid is None:
-        return
-    os.kill(pid, signal.SIGKILL)
-    if stop is not None:
-        stop()
+    """End the forkserver at once, if there is one, even in the middle of its imports."""
+    global _server
+    if _server is not None:
+        _server.kill()
+    _server = None
 
 
-def _start() -> None:
-    """Start a Python, where none runs."""
-    if hasattr(util, "spawnv_passfds"):
-        with _spawned(_deaf_from_birth):
-            forkserver.ensure_running()
-    else:  # a Python that names its parts otherwise
-        forkserver.ensure_running()
+def _forget() -> None:
+    """In a forked child of the driver: its forkserver dies with the driver only."""
+    global _server, _lock
+    if _server is not None:
+        _server.forget()
+    _server, _lock = None, threading.Lock()
 
 
-def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Start a Python that never hears what reaches all: it is blocked until the program's first
-    line ignores it.
-    """
-    *options, program = command
-    numbers = [int(number) for number in _reaching_all()]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    before = [int(number) for number in mask]
-    deaf = (
-        f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
-        f"signal.pthread_sigmask(signal.SIG_SETMASK, {before}); "
-    )
-    loads = _heard_when_loaded()
-    try:
-        return spawn(
-            command[0], [*options, deaf + _TELLS.format(loads) + program], [*descriptors, loads]
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(loads)
+os.register_at_fork(after_in_child=_forget)
 
 
-_loading: int | None = None
-"""A pipe that is closed at its other end as the forkserver has loaded torch's libraries."""
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Import the modules, and fork until the driver is gone."""
+    for number in _ignored():
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
+    control, alive, *modules = arguments
+    _die_with(int(alive))
+    set_title("expt forkserver")
+    gc.disable()  # a fifth of the time goes to it else
+    for module in modules:
+        # A worker that needs it says what is wrong with it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
+    gc.enable()
+    _serve(socket.socket(fileno=int(control)), int(alive))
 
 
-def _heard_when_loaded() -> int:
-    """The end for it, of a new pipe of which this process keeps the other."""
-    global _loading
-    if _loading is not None:
-        os.close(_loading)
-    _loading, loads = os.pipe()
-    return loads
+def set_title(title: str) -> None:
+    """Name this process, for ps and top."""
+    import setproctitle  # late: the driver's title is its own
+
+    setproctitle.setproctitle(title)
 
 
-@contextlib.contextmanager
-def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Iterator[None]:
-    """While entered, Python starts its forkserver in this way."""
-    real = util.spawnv_passfds
-
-    def spawn(path: Any, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-        if "forkserver" not in str(command[-1]):  # Python's tracker of shared memory
-            return real(path, command, descriptors)
-        *options, program = command
-        ends = _held_open()
-        try:
-            first = (
-                _KILLED_WITH_THE_DRIVER.format(ends)
-                if hasattr(fcntl, "F_SETSIG")
-                else _QUIET_AT_ITS_END
-            )
-            if 0 not in (
-                *descriptors,
-                ends,
-            ):  # a command whose stdin is closed may have any of these there
-                first = _READS_NOTHING + first
-            return how(real, [*options, first + program], [*descriptors, ends])
-        finally:
-            os.close(ends)
-
-    util.spawnv_passfds = spawn  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        util.spawnv_passfds = real
+def _die_with(alive: int) -> None:
+    """Have the kernel kill this process as soon as the pipe closes at its other end."""
+    fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([alive], [], [], 0)[0]:  # it has closed before
+        os._exit(0)
 
 
-_held: int | None = None
+def _serve(control: socket.socket, alive: int) -> NoReturn:
+    """Fork a process for each line that comes, and write its exit code there when it has ended."""
+    from expt.launch import processes  # late: it imports this module
+
+    server, selector = os.getpid(), selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not control:
+                selector.unregister(key.fd)
+                pid, line = key.data
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with line, contextlib.suppress(OSError):  # the driver has closed it
+                    processes.send(line, ("exit", code))
+                os.close(key.fd)
+                continue
+            message, descriptors, *_ = socket.recv_fds(control, 1, 1)
+            if not message:
+                os._exit(0)
+            line = socket.socket(fileno=descriptors[0])
+            pid = os.fork()
+            if pid == 0:
+                signals.die_with_parent(server)
+                for other in [*selector.get_map().values()]:
+                    if other.fileobj is not control:
+                        os.close(other.fd)
+                        other.data[1].close()
+                selector.close()
+                control.close()
+                os.close(alive)
+                processes.work_through(line)
+            with contextlib.suppress(OSError):
+                processes.send(line, ("pid", pid))
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, line))
 
 
-def _held_open() -> int:
-    """The end to be read of a new pipe, of which this process keeps the other."""
-    global _held
-    if _held is not None:  # of a forkserver that is gone
-        os.close(_held)
-    ends, _held = os.pipe()
-    return ends
-
-
-def _pid() -> int | None:
-    server: Any = getattr(forkserver, "_forkserver", None)
-    pid: int | None = getattr(server, "_forkserver_pid", None)
-    return pid
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +11,10 @@ from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
 from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed, warn
-from expt.launch import workers
+from expt.launch import processes, workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
 from expt.launch.packing import Packing, demand_of
-from expt.launch.spares import Spares
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
@@ -52,8 +50,7 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
-        self._spares = Spares() if start is None else None
-        self._start_workers = start or functools.partial(workers.start, spares=self._spares)
+        self._start_workers = start or workers.start
         self._waits_for_folders, self._clock = waits_for_folders, clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
         self._gpus = Packing(
@@ -82,10 +79,14 @@ class Pool:
         is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded."""
         with signals.Heeded():
             try:
-                self._run(source)
+                try:
+                    self._run(source)
+                except KeyboardInterrupt:  # in a call from Python; a command keeps the first signal
+                    if not signals.note_interrupt():
+                        raise
+                    self._run(source)
             finally:
-                if self._spares:
-                    self._spares.close()
+                processes.see_off()
 
     def finish(self, why: str) -> None:
         """Start no further job, and let those that run save and end; that is no interruption of the
@@ -132,7 +133,8 @@ class Pool:
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            self._stop_all("interrupted by a person")
+            if signals.asked():
+                self._stop_all("interrupted by a person")
             raise
         except BaseException as error:
             self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
@@ -245,8 +247,6 @@ class Pool:
             if (number := packing.next) is not None:
                 job = self._jobs[number]
                 self._observer.job_next(job)
-                if self._spares and packing is self._cores:
-                    self._spares.keep(request_of(job).config.world_size)
 
     def _is_full(self) -> bool:
         """Whether to wait for the end of a run, since this process may open no further files and

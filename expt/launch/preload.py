@@ -1,30 +1,12 @@
-"""What the forkserver imports: all that a worker needs, a tenth sooner without the garbage
-collector.
-"""
+"""What the forkserver imports for every run: all that a worker needs."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import torch
+from torch.distributed.distributed_c10d import BackendConfig
 
-gc.disable()
-try:
-    from expt.launch import torch_import
+import expt.worker.main
 
-    with torch_import.dataclasses_compiled_late():
-        with torch_import.libraries_loaded():
-            torch_import.import_meanwhile()
-        torch_import.tell_loaded()
-        with torch_import.without_cuda(), torch_import.without_source():
-            import torch  # noqa: F401
-        import expt.worker.main  # noqa: F401
+__all__ = ["expt", "torch"]
 
-    with contextlib.suppress(
-        ImportError
-    ):  # torch looks for gloo among all installed packages, once in a process
-        from torch.distributed.distributed_c10d import BackendConfig
-
-        BackendConfig("gloo")
-finally:
-    gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
-    gc.enable()
+BackendConfig("gloo")  # torch looks for it among all installed packages, once in a process

@@ -4,8 +4,6 @@ seconds of a core.
 
 from __future__ import annotations
 
-import gc
-
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
@@ -13,4 +11,3 @@ import torch.distributed.tensor
 
 # imports torch._dynamo, by which fully_shard keeps its hooks from being compiled
 torch.compiler.reset()
-gc.freeze()  # as expt.launch.preload says

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import encodings.ascii
 import encodings.latin_1  # noqa: F401
-import gc
 import io
 
 import numpy.random  # noqa: F401
@@ -34,4 +33,3 @@ def _load_once() -> None:
 
 
 _load_once()
-gc.freeze()  # as expt.launch.preload says

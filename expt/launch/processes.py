@@ -1,59 +1,53 @@
-"""One worker as a process: forked from the warm forkserver, with an environment and log files of
-its own.
+"""Processes of the forkserver: what they are given to do, and how they end.
 
-Plain multiprocessing: torch elastic's would have the driver import torch, and hold up a run's first
-step."""
+Each has one end of a socket pair. It gets its work there, says when that is done, and the
+forkserver says with which code it has exited: ready to be read is what the driver waits for.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import io
 import os
+import pickle
 import pkgutil
+import signal
+import socket
+import struct
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import reduction
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing import util
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 from expt import machine
 from expt.errors import RunFailed
 from expt.launch import forkserver
-from expt.signals import without_main
 
 UNKNOWN = 255
-"""The exit code of a worker that has ended, or whose forkserver has, which alone could tell the
-code.
-"""
+"""The exit code of a process whose forkserver has died, which alone knows the code."""
+FINISHED = 93
+"""The exit code of a process that has done its work; any other has failed, with 0 too."""
 TRIES = 3
 FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
-FINISHED = 93
-"""The exit code of a worker that came to its end.
-
-One that exits otherwise has failed, with 0 too.
-"""
+LEAVING_S = 5.0
+"""How long processes that have done their work get to end."""
+_LENGTH = struct.Struct("!Q")
+_MOST_DESCRIPTORS = 16
 
 
 class Kept(NamedTuple):
-    """A descriptor that a process gets, and has open as long as it lives; the processes that it
-    forks do not.
-    """
+    """A descriptor that a process has open as long as it lives; those that it forks do not."""
 
     descriptor: int
 
-    def __reduce__(self) -> tuple[Callable[[Any], Kept], tuple[Any]]:
-        return _received, (reduction.DupFd(self.descriptor),)
-
-
-def _received(sent: Any) -> Kept:
-    return keep_open(sent.detach())
-
 
 def keep_open(descriptor: int) -> Kept:
-    """Have this process alone keep it, and not those that it forks."""
+    """Have only this process keep it, and not those that it forks."""
     open_here = [descriptor]
 
     def close() -> None:
@@ -70,91 +64,220 @@ class Work(NamedTuple):
     function: str
     arguments: Sequence[Any]
     env: Mapping[str, str]
-    """Added to its environment."""
+    """Added to this process's environment."""
     stdout: Path
     stderr: Path
     kept: Sequence[Kept] = ()
-    umask: int | None = None
-    """None for this process's."""
-
-    def here(self) -> Work:
-        """The same, with what the forkserver may have otherwise."""
-        return self._replace(
-            env=dict(self.env), umask=machine.umask() if self.umask is None else self.umask
-        )
+    title: str = "expt worker"
 
 
-class Process(Protocol):
-    """One that does some work, as multiprocessing has it."""
+class _Surroundings(NamedTuple):
+    """What a process has of the driver."""
+
+    env: Mapping[str, str]
+    path: Sequence[str]
+    argv: Sequence[str]
+    folder: str
+    umask: int
+
+
+class Process:
+    """A process that the forkserver has forked."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._buffer = line, b""
+        self._pid = self._code = self._outcome = None
+        self._frees_at_end = False
+
+    _pid: int | None
+    _code: int | None
+    _outcome: tuple[str, Any] | None
 
     @property
-    def pid(self) -> int | None:
-        """None before it has begun."""
+    def pid(self) -> int:
+        """Wait for its start, and return the pid. Raises OSError if there is no process."""
+        while not self.is_gone and self._pid is None:
+            wait([self._line])
+        if self._pid is None:
+            raise ProcessLookupError
+        return self._pid
+
+    def give(self, work: Work, *, frees_at_end: bool = False) -> None:
+        """Have it do this. Raises OSError if it is gone.
+
+        It counts as finished as soon as it has done its work; where it `frees_at_end` what others
+        wait for, as the memory of a GPU, once it is gone.
+        """
+        self._frees_at_end = frees_at_end
+        surroundings = _Surroundings(
+            {**os.environ, **work.env}, sys.path, sys.argv, os.getcwd(), machine.umask()
+        )
+        send(self._line, (work, surroundings))
 
     @property
     def sentinel(self) -> int:
-        """Ready once it is gone."""
+        """Ready to be read once `exitcode` may have changed."""
+        return self._line.fileno()
 
     @property
     def exitcode(self) -> int | None:
-        """None while it is at work."""
+        """FINISHED once it has done its work, else how it has ended; None while it is at work."""
+        self._listen()
+        if self._code is None and self._outcome and self._outcome[0] == "done":
+            return None if self._frees_at_end else FINISHED
+        return self._code
 
-    def kill(self) -> None:
-        """End it at once."""
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        self._listen()
+        return self._code is not None
 
-    def join(self) -> None:
-        """Return when it is gone."""
+    def result(self) -> Any:
+        """Wait for what its function returns; raise what that raises, or RunFailed."""
+        while self.exitcode is None:
+            wait([self._line])
+        if self._outcome is None:
+            raise RunFailed(f"a process ended with code {self._code}")
+        kind, value = self._outcome
+        if kind == "raised":
+            raise value
+        return value
+
+    def send_signal(self, number: int) -> None:
+        """Send it this signal, unless it has ended."""
+        if not self.is_gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Give back what is held of it."""
+        """Give back what is held of it; if it is about to end, once it is gone."""
+        if self.is_gone:
+            self._line.close()
+        else:
+            _leaving.append(self)
+
+    def _listen(self) -> None:
+        while self._code is None:
+            try:
+                heard = self._line.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                heard = b""
+            self._buffer += heard
+            while (message := self._next_message()) is not None:
+                kind, value = message
+                if kind == "pid":
+                    self._pid = value
+                elif kind == "exit":
+                    self._code = value
+                else:
+                    self._outcome = message
+            if not heard and self._code is None:
+                self._code = UNKNOWN
+
+    def _next_message(self) -> Any:
+        begin = _LENGTH.size
+        if len(self._buffer) < begin:
+            return None
+        end = begin + _LENGTH.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        text, self._buffer = self._buffer[begin:end], self._buffer[end:]
+        return pickle.loads(text)
 
 
-def start(work: Work) -> BaseProcess:
-    """Have a new process do this, and return at once. Raises as `fork` does."""
-    return fork(do, (work.here(),))
+_leaving: list[Process] = []
 
 
-def fork(target: Callable[..., None], arguments: Sequence[Any]) -> BaseProcess:
-    """A new process that calls `target`.
-
-    Raises RunFailed where the process that it would be forked from is killed again and again.
-    """
-    context = multiprocessing.get_context("forkserver")
+def start(work: Work, *, frees_at_end: bool = False) -> Process:
+    """Have a new process do this, and return at once. Raises RunFailed as `fork` does."""
     for _ in range(TRIES):
-        forkserver.ensure_running()
-        process = context.Process(target=target, args=arguments)
-        with (
-            contextlib.suppress(EOFError, ConnectionError),
-            without_main(),
-        ):  # it was killed in between
-            process.start()
+        process = fork()
+        try:
+            process.give(work, frees_at_end=frees_at_end)
+        except OSError:  # it was killed in between
+            process.close()
+        else:
             return process
     raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
+
+
+def fork() -> Process:
+    """Return a new process that waits for its work.
+
+    Raises RunFailed if the process that it would be forked from is killed again and again.
+    """
+    for _ in range(TRIES):
+        server = forkserver.ensure_running()
+        ours, its = socket.socketpair()
+        process = Process(ours)
+        with its, contextlib.suppress(OSError):
+            server.fork(its)
+        try:
+            if process.pid:
+                return process
+        except OSError:  # it was killed in between
+            process.close()
+    raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
+
+
+def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return what `function` returns of each of these, every one in a process of its own.
+
+    Raises what one of them raises, or RunFailed, with all of them ended.
+    """
+    nowhere, processes = Path(os.devnull), list[Process]()
+    try:
+        for each in arguments:
+            processes.append(start(Work(function, each, {}, nowhere, nowhere)))
+        return [process.result() for process in processes]
+    finally:
+        end(processes, signal.SIGKILL, 0)
+        for process in processes:
+            process.close()
 
 
 def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
     """End them by the signal `how`, and by SIGKILL those that are left after `timeout_s`."""
     ask(processes, how)
-    wait_for_all(processes, timeout_s)
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
+    _wait_until_gone(processes, timeout_s)
+    ask(processes, signal.SIGKILL)
+    _wait_until_gone(processes, None)
 
 
 def ask(processes: Sequence[Process], how: int) -> None:
     """Send the signal `how` to those that live."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            if process.pid and process.exitcode is None:
-                os.kill(process.pid, how)
+        process.send_signal(how)
 
 
 def wait_for_all(processes: Sequence[Process], timeout_s: float) -> None:
-    """Return when every process is gone or the time is up."""
-    left, deadline = {process.sentinel for process in processes}, time.monotonic() + timeout_s
-    while left and (remaining := deadline - time.monotonic()) > 0:
-        left -= {ready for ready in wait(left, remaining) if isinstance(ready, int)}
+    """Return when every process has an exit code or the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while left := [process.sentinel for process in processes if process.exitcode is None]:
+        if (remaining := deadline - time.monotonic()) <= 0:
+            return
+        wait(left, remaining)
+
+
+def _wait_until_gone(processes: Sequence[Process], timeout_s: float | None) -> None:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while left := [process.sentinel for process in processes if not process.is_gone]:
+        remaining = None if deadline is None else deadline - time.monotonic()
+        if remaining is not None and remaining <= 0:
+            return
+        wait(left, remaining)
+
+
+def see_off() -> None:
+    """Return when all processes that have done their work are gone."""
+    leaving, _leaving[:] = [*_leaving], []
+    _wait_until_gone(leaving, LEAVING_S)
+    end(leaving, signal.SIGKILL, 0)
+    for process in leaving:
+        process.close()
 
 
 def print_to(stdout: Path, stderr: Path) -> None:
@@ -169,16 +292,88 @@ def print_to(stdout: Path, stderr: Path) -> None:
         os.dup2(err.fileno(), 2)
 
 
-def do(work: Work, tell: Callable[[], object] = lambda: None) -> NoReturn:
-    """Do it in this process, and end with it; calls `tell` when it is done."""
-    if work.umask is not None:
-        os.umask(work.umask)
-    os.environ.update(work.env)
+def work_through(line: socket.socket) -> NoReturn:
+    """Do in this process, which was just forked, what comes by the line, and end with it."""
+    code = 1
+    try:
+        os.register_at_fork(after_in_child=line.close)  # else its end would not be seen
+        forkserver.set_title("expt worker")
+        if (found := receive(line)) is None:
+            os._exit(0)  # the driver has no work for it
+        send(line, ("done", _do(*found)))
+        code = FINISHED
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        traceback.print_exc()
+        with contextlib.suppress(Exception):  # one that can't be sent
+            send(line, ("raised", error))
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+            util._exit_function()  # type: ignore[attr-defined]  # ends the loaders' processes
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _do(work: Work, surroundings: _Surroundings) -> Any:
+    forkserver.set_title(work.title)
+    os.umask(surroundings.umask)
+    with contextlib.suppress(OSError):  # a folder that is gone
+        os.chdir(surroundings.folder)
+    os.environ.clear()
+    os.environ.update(surroundings.env)
+    sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
     print_to(work.stdout, work.stderr)
     # a worker that is killed leaves its lines
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    pkgutil.resolve_name(work.function)(*work.arguments)
+    found = pkgutil.resolve_name(work.function)(*work.arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    tell()
-    sys.exit(FINISHED)
+    return found
+
+
+def send(line: socket.socket, what: object) -> None:
+    """Send an object, with the descriptors that it holds. Raises OSError where nobody is there."""
+    file = io.BytesIO()
+    packer = _Packer(file, pickle.HIGHEST_PROTOCOL)
+    packer.descriptors = []
+    packer.dump(what)
+    text = file.getvalue()
+    message = _LENGTH.pack(len(text)) + text
+    sent = socket.send_fds(line, [message], packer.descriptors)
+    line.sendall(message[sent:])
+
+
+def receive(line: socket.socket) -> Any:
+    """Wait for what `send` has sent; return None at the end."""
+    flags = socket.MSG_CMSG_CLOEXEC
+    text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, _MOST_DESCRIPTORS, flags)
+    while text and len(text) < _LENGTH.size + _LENGTH.unpack_from(text)[0]:
+        text += line.recv(1 << 16)
+    return _Unpacker(text[_LENGTH.size :], descriptors).load() if text else None
+
+
+class _Packer(pickle.Pickler):
+    """Leaves out what only the kernel can hand over, and says where it was."""
+
+    descriptors: list[int]
+
+    def persistent_id(self, found: Any) -> tuple[str, int] | None:
+        """For what is a descriptor, or has one."""
+        if isinstance(found, socket.socket | Kept):
+            number = found.fileno() if isinstance(found, socket.socket) else found.descriptor
+            self.descriptors.append(number)
+            return type(found).__name__, len(self.descriptors) - 1
+        return None
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, text: bytes, descriptors: Sequence[int]) -> None:
+        super().__init__(io.BytesIO(text))
+        self._descriptors = descriptors
+
+    def persistent_load(self, pid: tuple[str, int]) -> Any:
+        number = self._descriptors[pid[1]]
+        return keep_open(number) if pid[0] == Kept.__name__ else socket.socket(fileno=number)

@@ -15,11 +15,9 @@ from typing import Any, Protocol
 
 from expt import signals
 from expt.errors import ExptError, Interrupted, RunFailed, WorkersLost
-from expt.launch import forkserver, processes
+from expt.launch import processes
 from expt.launch.failure import Aftermath
 from expt.launch.processes import Process, Work
-from expt.launch.spares import Spares, Worker
-from expt.machine import SIMULATED_GPUS
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
@@ -70,8 +68,6 @@ class Workers:
     attempt: int
     timeout_s: float
     processes: list[Process]
-    forkserver: int | None = None
-    """The pid of the process that they are forked from."""
     saves: bool = True
     """Whether they have something to save before they end; an evaluation and a preflight have
     nothing.
@@ -86,8 +82,9 @@ class Workers:
         """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen
         yet.
         """
-        left = (worker for rank, worker in enumerate(self.processes) if rank not in self._ended)
-        return [ready for worker in left for ready in _sentinels(worker)]
+        return [
+            worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
+        ]
 
     def poll(self) -> bool:
         """Whether all have ended, with the run completed or paused.
@@ -131,7 +128,7 @@ class Workers:
 
     def _failure(self) -> ExptError:
         """The first failure in words. Ends all of them."""
-        if processes.UNKNOWN in self._exit_codes() and forkserver.is_gone(self.forkserver, LATE_S):
+        if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
         after = Aftermath(self.paths, self.attempt, self._exit_codes())
@@ -147,19 +144,19 @@ class Workers:
                 after.was_stuck()
             ):  # as all are under NCCL: who has come the least far was waited for
                 after = Aftermath(self.paths, self.attempt, self._exit_codes())
-            alive = {
-                rank: worker.pid
-                for rank, worker in enumerate(self.processes)
-                if worker.exitcode is None
-            }
-            after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
+            after.dump_stacks(
+                {
+                    rank: worker.pid
+                    for rank, worker in enumerate(self.processes)
+                    if worker.exitcode is None
+                }
+            )
         self.stop()
         return after.in_words(self.timeout_s)
 
 
-def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
-    """Start the workers of this attempt at a run, and return at once; on CPUs by `spares`, where
-    such wait.
+def start(attempt: Attempt) -> Workers:
+    """Start the workers of this attempt at a run, and return at once.
 
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they
     could not meet."""
@@ -171,7 +168,7 @@ def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
     with _held_port() as listener:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
-        workers = Workers(paths, attempt.number, config.timeout_s, [], forkserver.ensure_running())
+        workers = Workers(paths, attempt.number, config.timeout_s, [])
         workers.saves = attempt.request.instead is None
         try:
             for rank in range(config.world_size):
@@ -179,8 +176,9 @@ def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
                 what = (attempt.request.instead, attempt.request.until_epoch)
                 arguments = (config, paths, attempt.waited_since, source, meeting, *what)
                 work = _work(attempt, rank, port, arguments)
-                begin = processes.start if spares is None or attempt.devices else spares.start
-                workers.processes.append(begin(work))
+                # The memory of a GPU is free only when the process is gone.
+                on_gpus = bool(attempt.devices)
+                workers.processes.append(processes.start(work, frees_at_end=on_gpus))
         except BaseException:
             workers.stop()
             raise
@@ -211,10 +209,6 @@ def _held_port() -> socket.socket:
         ) from error
 
 
-def _sentinels(worker: Process) -> list[int]:
-    return worker.sentinels if isinstance(worker, Worker) else [worker.sentinel]
-
-
 def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
     stdout, stderr = (
         attempt.paths.stdout(attempt.number, rank),
@@ -223,7 +217,8 @@ def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> W
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
     kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []
-    return Work("expt.worker.main:main", arguments, env, stdout, stderr, kept)
+    title = f"expt rank {rank}/{attempt.request.config.world_size} {attempt.paths.folder}"
+    return Work("expt.worker.main:main", arguments, env, stdout, stderr, kept, title)
 
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
@@ -241,7 +236,6 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
-        SIMULATED_GPUS: os.environ.get(SIMULATED_GPUS, ""),  # the forkserver may be older than it
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),

@@ -15,7 +15,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.errors import ConfigError
 from expt.models import named
 from expt.models.convnet import ConvNet
@@ -44,11 +43,7 @@ def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     a person's own makes of these is for its model to say, if that does."""
     dataset, model = config.dataset, config.model
     is_said = not dataset.passes_as_is
-    if (
-        is_said
-        or not isinstance(config.task, TargetTask)
-        or not isinstance(model, constraints.Target)
-    ):
+    if is_said or config.task.TARGETS != "any" or not isinstance(model, constraints.Target):
         return shapes
     return {
         name: shape

@@ -29,8 +29,7 @@ from expt.errors import ConfigError, ExptError
 from expt.models import build as model_build
 from expt.models.blocks import blocks
 from expt.models.freeze import freeze
-from expt.tasks import build as task_build
-from expt.tasks.phases import PhasedTask
+from expt.tasks.task import Facts
 from expt.training import optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
 
@@ -151,13 +150,12 @@ def _activations(
     with _fake(config, sample) as module:
         if wanted:
             checkpoint_activations(module, wanted, compiled=False)
-        task = task_build.build(
-            config.task, sample.shapes, label_smoothing=config.label_smoothing, **sample.about
-        )
+        facts = Facts(shapes=sample.shapes, label_smoothing=config.label_smoothing, **sample.about)
+        task = config.task.build(facts)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)  # counted elsewhere
-        if isinstance(task, PhasedTask):
+        if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
         batch, peak = sample.batch(size), _Peak(module.parameters())
         with peak:

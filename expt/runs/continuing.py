@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys
-from expt.config.groups import TargetScheduler
+from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, Content, identity, shown
 from expt.config.parse import recorded
-from expt.config.schedules import planned_steps
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance

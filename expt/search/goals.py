@@ -10,7 +10,7 @@ from typing import Any
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask, metrics_of
+from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.metrics_file import of_epochs
@@ -144,7 +144,7 @@ def limits_of(constraints: Sequence[str], config: RunConfig | None = None) -> li
 
 def _check_tag(key: str, tag: str, config: RunConfig) -> None:
     """Raise ConfigError where no such run has the tag; custom code may log any."""
-    is_custom = isinstance(config.task, TargetTask) or isinstance(config.dataset, Target)
+    is_custom = config.task.TARGETS == "any" or isinstance(config.dataset, Target)
     if config.callbacks or is_custom:
         return
     known = [tags.metric(name, split) for name in metrics_of(config.task) for split in SPLITS]

@@ -1,5 +1,5 @@
-"""From a row of sums to means, where its numbers are known: what they tell of a task's mistakes is
-told here.
+"""From a row of sums to means: only here are its numbers known, so some of a task's mistakes are
+found here.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from expt.errors import ConfigError
@@ -60,7 +59,12 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     for name, its in columns.items():
         sums, weight = row[its], row[its.stop]
         if not 0 <= weight < math.inf:
-            _refuse_weight(task, name, sums, weight, learns=learns)
+            method = loss_method(task, learns=learns) if name == LOSS else measure_method(task)
+            if weight < 0 or all(map(math.isfinite, sums)):
+                raise ConfigError(
+                    f"{method}: the weights of {name} add up to {weight:g}, or one is below 0; let"
+                    " each be a finite number that is not"
+                )
         found = [value / weight if weight else math.nan for value in sums]
         means[name] = found[0] if len(found) == 1 else found
     weight = row[columns[LOSS].stop]
@@ -71,23 +75,8 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
         )
     known = {**means, **_derived(task, means)}
     return Averages(
-        {name: known[name] for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
+        {name: float(known[name]) for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
     )
-
-
-def _refuse_weight(
-    task: Task, name: str, sums: Sequence[float], weight: float, *, learns: bool
-) -> None:
-    """Raise ConfigError for weights that are negative, or not finite where the sums are: else these
-    are told of.
-    """
-    method, whose = loss_method(task, learns=learns), "its weights"
-    if name != LOSS:
-        method, whose = measure_method(task), f"the weights of {name}"
-    if weight < 0:
-        raise ConfigError(f"{method}: of {whose} one is below 0; let none be")
-    if all(map(math.isfinite, sums)):
-        raise ConfigError(f"{method}: {whose} add up to {weight:g}; let each be a finite number")
 
 
 def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
@@ -106,9 +95,5 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
         raise ConfigError(
             f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive"
             " gives; add it there"
-        )
-    if wrong := [name for name in task.metrics if not isinstance(given[name], Real)]:
-        raise ConfigError(
-            f"{name_of}: {wrong[0]} is {given[wrong[0]]!r}; give a real number, as by float()"
         )
     return given

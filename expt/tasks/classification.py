@@ -3,13 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from expt.data.loading import Batch
-from expt.tasks.task import Sum, Task
+from expt.config.constraints import STRICT, Key, NonNegative
+from expt.config.tasks import Better, Targets, TaskConfig
+from expt.errors import ConfigError
+from expt.tasks.task import Facts, Sum, Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from expt.config.schema import RunConfig
+    from expt.data.loading import Batch
+
+ClassWeights = Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(TaskConfig):
+    """See conf/task/classification.yaml."""
+
+    TARGETS: ClassVar[Targets] = "class"
+    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
+    OBJECTIVE: ClassVar[str] = "accuracy"
+    name: Annotated[Literal["classification"], Key(fork=False)] = "classification"
+    class_weights: ClassWeights = None
+
+    def problems(self, config: RunConfig) -> list[str]:
+        """Return what is wrong with classes that are not all alike."""
+        if isinstance(self.class_weights, tuple) and not any(self.class_weights):
+            return ["task.class_weights: all are 0, which trains nothing; give a class a weight"]
+        if config.dataset.sampling and self.class_weights == "balanced":
+            return [
+                f"task.class_weights=balanced: dataset.sampling={config.dataset.sampling} evens the"
+                " classes out too; use one of them"
+            ]
+        return []
+
+    def build(self, facts: Facts) -> Task:
+        """Return the task, its weights one for each class."""
+        return Classification(facts.label_smoothing, self._weights(facts))
+
+    def _weights(self, facts: Facts) -> Sequence[float] | None:
+        """Of `balanced` N / (K * n), of N samples in K classes n of which have the class."""
+        counts, names = facts.class_counts, facts.class_names
+        if self.class_weights is None or not facts.trains:
+            return None
+        if self.class_weights != "balanced":
+            if len(self.class_weights) != len(names):
+                raise ConfigError(
+                    f"task.class_weights: has {len(self.class_weights)} weights, and there are"
+                    f" {len(names)} classes; give one for each"
+                )
+            return self.class_weights
+        if not counts:
+            raise ConfigError(
+                "task.class_weights=balanced: needs the class of each sample before it is read;"
+                " give the dataset an attribute `targets`, a list of them, or weights by hand"
+            )
+        if 0 in counts:
+            raise ConfigError(
+                f"task.class_weights=balanced: of class {names[counts.index(0)]} there is no sample"
+                " to train on; add some, or give weights by hand"
+            )
+        return [sum(counts) / len(counts) / count for count in counts]
 
 
 class Classification(Task):
@@ -23,13 +84,16 @@ class Classification(Task):
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by
     the weight of its class, divided by the sum of these weights over the global batch, as torch's
     CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
-    of samples. What an evaluation reports, and every accuracy, has no such weights."""
+    of samples. What an evaluation reports, and every accuracy, has no such weights.
+    """
 
-    metrics = {"accuracy": "max"}
+    metrics = Config.METRICS
 
     def __init__(
         self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
     ) -> None:
+        import torch
+
         self.label_smoothing = label_smoothing
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
@@ -37,14 +101,18 @@ class Classification(Task):
         self.weight_is_samples = class_weights is None
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """In float32."""
+        """Return it in float32."""
+        from torch.nn import functional
+
         return (
             functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"),
             outputs.shape[0],
         )
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """With label smoothing and class weights."""
+        """Return it with label smoothing and class weights."""
+        from torch.nn import functional
+
         logits, labels = outputs.float(), batch.targets
         weights = self._weights_on(logits.device)
         total = functional.cross_entropy(
@@ -55,18 +123,18 @@ class Classification(Task):
         return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """How many are right."""
+        """Return how many are right."""
         highest, labels = outputs.argmax(1), batch.targets
         if labels.dim() == 2:
             return {"accuracy": (labels.gather(1, highest[:, None]).sum(), outputs.shape[0])}
         return {"accuracy": ((highest == labels).sum(), outputs.shape[0])}
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Probabilities [B, num_classes]."""
+        """Return probabilities [B, num_classes]."""
         return outputs.float().softmax(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Probabilities [B, num_classes] and labels."""
+        """Return probabilities [B, num_classes] and labels."""
         return self.predict(outputs), batch.targets
 
     def _weights_on(self, device: torch.device) -> Tensor | None:

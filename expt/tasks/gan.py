@@ -7,8 +7,7 @@ from typing import Any
 from torch.nn.functional import softplus
 
 from expt.data.loading import Batch
-from expt.tasks.phases import PhasedTask
-from expt.tasks.task import Sum
+from expt.tasks.task import PhasedTask, Sum
 
 
 class Adversarial(PhasedTask):
@@ -17,12 +16,13 @@ class Adversarial(PhasedTask):
 
     First the discriminator learns to tell them apart, then the generator to be taken for real.
     Where neither is ahead, `loss`, the discriminator's, is 2 ln 2 = 1.39, and the metric
-    `generator` ln 2 = 0.69."""
+    `generator` ln 2 = 0.69.
+    """
 
     phases = {"discriminator": "^discriminator", "generator": "^generator"}
 
     def phase(self, name: str, model: Any, batch: Batch) -> Sum:
-        """The loss of the discriminator, or of the generator."""
+        """Return the loss of the discriminator, or of the generator."""
         real, fake = model(name, **batch.inputs)
         if name == "generator":
             return softplus(-fake).sum(), len(fake)

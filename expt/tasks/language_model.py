@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
-from torch.nn import functional
+from pydantic.dataclasses import dataclass
 
-from expt.data.loading import Batch
-from expt.data.windows import NO_TARGET
+from expt.config.constraints import STRICT, Key
+from expt.config.tasks import Better, Targets, TaskConfig
 from expt.errors import DataError
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import Facts, Sum, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expt.data.loading import Batch
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(TaskConfig):
+    """See conf/task/language_model.yaml."""
+
+    TARGETS: ClassVar[Targets] = "tokens"
+    METRICS: ClassVar[Mapping[str, Better]] = {
+        "perplexity": "min",
+        "bits_per_token": "min",
+        "accuracy": "max",
+    }
+    OBJECTIVE: ClassVar[str] = "loss"
+    name: Annotated[Literal["language_model"], Key(fork=False)]
+
+    def build(self, facts: Facts) -> Task:
+        """Return the task."""
+        return LanguageModel()
 
 
 class LanguageModel(Task):
@@ -21,13 +43,18 @@ class LanguageModel(Task):
 
     Every other token counts alike, whatever the lengths: loss and metrics are by the tokens of the
     global batch, or of the split. `perplexity` is exp(loss), `bits_per_token` loss / ln 2; where
-    tokens are bytes, bits per byte."""
+    tokens are bytes, bits per byte.
+    """
 
-    metrics = {"perplexity": "min", "bits_per_token": "min", "accuracy": "max"}
+    metrics = Config.METRICS
     sums = {"accuracy": 1}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """In float32, nats."""
+        """Return it in float32, nats."""
+        from torch.nn import functional
+
+        from expt.data.windows import NO_TARGET
+
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
             logits.float(), targets, ignore_index=NO_TARGET, reduction="sum"
@@ -35,12 +62,14 @@ class LanguageModel(Task):
         return total, (targets != NO_TARGET).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """How many tokens have the highest logit."""
+        """Return how many tokens have the highest logit."""
+        from expt.data.windows import NO_TARGET
+
         logits, targets = _flat(outputs, batch.targets)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Of the loss; a perplexity beyond what a float holds is infinite."""
+        """Return those of the loss; a perplexity beyond what a float holds is infinite."""
         loss = means["loss"]
         return {
             "perplexity": math.inf if loss > 709 else math.exp(loss),
@@ -49,10 +78,12 @@ class LanguageModel(Task):
 
 
 def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Logits [B * T, V] and targets [B * T].
+    """Return logits [B * T, V] and targets [B * T].
 
     Raises DataError where they are not of the same tokens.
     """
+    from torch import Tensor
+
     if (
         not isinstance(logits, Tensor)
         or not isinstance(targets, Tensor)

@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
-from torch.nn import functional
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from expt.data.loading import Batch
+from expt.config.constraints import STRICT, Key
+from expt.config.tasks import Better, Targets, TaskConfig
 from expt.errors import DataError
 from expt.tasks.regression import aligned
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import Facts, Sum, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expt.data.loading import Batch
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(TaskConfig):
+    """See conf/task/multilabel.yaml."""
+
+    TARGETS: ClassVar[Targets] = "labels"
+    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
+    OBJECTIVE: ClassVar[str] = "f1"
+    name: Annotated[Literal["multilabel"], Key(fork=False)]
+    threshold: Annotated[float, Field(gt=0, lt=1)]
+
+    def build(self, facts: Facts) -> Task:
+        """Return the task."""
+        return Multilabel(self.threshold)
 
 
 class Multilabel(Task):
     """Binary cross-entropy of logits [B, labels] and targets [B, labels] of 0 and 1.
 
     `accuracy` is the share of all single labels that are right, `f1` the harmonic mean of precision
-    and recall over all labels together (micro average)."""
+    and recall over all labels together (micro average).
+    """
 
-    metrics = {"accuracy": "max", "f1": "max"}
+    metrics = Config.METRICS
     sums = {"accuracy": 1, "hits": 1, "predicted": 1, "given": 1, "other": 1}
     weight_is_samples = True
 
@@ -30,13 +52,15 @@ class Multilabel(Task):
         self._logit = math.log(threshold / (1 - threshold))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """The mean over a sample's labels, summed over the samples."""
+        """Return the mean over a sample's labels, summed over the samples."""
+        from torch.nn import functional
+
         logits, targets = aligned(outputs, batch.targets)
         total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
         return total / (targets[:1].numel() or 1), len(targets)
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """Labels that are right, and those of F1."""
+        """Return labels that are right, and those of F1."""
         logits, targets = aligned(outputs, batch.targets)
         predicted, given = logits >= self._logit, targets > 0.5
         return {
@@ -48,16 +72,16 @@ class Multilabel(Task):
         }
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Probabilities [B, labels]."""
+        """Return probabilities [B, labels]."""
         return outputs.float().sigmoid()
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Probabilities and int64 targets, both [B, labels]."""
+        """Return probabilities and int64 targets, both [B, labels]."""
         logits, targets = aligned(outputs, batch.targets)
         return logits.sigmoid(), (targets > 0.5).long()
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """F1; 0 where there is neither a label nor a prediction of one.
+        """Return F1; 0 where there is neither a label nor a prediction of one.
 
         Raises DataError for what is no label.
         """

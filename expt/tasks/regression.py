@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
-from torch.nn import functional
+from pydantic.dataclasses import dataclass
 
-from expt.data.loading import Batch
+from expt.config.constraints import STRICT, Key
+from expt.config.tasks import Better, Targets, TaskConfig
 from expt.errors import DataError
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import Facts, Sum, Task
 
-_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "mse": functional.mse_loss,
-    "mae": functional.l1_loss,
-    "huber": functional.huber_loss,
-}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expt.data.loading import Batch
+
+Loss = Literal["mse", "mae", "huber"]
 
 ROUNDING = 1e-13
 """Of a sum of squares: what is left of equal targets when the square of their mean is taken away.
 """
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(TaskConfig):
+    """See conf/task/regression.yaml."""
+
+    TARGETS: ClassVar[Targets] = "numbers"
+    METRICS: ClassVar[Mapping[str, Better]] = {"mae": "min", "rmse": "min", "r2": "max"}
+    OBJECTIVE: ClassVar[str] = "loss"
+    name: Annotated[Literal["regression"], Key(fork=False)]
+    loss: Loss
+
+    def build(self, facts: Facts) -> Task:
+        """Return the task."""
+        return Regression(self.loss, facts.target_origin)
 
 
 class Regression(Task):
@@ -31,26 +47,34 @@ class Regression(Task):
     R^2 is 1 - (squared error) / (variance of the targets), over all values of the split together.
     """
 
-    metrics = {"mae": "min", "rmse": "min", "r2": "max"}
+    metrics = Config.METRICS
     sums = {"mae": 1, "squared_error": 1, "target": 1, "squared_target": 1}
     weight_is_samples = True
 
-    def __init__(self, loss: Literal["mse", "mae", "huber"] = "mse", origin: float = 0.0) -> None:
-        """`origin` is a number near which the targets lie, from which their moments are taken.
+    def __init__(self, loss: Loss = "mse", origin: float = 0.0) -> None:
+        """Take the moments of the targets from `origin`, a number near which they lie.
 
         Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
-        R^2."""
-        self._loss, self._origin = _LOSSES[loss], origin
+        R^2.
+        """
+        from torch.nn import functional
+
+        losses: dict[str, Any] = {
+            "mse": functional.mse_loss,
+            "mae": functional.l1_loss,
+            "huber": functional.huber_loss,
+        }
+        self._loss, self._origin = losses[loss], origin
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """The mean over a sample's values, summed over the samples."""
+        """Return the mean over a sample's values, summed over the samples."""
         predicted, targets = aligned(outputs, batch.targets)
         return self._loss(predicted, targets, reduction="sum") / (targets[:1].numel() or 1), len(
             targets
         )
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """Absolute and squared errors, and the moments of the targets from `origin`, in float64."""
+        """Return absolute and squared errors, and the moments of the targets from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
         error, count = predicted - targets, targets.numel()
         targets = targets - self._origin
@@ -62,18 +86,18 @@ class Regression(Task):
         }
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """In float32."""
+        """Return them in float32."""
         return outputs.float()
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Both of the targets' shape; [B] where there is one, as torchmetrics takes them."""
+        """Return both in the targets' shape; [B] where there is one, as torchmetrics takes them."""
         predicted, targets = aligned(outputs, batch.targets)
         if targets[:1].numel() == 1:
             return predicted.flatten(), targets.flatten()
         return predicted, targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """RMSE and R^2, which is nan where all targets are equal."""
+        """Return RMSE and R^2, which is nan where all targets are equal."""
         variance = means["squared_target"] - means["target"] ** 2
         r2 = (
             1 - means["squared_error"] / variance
@@ -84,10 +108,12 @@ class Regression(Task):
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float32 and of the targets' shape.
+    """Return both in float32 and of the targets' shape.
 
     Raises DataError where that is another: it would be broadcast.
     """
+    from torch import Tensor
+
     for what, given in (("the model gives", outputs), ("a batch's targets are", targets)):
         if not isinstance(given, Tensor):
             raise DataError(

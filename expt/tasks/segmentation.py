@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from expt.data.loading import Batch
+from expt.config.constraints import STRICT, Key
+from expt.config.tasks import Better, Targets, TaskConfig
 from expt.errors import ConfigError
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import Facts, Sum, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expt.data.loading import Batch
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(TaskConfig):
+    """See conf/task/segmentation.yaml."""
+
+    TARGETS: ClassVar[Targets] = "mask"
+    METRICS: ClassVar[Mapping[str, Better]] = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
+    OBJECTIVE: ClassVar[str] = "mean_iou"
+    name: Annotated[Literal["segmentation"], Key(fork=False)]
+    ignore_index: int
+    num_classes: Annotated[int, Field(ge=2)] | None
+
+    def build(self, facts: Facts) -> Task:
+        """Return the task, for as many classes as the data has."""
+        return Segmentation(facts.shapes["num_classes"], self.ignore_index)
 
 
 class Segmentation(Task):
@@ -21,20 +42,23 @@ class Segmentation(Task):
 
     `mean_iou` and `dice` are means over classes, of intersections and unions over the whole split.
     A class that is neither in a mask nor in a prediction is left out, as by scikit-learn's
-    jaccard_score(average="macro")."""
+    jaccard_score(average="macro").
+    """
 
-    metrics = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
+    metrics = Config.METRICS
 
     def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
         self._num_classes, self._ignored = num_classes, ignore_index
 
     @property
     def sums(self) -> Mapping[str, int]:
-        """Intersections and unions, of each class."""
+        """Return those of intersections and unions, of each class."""
         return {"accuracy": 1, "intersections": self._num_classes, "unions": self._num_classes}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """In float32, summed over pixels."""
+        """Return it in float32, summed over pixels."""
+        from torch.nn import functional
+
         self._check(outputs, batch.targets)
         # Pixels as rows: of a picture's own loss torch has no deterministic kernel on a GPU.
         logits = outputs.float().movedim(1, -1).reshape(-1, self._num_classes)
@@ -45,7 +69,7 @@ class Segmentation(Task):
         return total, (classes != self._ignored).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """Pixels that are right, and those of each class."""
+        """Return pixels that are right, and those of each class."""
         masks, predicted = batch.targets.long(), outputs.argmax(1)
         counted = masks != self._ignored
         hits = self._pixels(masks, counted & (predicted == masks))
@@ -57,7 +81,9 @@ class Segmentation(Task):
         }
 
     def _pixels(self, classes: Tensor, counted: Tensor) -> Tensor:
-        """How many of the `counted` pixels are of each class, int64 [num_classes]."""
+        """Return how many of the `counted` pixels are of each class, int64 [num_classes]."""
+        import torch
+
         flat = torch.where(counted, classes, self._num_classes).reshape(-1)
         if flat.device.type == "cpu":
             return torch.bincount(flat, minlength=self._num_classes + 1)[:-1]
@@ -67,7 +93,7 @@ class Segmentation(Task):
         return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1]
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Means over the classes that occur; nan where none does."""
+        """Return means over the classes that occur; nan where none does."""
         occurring = [
             (hits, union)
             for hits, union in zip(means["intersections"], means["unions"], strict=True)
@@ -79,14 +105,16 @@ class Segmentation(Task):
         }
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Masks, int64 [B, H, W]: of each pixel the likeliest class."""
+        """Return masks, int64 [B, H, W]: of each pixel the likeliest class."""
         return outputs.argmax(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Any, Any]:
-        """Probabilities [B, num_classes, H, W] and masks."""
+        """Return probabilities [B, num_classes, H, W] and masks."""
         return outputs.float().softmax(1), batch.targets.long()
 
     def _check(self, outputs: Any, masks: Any) -> None:
+        from torch import Tensor
+
         batch, *size = masks.shape
         wanted = [batch, self._num_classes, *size]
         if len(size) != 2 or masks.is_floating_point():

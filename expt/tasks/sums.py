@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -140,14 +141,11 @@ class Sums:
 
     def _column(self, several: Sequence[Any]) -> Tensor:
         """Return one row for each, float64 [n, values]."""
-        kind = {"dtype": torch.float64, "device": self._values.device}
+        of = functools.partial(torch.tensor, dtype=torch.float64, device=self._values.device)
         if not any(isinstance(each, Tensor) for each in several):
-            return torch.tensor(several, **kind).reshape(len(several), -1)
-        rows = [
-            (each if isinstance(each, Tensor) else torch.tensor(each, **kind)).reshape(-1)
-            for each in several
-        ]
-        return torch.stack(rows).to(**kind)
+            return of(several).reshape(len(several), -1)
+        rows = [(each if isinstance(each, Tensor) else of(each)).reshape(-1) for each in several]
+        return torch.stack(rows).to(torch.float64)
 
     def averages(self, values: Tensor) -> Averages:
         """The means, and what the task derives from them, of a row of sums. Waits for the device.

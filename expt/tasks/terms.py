@@ -1,4 +1,4 @@
-"""The sums that a task gives of a batch, checked: a person's own task may give anything."""
+"""The sums that a task returns of a batch, checked: a custom task may return anything."""
 
 from __future__ import annotations
 
@@ -11,62 +11,30 @@ from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError
-from expt.tasks.phases import PhasedTask
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import PhasedTask, Sum, Task
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-    """What `task.measure` gives.
+    """Return what `task.measure` does.
 
     Raises ConfigError where these are not the real sums and weights that it says.
     """
-    terms, expected, name_of = task.measure(outputs, batch), task.sums, type(task).__name__
+    terms, expected, method = task.measure(outputs, batch), task.sums, measure_method(task)
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum,"
-            " weight)"
+            f"{method} gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
         )
     if terms.keys() != expected.keys():
         named = ", ".join(expected) or "none"
-        mend = "let them be the same"
-        if type(task).derive is not Task.derive:
-            sums = ", ".join(f"{name!r}: 1" for name in terms)
-            mend += (
-                f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the"
-                " number of values of each"
-            )
         raise ConfigError(
-            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names"
-            f" {named}; {mend}"
+            f"{method} gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let"
+            " them be the same, or say in `sums` of what `derive` makes metrics, as in"
+            ' {"hits": 1}, with the number of values of each'
         )
     for name, term in terms.items():
-        if not isinstance(term, tuple | list) or len(term) != 2:
-            raise ConfigError(
-                f"{name_of}.measure: {name} is a {type(term).__name__}; give its sum and its weight"
-            )
-        total, weight = term
-        if not isinstance(total, Tensor) or total.numel() != expected[name]:
-            what = (
-                f"has the shape {list(total.shape)}"
-                if isinstance(total, Tensor)
-                else f"is {total!r}"
-            )
-            raise ConfigError(f"{name_of}.measure: {name} {what}; give its sum, a tensor []")
-        if total.is_complex():
-            raise ConfigError(
-                f"{name_of}.measure: {name} is a complex number; give a real one, as by .abs()"
-            )
-        if isinstance(weight, Tensor) and weight.numel() != 1:
-            raise ConfigError(
-                f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)};"
-                " sum it"
-            )
-        if wrong := no_weight(weight):
-            raise ConfigError(
-                f"{name_of}.measure: the weight of {name} is {wrong}, as len(outputs)"
-            )
+        _check(f"{method}: {name}", term, expected[name])
     return terms
 
 
@@ -74,86 +42,62 @@ def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
     """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real
     weight.
     """
-    if isinstance(loss, tuple) and len(loss) == 2:
-        total, weight = loss
-        # Nearly every task's: a small model feels each question, and these take a third of what
-        # `_check_closely` does.
-        plain = type(weight) is int and weight >= 0 and type(total) is Tensor
-        if (
-            plain
-            and total.dtype in _REAL
-            and not total.dim()
-            and (total.requires_grad or not learns)
-        ):
-            return
-    _check_closely(loss, task, learns=learns)
-
-
-def _check_closely(loss: object, task: Task, *, learns: bool) -> None:
-    if isinstance(loss, tuple) and len(loss) == 2:
-        total, weight = loss
-        alone = (
-            weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
-        )
-        if isinstance(total, Tensor) and not total.dim() and alone:
-            if wrong := _no_loss(total, weight, learns=learns):
-                raise ConfigError(loss_method(task, learns=learns) + wrong)
-            return
-        given, by = (
-            list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight)
-        )
-        shown = f"{given} and the weight {by}"
-    else:
-        shown = f"a {type(loss).__name__}"
+    if type(loss) is tuple and len(loss) == 2 and type(loss[1]) is int and type(loss[0]) is Tensor:
+        total, weight = loss  # nearly every task's: a small model feels each question
+        if total.dtype in _REAL and not total.dim() and weight >= 0:
+            if total.requires_grad or not learns:
+                return
     method = loss_method(task, learns=learns)
-    raise ConfigError(
-        f"{method} gives {shown}; return the summed loss, a tensor [], and its weight"
-    )
-
-
-def _no_loss(total: Tensor, weight: Tensor | float, *, learns: bool) -> str:
-    """What is wrong with a number and its weight, in words; empty where nothing is."""
-    if total.is_complex():
-        return " gives a complex number; return a real one, as by .abs()"
-    if wrong := no_weight(weight):
-        return f": its weight is {wrong}, as len(outputs)"
+    total = _check(method, loss, None)
     if learns and not total.requires_grad:
-        return (
-            " gives a number without a gradient; compute it from the model's outputs, without"
-            " detach, item or argmax"
+        raise ConfigError(
+            f"{method} gives a number without a gradient; compute it from the model's outputs,"
+            " without detach, item or argmax"
         )
-    return ""
 
 
-def no_weight(weight: object) -> str:
-    """What a weight is that is none, and what to give, in words; empty where it is one, or that is
-    not known yet.
-    """
-    if isinstance(weight, Tensor):
-        return f"complex ({weight.dtype}); give a real number" if weight.is_complex() else ""
-    if not isinstance(weight, int | float | Real):  # asking Real itself takes longest
-        return f"{weight!r}; give a real number"
-    return f"{weight}; give a number that is not below 0" if weight < 0 else ""
+def _check(what: str, term: object, size: int | None) -> Tensor:
+    """Return the sum of a term: of `size` values, or where that is None one, a tensor []."""
+    if not isinstance(term, tuple | list) or len(term) != 2:
+        raise ConfigError(f"{what} is a {type(term).__name__}; give its sum and its weight")
+    total, weight = term
+    fits = isinstance(total, Tensor) and not total.is_complex()
+    if not fits or (total.dim() if size is None else total.numel() != size):
+        many = "one real number" if size in (None, 1) else f"{size} real numbers"
+        raise ConfigError(f"{what} is {_shown(total)}; give its sum, a tensor of {many}")
+    fits = (
+        weight.numel() == 1 and not weight.is_complex()
+        if isinstance(weight, Tensor)
+        else isinstance(weight, int | float | Real) and not weight < 0
+    )
+    if not fits:
+        raise ConfigError(
+            f"{what} has the weight {_shown(weight)}; give a real number that is not below 0, such"
+            " as len(outputs)"
+        )
+    found: Tensor = total
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of the shape {list(value.shape)} and {value.dtype}"
+    return repr(value)
 
 
 def loss_method(task: Task, *, learns: bool = True) -> str:
-    """The method that gives the loss, as an error names it."""
+    """Return the method that gives the loss, as an error names it."""
     kind = type(task)
     if isinstance(task, PhasedTask):
         method = "phase" if learns or kind.loss is PhasedTask.loss else "loss"
     else:
-        method = (
-            "training_loss" if learns and kind.training_loss is not Task.training_loss else "loss"
-        )
+        own = learns and kind.training_loss is not Task.training_loss
+        method = "training_loss" if own else "loss"
     return f"{kind.__name__}.{method}"
 
 
 def measure_method(task: Task) -> str:
-    """The method that gives the metrics, as an error names it."""
+    """Return the method that gives the metrics, as an error names it."""
     kind = type(task)
-    method = (
-        "phase"
-        if isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure
-        else "measure"
-    )
-    return f"{kind.__name__}.{method}"
+    phased = isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure
+    return f"{kind.__name__}.{'phase' if phased else 'measure'}"

@@ -9,7 +9,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from expt.data.loading import Batch
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.averages import Averages
-from expt.tasks.phases import PhasedTask, added
 from expt.tasks.sums import Sums
-from expt.tasks.task import Sum
+from expt.tasks.task import PhasedTask, Sum
 from expt.tasks.terms import check_loss
 from expt.training import phases, sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
@@ -113,8 +112,10 @@ def _through_phases(
 
 
 def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
-    if not part.weightless or phase not in losses:
-        losses[phase] = added(losses.get(phase), loss)
+    if part.weightless and phase in losses:
+        return
+    before, total = losses.get(phase), loss[0].detach()
+    losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
 
 
 def accumulate_gradients(
@@ -133,8 +134,11 @@ def accumulate_gradients(
         last = index == len(parts) - 1
         with contextlib.nullcontext() if last else _without_all_reduce(learner):
             with learner.precision.autocast():
-                if phase is not None and isinstance(task, PhasedTask):
-                    outputs, loss = None, task.phase(phase, learner.parallel, part)
+                if phase is not None:
+                    outputs, loss = (
+                        None,
+                        cast(PhasedTask, task).phase(phase, learner.parallel, part),
+                    )
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
-from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
+from expt.config.tasks import in_evaluations_alone, metrics_of
 from expt.dashboards.events import Writer, writer
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
@@ -27,10 +27,8 @@ from expt.models import build as model_build
 from expt.models.freeze import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
-from expt.tasks.phases import PhasedTask
-from expt.tasks.task import Task
+from expt.tasks.task import Facts, Task
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
@@ -135,7 +133,7 @@ def build_learner(
     )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
-    classifies = isinstance(config.task, Classification)
+    classifies = config.task.TARGETS == "class"
     if (
         isinstance(config.model, constraints.Target) and classifies and not compiled
     ):  # the copy needs no check
@@ -211,30 +209,25 @@ def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precisio
 
 
 def _build_task(config: RunConfig, info: DataInfo) -> Task:
-    return task_build.build(
-        config.task,
-        info.shapes,
-        label_smoothing=config.label_smoothing,
+    facts = Facts(
+        shapes=info.shapes,
         class_counts=info.class_counts,
         class_names=info.class_names,
         target_origin=info.target_origin,
+        label_smoothing=config.label_smoothing,
+        trains=True,
     )
+    task: Task = config.task.build(facts)
+    return task
 
 
 def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     """Raises ConfigError for a task whose phases don't fit the model, or what can't be done in
     phases.
     """
-    if not isinstance(task, PhasedTask):
+    if not task.phases:
         return {}
     name = type(task).__name__
-    if not isinstance(task.phases, Mapping):
-        raise ConfigError(
-            f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular"
-            " expression"
-        )
-    if not task.phases:
-        raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
             f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor"

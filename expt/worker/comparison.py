@@ -239,7 +239,7 @@ class _Comparison:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Let no weight be zero, behind which others have no gradient; give both models the same."""
+        """Let no weight be zero, behind which others have no gradient; give both the same."""
         random_state.seed(self._config.seed)
         for parameter in self._whole.module.parameters():
             if parameter.requires_grad:
@@ -296,12 +296,12 @@ class _Comparison:
         learner.drop_unused()
 
     def _refuse_writes(self, versions: list[int]) -> None:
-        """Raise where a pass has written to weights, which has no effect on those gathered for it."""
+        """Raise where a pass has written to weights, which is lost on gathered ones."""
         named = zip(versions, self._whole.module.named_parameters(), strict=True)
         written = [name for version, (name, one) in named if one._version != version]
         if written and self._config.is_sharded:
             raise ConfigError(
-                f"{_where(self._config)}: the model writes to {written[0]} in its forward or backward"
+                f"{_where(self._config)}: the model writes to {written[0]} in a forward or backward"
                 " pass, where it has a copy that is dropped; use strategy=ddp"
             )
 
@@ -343,7 +343,7 @@ class _Comparison:
 
     @torch.no_grad()
     def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
-        """Raise where weights differ by more than rounding, or a share of the move from `starts`."""
+        """Raise where weights differ by more than rounding and a share of their move."""
         found = None
         for index, (name, full, mine) in enumerate(self._parameters()):
             held = _as_held(full, mine)
@@ -376,12 +376,11 @@ class _Comparison:
         state: Any = self._snapshot().state_dict()
         if self._tested.shards > 1:
             state = gathered(state, keep=self._worker.rank == 0)
-        file = io.BytesIO()
-        if self._worker.rank == 0:
+        file, mine = io.BytesIO(), self._worker.rank == 0
+        if mine:
             torch.save(state, file)
-            state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-        else:
-            state = None
+            file.seek(0)
+        state = torch.load(file, map_location="cpu", weights_only=True) if mine else None
         self._tested = self._build(self._config)
         snapshot = self._snapshot()
         snapshot.load_state_dict(snapshot.spread(state))

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from expt.config.schema import RunConfig
-from expt.config.tasks import Regression
 from expt.data.iterable import IterableLoader
 from expt.data.loading import Loader
 from expt.data.tree import named_leaves
@@ -33,7 +32,7 @@ def mend_of(config: RunConfig) -> str:
     """
     dataset = config.dataset
     large = (
-        dataset.has_rows and not dataset.standardise_targets and isinstance(config.task, Regression)
+        dataset.has_rows and not dataset.standardise_targets and config.task.TARGETS == "numbers"
     )
     return MEND.replace("try ", "try dataset.standardise_targets=true, ") if large else MEND
 

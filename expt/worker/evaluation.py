@@ -23,10 +23,9 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
-from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.averages import Averages
-from expt.tasks.task import Task
+from expt.tasks.task import Facts, Task
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
@@ -80,9 +79,9 @@ def carry_out(
 
 def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
     origin = trained_on.get("target_origin", 0.0)
-    return task_build.build(
-        config.task, trained_on, class_names=data.class_names, target_origin=origin
-    )
+    facts = Facts(shapes=trained_on, class_names=data.class_names, target_origin=origin)
+    task: Task = config.task.build(facts)
+    return task
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:

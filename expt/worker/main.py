@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import sys
 import traceback
@@ -23,7 +22,6 @@ from expt.machine import is_simulated
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Preflight
 from expt.runs.worker_error import write_error
-from expt.signals import die_with_the_driver
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.patches import malloc
@@ -51,12 +49,9 @@ def main(
 
     Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends
     without has failed."""
-    driven = multiprocessing.parent_process() is not None
-    if driven:
-        die_with_the_driver()
     signals.heed_in_worker()
     secrets.remember(config.secrets, keys.plain(config))
-    watchdog.answer_dumps(when_asked=driven)
+    watchdog.answer_dumps(when_asked=signals.is_driven())
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(
             _patience_s(config), lambda: _give_up(config, guard.beats, tell)
@@ -104,11 +99,7 @@ def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
     # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of
     # the machine's.
-    gpus = (
-        range(config.num_gpus)
-        if multiprocessing.parent_process() is not None
-        else config.gpu_indices
-    )
+    gpus = range(config.num_gpus) if signals.is_driven() else config.gpu_indices
     return collectives.worker_from(os.environ, gpus=() if is_simulated() else gpus)
 
 
@@ -157,13 +148,12 @@ def run_as(
         require(worker.gpus)
     set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
-    driven = multiprocessing.parent_process() is not None
     with collectives.process_group(
         worker,
         backend=config.backend,
         timeout_s=config.timeout_s,
         store=store,
-        ends_with_process=driven,
+        ends_with_process=signals.is_driven(),
     ):
         beat()
         if isinstance(instead, Evaluation):

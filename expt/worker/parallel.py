@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, shared_memory
 from expt.training.collectives import Worker
@@ -133,7 +132,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
     Only evaluations read those of batch norms, and `worker.run` broadcasts them before; what custom
     code reads nobody knows."""
-    if isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask):
+    if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
     statistics = {id(buffer) for layer in norms for buffer in layer.buffers(recurse=False)}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expt.config.schema import RunConfig
-from expt.config.tasks import Classification
 from expt.dashboards.run_pictures import RunPictures
 
 
@@ -16,7 +15,7 @@ def build_pictures(
     """Of images that are classified; what another task makes of such images are no scores of
     classes.
     """
-    if not are_images or not isinstance(config.task, Classification):
+    if not are_images or config.task.TARGETS != "class":
         return None
     channels, dataset = shapes["channels"], config.dataset
     return RunPictures(

@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.data.build import Data
 from expt.errors import ConfigError
 from expt.training import batch_norm, sharding
@@ -141,7 +140,7 @@ def of_learner(
         "shards": shards_of(config, worker),
         "reduces_each_part": config.sharding.reduce_each_part,
     }
-    if isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask):
+    if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         unused = sharding.Unused(module, worker.device, compiled=bool(config.compile))
         fields["drop_unused"] = unused.drop  # all other models use all parameters
     if outline is not None:

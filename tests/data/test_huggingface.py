@@ -279,7 +279,7 @@ def test_rows_have_classes_or_labels(
     [
         (
             ("dataset.standardise_targets=true",),
-            "dataset.standardise_targets=true: is of numbers to predict; use task",
+            "dataset.standardise_targets=true: is of numbers to predict; use false",
         ),
         (
             ("dataset.input=[a]", "cutmix=1.0"),

@@ -190,9 +190,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
             )
         )
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
-    with pytest.raises(
-        DataError, match=r"dataset.target=kind: holds int64, and is to hold images"
-    ):
+    with pytest.raises(DataError, match=r"dataset.target=kind: holds int64, and is to hold images"):
         build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
     with pytest.raises(
         DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"

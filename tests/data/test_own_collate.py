@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config.tasks import Classification
 from expt.data import custom
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.mixing import Mixing
 from expt.data.source import are_images
 from expt.errors import DataError
+from expt.tasks.classification import Config as Classification
 
 CPU = torch.device("cpu")
 PIXELS = torch.arange(8 * 2 * 3 * 3.0).view(8, 2, 3, 3) / 144

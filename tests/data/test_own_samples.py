@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import custom
 from expt.data.build import mixing_of
 from expt.data.checked_samples import structure_of
@@ -21,6 +20,9 @@ from expt.data.kinds.custom import Custom
 from expt.data.loading import LoaderOptions
 from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
+from expt.tasks.classification import Config as Classification
+from expt.tasks.multilabel import Config as Multilabel
+from expt.tasks.regression import Config as Regression
 
 FILES: dict[str, Any] = {}
 MULTILABEL, REGRESSION = (

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data.build import Data, build
 from expt.data.indexing import split
 from expt.data.kinds import table
@@ -20,9 +19,12 @@ from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
-from expt.inference.table_rows import Features
-from expt.tasks.build import build as build_task
+from expt.inference.files import Features
+from expt.tasks.classification import Config as Classification
+from expt.tasks.multilabel import Config as Multilabel
+from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
+from expt.tasks.task import Facts
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -390,7 +392,7 @@ def measured(
     task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0
 ) -> dict[str, float]:
     """Its metrics, counted over batches of unequal sizes."""
-    made = build_task(task, target_origin=origin)
+    made = task.build(Facts(target_origin=origin))
     sums = Sums(made, CPU)
     for out, target in zip(outputs.split(7), targets.split(7), strict=True):
         batch = Batch(None, target, len(target))

@@ -4,9 +4,10 @@ on from it.
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import random
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from expt.launch import processes
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, run, start
@@ -161,15 +163,13 @@ def _save_for_ever(path: Path) -> None:
 def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     for number in range(3):
-        process = multiprocessing.get_context("forkserver").Process(
-            target=_save_for_ever, args=(path,)
-        )
-        process.start()
+        nowhere, save = Path(os.devnull), "tests.faults.test_disk:_save_for_ever"
+        process = processes.start(processes.Work(save, (path,), {}, nowhere, nowhere))
         before = path.stat().st_mtime_ns if path.exists() else 0
         wait_until(lambda before=before: path.exists() and path.stat().st_mtime_ns > before)  # type: ignore[misc]
         time.sleep(random.Random(number).uniform(0, 0.02))  # a moment within one of the saves
-        process.kill()
-        process.join()
+        processes.end([process], signal.SIGKILL, 0)
+        process.close()
         state = checkpoint.load(path)
         assert checkpoint_file.sha256_of(path) in checkpoint_file._digests(path)
         assert (state["weights"] == state["step"]).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_killed_worker_ends_the_run_with_its_rank_and_signal(tmp_path: Path) -
     assert time.monotonic() - killed < 3
     assert process.returncode == 1
     assert "rank 1 of 2 was killed by SIGKILL (out of memory?)" in err
-    assert f"log: {tmp_path / 'here'}/logs/0/1/stderr.log" in err
+    assert "log: here/logs/0/1/stderr.log" in err
     wait_until(lambda: not alive(children), timeout_s=2)
     result = json.loads((tmp_path / "here" / "result.json").read_text())
     assert result["status"] == "failed"
@@ -85,6 +86,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., 
     process.kill()
     process.communicate()
     wait_until(lambda: not alive(children), timeout_s=2)
+    wait_until(lambda: not is_held(RunPaths(tmp_path / "here")))  # their threads end a moment later
     assert RunFolder(tmp_path / "here").result["status"] == "running", "it could not say more"
     report = run("report", "here", cwd=tmp_path)
     assert " lost " in report.stdout
@@ -101,6 +103,19 @@ def test_a_worker_that_was_stopped_ends_with_its_driver_too_and_lets_others_into
     process.communicate()
     wait_until(lambda: not alive({*workers.values()}))
     wait_until(lambda: not is_held(paths))
+
+
+def test_ps_says_what_each_process_is(tmp_path: Path) -> None:
+    process, children = training(tmp_path, "world_size=2")
+    pids = ",".join(map(str, children))
+    shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", pids], capture_output=True, text=True)
+    process.kill()
+    process.communicate()
+    assert sorted(line.strip() for line in shown.stdout.splitlines()) == [
+        "expt forkserver",
+        "expt rank 0/2 here",
+        "expt rank 1/2 here",
+    ]
 
 
 def _forkserver(driver: int) -> int:

@@ -1,11 +1,10 @@
-"""The warm process: started once, deaf to Ctrl-C, ended at once.
-
-Each in a Python of its own, without torch.
-"""
+"""The forkserver and what is forked from it, in a Python of its own, without torch."""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from expt.launch import forkserver
-from tests.conftest import environment
+from tests.conftest import children_of, environment
 
 ALONE = """
-import multiprocessing, os, signal, sys, time
-from multiprocessing import forkserver as theirs
-from expt.launch import forkserver
+import os, signal, socket, sys, time
+from pathlib import Path
+from expt.launch import forkserver, processes
 forkserver.WORKER_MODULES = ()  # nothing that takes long
 
 def alive(pid):
@@ -27,13 +26,60 @@ def alive(pid):
         return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+def until(true):
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+def title(pid):
+    return open(f"/proc/{pid}/cmdline").read().rstrip(chr(0))
+
+def server():
+    return int(open(f"/proc/{processes.fork().pid}/stat").read().rpartition(")")[2].split()[1])
+
+def start(function, *arguments, env={}, **more):
+    early = more.pop("frees_at_end", False)
+    work = processes.Work(function, arguments, env, Path("out"), Path("err"), **more)
+    return processes.start(work, frees_at_end=early)
+"""
+
+DOES = """
+import os, socket, sys, threading
+
+def tell(kept, met):
+    print(os.environ["WORD"], oct(os.umask(0)), os.fstat(kept.descriptor).st_size, met.getsockname()[1])
+    print(os.getcwd() == sys.argv[1], sys.path[-1], os.environ.get("GONE"))
+    if os.fork() == 0:
+        try:
+            os.fstat(kept.descriptor)
+        except OSError:
+            print("closed in its child", flush=True)
+        os._exit(0)
+    os.wait()
+
+def linger(fifo):
+    threading.Thread(target=lambda: open(fifo).read()).start()  # Python waits for it as it ends
+
+def leave_one(fifo):
+    if os.fork() == 0:
+        open(fifo).read()
+        os._exit(0)
+
+def fail():
+    raise ValueError("no good")
+
+def reads():
+    print(os.read(0, 9), os.readlink("/proc/self/fd/0"))
 """
 
 
 def python(code: str, cwd: Path, typed: str = "") -> list[str]:
-    """What the code prints, line by line."""
+    """Return what the code prints, line by line."""
+    (cwd / "does.py").write_text(DOES)
     script = cwd / "script.py"
-    script.write_text(ALONE + textwrap.dedent(code))
+    script.write_text(ALONE + textwrap.dedent(code) + "\nforkserver.kill()\n")
     done = subprocess.run(
         [sys.executable, str(script)],
         env=environment(),
@@ -47,147 +93,122 @@ def python(code: str, cwd: Path, typed: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_there_is_one_and_kill_ends_it(tmp_path: Path) -> None:
+def test_there_is_one_in_a_session_of_its_own_and_kill_ends_it(tmp_path: Path) -> None:
     code = """
         forkserver.kill()  # there is none yet: no harm
         forkserver.warm()
-        pid = theirs._forkserver._forkserver_pid
+        first = server()
         forkserver.warm(["json"])
-        print(pid == theirs._forkserver._forkserver_pid, alive(pid))
+        print(server() == first, os.getsid(first) == first, title(first))
         forkserver.kill()
-        print(alive(pid), theirs._forkserver._forkserver_pid)
-        forkserver.warm()
-        print(alive(theirs._forkserver._forkserver_pid))
-        forkserver.kill()
+        print(alive(first))
+        print(alive(server()))
     """
-    assert python(code, tmp_path) == ["True True", "False None", "True"]
+    found = python(code, tmp_path)
+    assert found == ["True True expt forkserver", "False", "True"]
+
+
+def test_a_process_has_what_it_is_given_and_the_drivers_surroundings(tmp_path: Path) -> None:
+    (tmp_path / "five").write_text("12345")
+    (tmp_path / "later").mkdir()
+    code = """
+        os.environ["GONE"] = "1"
+        os.umask(0)
+        forkserver.warm()
+        server()
+        listener = socket.create_server(("127.0.0.1", 0))
+        kept = processes.Kept(os.open("five", os.O_RDONLY))
+        os.umask(0o027)
+        os.chdir("later")
+        del os.environ["GONE"]
+        sys.path.append("later")
+        sys.argv[1:] = [os.getcwd()]
+        work = start("does:tell", kept, listener, env={"WORD": "hello"}, kept=[kept], title="expt me")
+        until(lambda: work.exitcode is not None)
+        print(work.exitcode, listener.getsockname()[1])
+        print(*(oct(os.stat(name).st_mode & 0o777) for name in ("out", "err")))
+        print(open("out").read(), open("err").read())
+    """
+    code, modes, *out = python(code, tmp_path)
+    port = code.split()[1]
+    assert (code.split()[0], modes) == ("93", "0o640 0o640")
+    assert out == [f"hello 0o27 5 {port}", "True later None", "closed in its child", " "]
 
 
 def test_what_is_typed_for_the_command_is_left_to_it(tmp_path: Path) -> None:
-    """So a class of one's own that reads it gets the same with a warm server as without."""
-    (tmp_path / "reads.py").write_text(
-        "import os\ndef now(): print(os.read(0, 9), os.readlink('/proc/self/fd/0'))\n"
-    )
     code = """
-        forkserver.warm()
-        started("reads:now").join(30)
+        start("does:reads").result()
         print(open("out").read(), end="")
         print(sys.stdin.read())
-        forkserver.kill()
     """
-    found = python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path, typed="typed")
-    assert found == ["b'' /dev/null", "typed"]
+    assert python(code, tmp_path, typed="typed") == ["b'' /dev/null", "typed"]
 
 
-def test_ctrl_c_does_not_reach_it_and_the_driver_hears_it_still(tmp_path: Path) -> None:
+def test_one_is_finished_before_it_is_gone_unless_it_frees_something(tmp_path: Path) -> None:
     code = """
-        before = signal.getsignal(signal.SIGINT)
-        forkserver.warm()
-        pid = theirs._forkserver._forkserver_pid
-        deaf = [line.split()[1] for line in open(f"/proc/{pid}/status") if line.startswith(("SigIgn", "SigBlk"))]
-        print(any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in deaf))
-        print(signal.getsignal(signal.SIGINT) is before)
-        forkserver.kill()
+        os.mkfifo("fifo")
+        early, late = start("does:linger", "fifo"), start("does:linger", "fifo", frees_at_end=True)
+        print(early.result(), early.exitcode, early.is_gone, late.exitcode, title(early.pid))
+        early.close()
+        writer = open("fifo", "w")
+        writer.close()
+        processes.see_off()
+        until(lambda: late.exitcode is not None)
+        print(alive(early.pid), late.exitcode, late.is_gone)
+        orphan = start("does:leave_one", "fifo")  # who is left behind holds up nobody
+        until(lambda: orphan.is_gone)
+        print(orphan.exitcode)
+        open("fifo", "w").close()
     """
-    assert python(code, tmp_path) == ["True", "True"]
+    assert python(code, tmp_path) == ["None 93 False None expt worker", "False 93 True", "93"]
 
 
-def test_it_ends_with_its_driver_without_a_word(tmp_path: Path) -> None:
-    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
-    (tmp_path / "leaks.py").write_text(
-        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
-        " b'leaked')\nleak = Leak()\n"
-    )
+def test_how_one_ends_is_known(tmp_path: Path) -> None:
     code = """
-        if os.fork():  # until all who have the pipe are gone
-            os.wait()
-        else:
-            forkserver.warm(["leaks"])
-            started("os:getpid").join(30)
-            os.kill(os.getpid(), signal.SIGKILL)
+        def ended(*what):
+            process = start(*what)
+            until(lambda: process.is_gone)
+            return process.exitcode
+        print(ended("os:_exit", 0), ended("sys:exit", 3), ended("sys:exit", "no"), ended("does:fail"))
+        print("ValueError: no good" in open("err").read())
+        sleeper = start("time:sleep", 60)
+        print(sleeper.exitcode)
+        processes.end([sleeper], signal.SIGTERM, 30)
+        print(sleeper.exitcode)
+        processes.ask([sleeper], signal.SIGTERM)  # gone: no harm
+        for what in ([(9,)], [("no",), (9,)]):
+            try:
+                print(processes.call_each("math:sqrt", what))
+            except TypeError as error:
+                print(error)
     """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == []
+    assert python(code, tmp_path) == [
+        "0 3 1 1",
+        "True",
+        "None",
+        "-15",
+        "[3.0]",
+        "must be real number, not str",
+    ]
 
 
-def test_a_signal_that_comes_as_it_is_started_is_heard_after_that(tmp_path: Path) -> None:
-    """Else what is half made would be interrupted, and what Ctrl-C asks for lost."""
-    code = """
-        heard, real = [], theirs.util.spawnv_passfds
-        def spawn(*arguments):
-            os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code = f"""
+        heard, real = [], forkserver.launch
+        def launch(*arguments):
+            os.kill(os.getpid(), {number:d})
             heard.append("started")
             return real(*arguments)
-        theirs.util.spawnv_passfds = spawn
-        signal.signal(signal.SIGINT, lambda *_: heard.append("asked"))
+        forkserver.launch = launch
+        signal.signal({number:d}, lambda *_: heard.append("asked"))
         forkserver.warm()
-        print(*heard)
-        forkserver.kill()
+        ignored = next(line for line in open(f"/proc/{{server()}}/status") if line.startswith("SigIgn"))
+        print(*heard, bool(int(ignored.split()[1], 16) & 1 << {number:d} - 1))
     """
-    assert python(code, tmp_path) == ["started started asked asked"]
-
-
-LOADS = """
-import os
-from expt.launch import forkserver, torch_import
-open("go").read()  # until the driver is seen to wait
-open("told", "w").close()
-torch_import.tell_loaded()
-def left(): print(os.environ.get(forkserver.LOADING))
-"""
-
-
-@pytest.mark.parametrize(("cpus", "waits"), [(1, True), (2, True), (3, False)])
-def test_where_cores_are_few_the_driver_waits_for_torch_libraries(
-    tmp_path: Path, cpus: int, waits: bool
-) -> None:
-    (tmp_path / "loads.py").write_text(LOADS)
-    os.mkfifo(tmp_path / "go")
-    code = f"""
-        import select, threading
-        forkserver.usable_cpus = lambda: {cpus}
-        forkserver._LONGEST_LOAD_S = 30
-        go, real = threading.Event(), select.select
-        threading.Thread(target=lambda: go.wait() and open("go", "w").write("now")).start()
-        select.select = lambda *arguments: go.set() or real(*arguments)
-        forkserver.warm(["loads"])
-        forkserver.leave_it_both_cores()
-        print(os.path.exists("told"))
-        go.set()
-        started("loads:left").join(30)
-        print(open("out").read(), end="")
-        forkserver.kill()
-    """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [str(waits), "None"]
-
-
-@pytest.mark.parametrize("name", ["_forkserver", "_forkserver_pid", "_stop"])
-def test_a_python_that_names_its_parts_otherwise_does_no_harm(tmp_path: Path, name: str) -> None:
-    code = f"""
-        class Other:
-            _forkserver_pid, _stop = None, None
-        if {name!r} == "_forkserver":
-            del theirs._forkserver
-        else:
-            other = Other()
-            if {name!r} == "_forkserver_pid":
-                del Other._forkserver_pid
-            else:
-                other._forkserver_pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {{}})
-                del Other._stop
-            theirs._forkserver = other
-        forkserver.kill()
-        print("unharmed")
-    """
-    assert python(code, tmp_path) == ["unharmed"]
-
-
-STARTS = """
-    from expt.launch import processes
-    from pathlib import Path
-
-    def started(function, *arguments, kept=()):
-        return processes.start(processes.Work(function, arguments, {}, Path("out"), Path("err"), kept))
-"""
+    assert python(code, tmp_path) == ["started asked True"]
 
 
 def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
@@ -203,11 +224,10 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
         assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload_sharded"]
     code = """
         forkserver.warm(["colorsys", "no_such_library"])
-        started("builtins:exec", "import sys; print('colorsys' in sys.modules)").join(30)
+        start("builtins:exec", "import sys; print('colorsys' in sys.modules)").result()
         print(open("out").read())
-        forkserver.kill()
     """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "True"
+    assert python(code, tmp_path)[0] == "True"
 
 
 @pytest.mark.slow
@@ -215,78 +235,26 @@ def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
     code = """
         forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
         needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
-        started("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").join(60)
+        start("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").result()
         print(open("out").read())
-        forkserver.kill()
     """
-    assert (
-        python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "[True, True, True]"
-    )
+    assert python(code, tmp_path)[0] == "[True, True, True]"
 
 
-def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:
-    code = """
-        os.umask(0)
-        forkserver.warm()
-        os.umask(0o027)
-        started("os:getpid").join(30)
-        print(*(oct(os.stat(name).st_mode & 0o777) for name in ("out", "err")))
-        forkserver.kill()
-    """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["0o640 0o640"]
-
-
-def test_one_that_was_killed_is_started_again_deaf_to_the_terminal(tmp_path: Path) -> None:
-    code = """
-        forkserver.warm()
-        first = forkserver.ensure_running()
-        print(forkserver.is_gone(first), forkserver.is_gone(None))
-        os.kill(first, signal.SIGKILL)
-        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
-        print(forkserver.is_gone(first))
-        worker = started("os:getpid")
-        worker.join(30)
-        second = forkserver.ensure_running()
-        print(worker.exitcode, first != second, forkserver.is_gone(first), forkserver.is_gone(second))
-        ignored = next(line for line in open(f"/proc/{second}/status") if line.startswith("SigIgn"))
-        print([bool(int(ignored.split()[1], 16) & 1 << number - 1) for number in (signal.SIGINT, signal.SIGHUP)])
-        forkserver.kill()
-    """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [
-        "False False",
-        "True",
-        "93 True True False",
-        "[True, True]",
-    ]
-
-
-def test_what_was_sent_to_it_while_it_imports_is_free_once_its_driver_is_killed(
+def test_one_that_was_killed_is_started_again_and_its_processes_died_with_it(
     tmp_path: Path,
 ) -> None:
-    """Else it has the lock of a run's folder until its imports end, of which a busy machine makes
-    many seconds.
-    """
-    (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
     code = """
-        import fcntl
-        if driver := os.fork():
-            os.waitpid(driver, 0)
-            lock, end = os.open("lock", os.O_RDWR | os.O_CREAT), time.monotonic() + 20
-            while time.monotonic() < end:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    print("free")
-                    break
-                except BlockingIOError:
-                    time.sleep(0.02)
-        else:
-            kept = processes.Kept(os.open("lock", os.O_RDWR | os.O_CREAT))
-            fcntl.flock(kept.descriptor, fcntl.LOCK_EX)
-            forkserver.warm(["slow"])
-            theirs.read_signed = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # what follows once all is sent
-            started("os:getpid", kept=[kept])
+        first, waits = server(), processes.fork()
+        sleeper = start("time:sleep", 60)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: sleeper.exitcode is not None)
+        until(lambda: not (alive(sleeper.pid) or alive(waits.pid)))
+        print(sleeper.exitcode)
+        again = start("os:getpid")
+        print(again.result() != sleeper.pid, server() != first)
     """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["free"]
+    assert python(code, tmp_path) == ["255", "True True"]
 
 
 def test_one_that_dies_of_its_imports_is_told_in_words(tmp_path: Path) -> None:
@@ -295,56 +263,81 @@ def test_one_that_dies_of_its_imports_is_told_in_words(tmp_path: Path) -> None:
         from expt.errors import RunFailed
         forkserver.warm(["deadly"])
         try:
-            started("os:getpid")
+            start("os:getpid")
         except RunFailed as error:
             print(error)
-        forkserver.kill()
     """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [
+    assert python(code, tmp_path) == [
         "the process that all workers are forked from was killed (out of memory?), 3 times"
     ]
 
 
-def test_a_worker_keeps_a_descriptor_open_and_its_children_do_not(tmp_path: Path) -> None:
-    (tmp_path / "looks.py").write_text(
-        "import os\n"
-        "def look(kept):\n"
-        "    def size():\n"
-        "        try:\n"
-        "            return os.fstat(kept.descriptor).st_size\n"
-        "        except OSError:\n"
-        "            return None\n"
-        "    print(size(), flush=True)\n"
-        "    if os.fork() == 0:\n"
-        "        print(size(), flush=True)\n"
-        "        os._exit(0)\n"
-        "    os.wait()\n"
+IMPORTS = "from pathlib import Path; Path('imports').touch(); import time; time.sleep(60)\n"
+HOLDS_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(60)\n"  # no Python runs meanwhile
+
+
+@pytest.mark.parametrize(
+    "how", [IMPORTS, IMPORTS.partition("; import time")[0] + "; " + HOLDS_LOCK]
+)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_dies_with_its_driver_in_the_middle_of_its_imports(
+    tmp_path: Path, how: str, stopped: bool
+) -> None:
+    (tmp_path / "slow.py").write_text(how)
+    with driver(tmp_path, 'forkserver.warm(["slow"]); until(Path("imports").exists)') as process:
+        (child,) = children_of(process.pid)
+        gone_with(process, {child}, stopped=stopped)
+
+
+def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: Path) -> None:
+    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
+    (tmp_path / "leaks.py").write_text(
+        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
+        " b'leaked')\nleak = Leak()\n"
     )
-    (tmp_path / "five").write_text("12345")
-    code = """
-        forkserver.warm()
-        kept = processes.Kept(os.open("five", os.O_RDONLY))
-        started("looks:look", kept, kept=[]).join(30)
-        print(Path("out").read_text().split(), Path("err").read_text())
-        forkserver.kill()
-    """
-    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["['5', 'None'] "]
+    code = 'forkserver.warm(["leaks"]); waits = processes.fork(); start("time:sleep", 60)'
+    with driver(tmp_path, code) as process:
+        (server,) = children_of(process.pid)
+        gone_with(process, {server, *children_of(server)}, stopped=True)
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
 
 
-def test_a_worker_does_not_run_the_persons_script_again(tmp_path: Path) -> None:
-    """The script has no `if __name__ == "__main__"`, and stands in a worker's way if it is imported
-    there.
-    """
+def test_a_fork_of_the_driver_does_not_keep_it_alive(tmp_path: Path) -> None:
     code = """
-        print("script", flush=True)
-        from expt.launch import processes
-        from pathlib import Path
-        forkserver.warm()
-        main = sys.modules["__main__"]
-        worker = processes.start(
-            processes.Work("os:putenv", ("A", "b"), {"C": "d"}, Path("out"), Path("err")))
-        worker.join(30)
-        print(worker.exitcode, sys.modules["__main__"] is main, Path("out").read_text(), Path("err").read_text())
+        first = server()
+        if (child := os.fork()) == 0:
+            time.sleep(60)
         forkserver.kill()
+        print(alive(first))
+        os.kill(child, signal.SIGKILL)
     """
-    assert python(code, tmp_path) == ["script", "93 True  "]
+    assert python(code, tmp_path) == ["False"]
+
+
+def driver(folder: Path, code: str) -> subprocess.Popen[str]:
+    """A driver that has come to the end of its code, and waits."""
+    script = folder / "script.py"
+    script.write_text(f"{ALONE}\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n")
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment(),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def gone_with(process: subprocess.Popen[str], others: set[int], *, stopped: bool) -> None:
+    """Assert that these die once the driver is killed."""
+    handles = [os.pidfd_open(pid) for pid in others]
+    for pid in others if stopped else ():
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    for handle in handles:
+        assert select.select([handle], [], [], 30)[0]
+        os.close(handle)

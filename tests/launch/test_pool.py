@@ -4,7 +4,6 @@ moved.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +17,7 @@ import pytest
 
 from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
-from expt.launch import pool, workers
+from expt.launch import pool
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
@@ -193,46 +192,14 @@ def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     assert [workers.attempt.waited_since for workers in world.started] == [500.0, 1000.0, 1060.0]
 
 
-class FakeSpares:
-    """Writes down what is asked of it; nothing is forked."""
-
-    def __init__(self) -> None:
-        self.kept: list[int] = []
-        self.is_closed = False
-
-    def keep(self, number: int) -> None:
-        self.kept.append(number)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-@pytest.mark.parametrize("how", ["completed", "interrupted", "killed by a mistake"])
-def test_workers_wait_for_the_next_run_while_one_is_under_way_and_for_no_other(
-    how: str, world: World, monkeypatch: pytest.MonkeyPatch
+def test_the_next_run_is_made_ready_while_another_is_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spares, told = FakeSpares(), list[str]()
-    monkeypatch.setattr(pool, "Spares", lambda: spares)
-    given = set[object]()
-
-    def start(attempt: Attempt, spares: object) -> FakeWorkers:
-        given.add(spares)
-        return world.start(attempt)
-
-    monkeypatch.setattr(workers, "start", start)
+    told = list[str]()
     monkeypatch.setattr(Told, "job_next", lambda _, job: told.append(job.name))
     world.plans = {"a": [{"looks": 3}], "b": [{"looks": 3}]}
-    if how != "completed":
-        wrong: BaseException = KeyboardInterrupt() if how == "interrupted" else OSError("a mistake")
-        world.plans["a"] = [{"on_poll": lambda: (_ for _ in ()).throw(wrong)}]
-    jobs = [world.job(name, world_size=size) for name, size in (("a", 3), ("b", 3), ("c", 2))]
-    with contextlib.nullcontext() if how == "completed" else pytest.raises(type(wrong)):
-        Pool(Machine(gpus=(), cpus=3), Options(), world.told).run(iter(jobs))
-    assert (spares.is_closed, given) == (True, {spares})
-    if how == "completed":
-        assert world.names == ["a", "b", "c"]
-        assert (spares.kept, told) == ([3, 2, 2], ["b", "c", "c"])
-    assert world.told.events[-1][0] == "ended"
+    world.run(*(world.job(name, world_size=3) for name in "abc"), cpus=3)
+    assert (world.names, told) == (["a", "b", "c"], ["b", "c", "c"])
 
 
 def test_a_failure_stays_in_its_job(world: World) -> None:
@@ -644,9 +611,10 @@ def press(number: signal.Signals) -> None:
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Signals are Python's own again afterwards."""
     before = {number: signal.getsignal(number) for number in signals.ASKING}
+    monkeypatch.setattr(signals, "_in_command", True)
     yield
     assert {number: signal.getsignal(number) for number in signals.ASKING} == before
     signals._received.clear()
@@ -727,11 +695,11 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_wh
     other, room = folder_lock.FolderLock(a.paths), list[bool]()
 
     def look() -> None:
-        room.append(pool.has_room())
+        room.append(asked.has_room())
         world.clock.now += 0.75
 
     looks = Looks([lambda: None, look, look, look, look, other.release])
-    pool = Pool(
+    asked = Pool(
         Machine(cpus=4),
         Options(),
         looks,
@@ -739,7 +707,7 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_wh
         start=world.start,
         clock=world.clock,
     )
-    pool.run(iter([a, b]))
+    asked.run(iter([a, b]))
     assert (a.status, b.status, world.names, room) == (
         COMPLETED,
         COMPLETED,

@@ -23,7 +23,12 @@ def workers(folder: Path, *codes: int | None) -> Workers:
     """Workers with these exit codes; None is alive."""
     processes: list[Any] = [
         SimpleNamespace(
-            exitcode=code, pid=None, sentinel=rank, kill=lambda: None, join=lambda: None
+            exitcode=code,
+            pid=0,
+            sentinel=rank,
+            is_gone=True,
+            send_signal=lambda number: None,
+            close=lambda: None,
         )
         for rank, code in enumerate(codes)
     ]
@@ -80,7 +85,7 @@ class Ending(SimpleNamespace):
 
 def test_who_fails_while_it_is_looked_at_has_failed(tmp_path: Path) -> None:
     create_result(RunPaths(tmp_path))
-    process: Any = Ending(pid=None, sentinel=0, kill=lambda: None, join=lambda: None)
+    process: Any = Ending(pid=0, sentinel=0, is_gone=True, send_signal=lambda number: None)
     found = Workers(RunPaths(tmp_path), 0, 60.0, [process])
     assert found.poll() is False
     with pytest.raises(RunFailed, match="rank 0 of 1 exited with code 1"):

@@ -14,10 +14,9 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.tasks.averages import refuse_weightless
 from expt.tasks.classification import Classification
-from expt.tasks.phases import PhasedTask
 from expt.tasks.regression import Regression
 from expt.tasks.sums import MAX_KEPT, Sums, loss_is_finite
-from expt.tasks.task import Sum, Task
+from expt.tasks.task import PhasedTask, Sum, Task
 from expt.tasks.terms import check_loss
 from tests.operators import Operators
 
@@ -278,18 +277,18 @@ BINS = torch.zeros(3), 1
     ("given", "text"),
     [
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
-        ({"mean": (torch.zeros(2), 1), "bins": BINS}, "mean has the shape"),
+        ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is a tensor of the shape \[2\]"),
         (
             {"mean": (torch.zeros(()), "3"), "bins": BINS},
-            "the weight of mean is '3'; give a real number",
+            "mean has the weight '3'",
         ),
         (
             {"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS},
-            r"mean is complex \(torch.complex64\); give a real",
+            "mean has the weight a tensor .*complex64",
         ),
         (
             {"mean": (torch.tensor(2 + 1j), 1), "bins": BINS},
-            "mean is a complex number; give a real one, as by .abs()",
+            "mean is a tensor .*complex64",
         ),
     ],
 )
@@ -306,11 +305,14 @@ def test_what_is_not_a_sum_is_refused(
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ((torch.tensor(3), torch.tensor(-1)), "of its weights one is below 0; let none be"),
-        ((3.0, torch.tensor(-1.0)), "of its weights one is below 0; let none be"),
-        ((torch.tensor(1.0), torch.tensor(math.nan)), "add up to nan; let each be a finite number"),
-        ((1, math.nan), "add up to nan; let each be a finite number"),
-        ((math.inf, 1.0), "add up to inf; let each be a finite number"),
+        (
+            (torch.tensor(3), torch.tensor(-1)),
+            "the weights of loss add up to -inf, or one is below 0",
+        ),
+        ((3.0, torch.tensor(-1.0)), "the weights of loss add up to -inf, or one is below 0"),
+        ((torch.tensor(1.0), torch.tensor(math.nan)), "add up to nan"),
+        ((1, math.nan), "add up to nan"),
+        ((math.inf, 1.0), "add up to inf"),
     ],
 )
 def test_a_weight_by_which_nothing_can_be_divided_is_refused(
@@ -337,13 +339,11 @@ def counted(*weights: Any) -> Sums:
 def test_a_metrics_weight_below_0_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^Counted.measure: the weight of mean is -1; give a number that is not below",
+        match=r"^Counted.measure: mean has the weight -1; give",
     ):
         counted(3, -1)
     sums = counted(3, torch.tensor(-1))
-    with pytest.raises(
-        ConfigError, match=r"^Counted.measure: of the weights of mean one is below 0; let none be"
-    ):
+    with pytest.raises(ConfigError, match=r"^Counted.measure: the weights of mean add up to -inf"):
         sums.averages(sums.values)
 
 
@@ -351,7 +351,7 @@ def test_a_metrics_weight_that_is_not_finite_is_refused() -> None:
     sums = counted(3, math.nan)
     with pytest.raises(
         ConfigError,
-        match=r"^Counted\.measure: the weights of mean add up to nan; let each be a finite",
+        match=r"^Counted\.measure: the weights of mean add up to nan",
     ):
         sums.averages(sums.values)
 
@@ -379,11 +379,11 @@ def test_the_method_is_named_that_gave_a_weight() -> None:
     ):
         sums = Sums(task, CPU, learns=learns)
         sums.add((torch.tensor(1.0), math.nan), outputs, Batch(outputs, None, 2))
-        with pytest.raises(ConfigError, match=f"^{method}: its weights add up to nan"):
+        with pytest.raises(ConfigError, match=f"^{method}: the weights of loss add up to nan"):
             sums.averages(sums.values)
         with pytest.raises(
             ConfigError,
-            match=f"^{method}: its weight is -2; give a number that is not below 0, as len",
+            match=f"^{method} has the weight -2; give",
         ):
             check_loss((outputs.sum(), -2), task, learns=learns)
 
@@ -410,16 +410,6 @@ def test_a_stretch_that_is_not_finite_leaves_no_trace_in_the_next() -> None:
         assert each.averages(each.since_logged).values["mae"] == 4
         assert each.averages(each.values).values["mae"] == math.inf
         assert each.averages(each.values).samples == 8
-
-
-def test_a_derived_metric_that_is_complex_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sums, outputs = Sums(Counted(), CPU), torch.ones(2)
-    sums.add((torch.tensor(1.0), 1), outputs, Batch(outputs, None, 2))
-    monkeypatch.setattr(Counted, "derive", lambda *_: {"share": 1 + 2j})
-    with pytest.raises(
-        ConfigError, match=r"^Counted: share is \(1\+2j\); give a real number, as by float"
-    ):
-        sums.averages(sums.values)
 
 
 def test_where_the_loss_is_nan_it_is_told_of_and_not_the_weight() -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.config import tasks
 from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
@@ -22,8 +21,8 @@ from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
-from expt.tasks import build as task_build
-from expt.tasks.classification import Classification
+from expt.tasks.classification import Classification, Config
+from expt.tasks.task import Facts
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
@@ -177,8 +176,8 @@ def test_weights_that_do_not_fit_are_refused(
     weights: Any, counts: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
-        task_build.build(
-            tasks.Classification(class_weights=weights), class_counts=counts, class_names="abc"
+        Config(class_weights=weights).build(
+            Facts(class_counts=counts, class_names="abc", trains=True)
         )
 
 

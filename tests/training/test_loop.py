@@ -113,7 +113,7 @@ def test_a_model_may_give_the_same_memory_again() -> None:
             return logits if self.training else self.memory.copy_(logits)
 
     expected = evaluate(learner(model()), batches(3), CPU)
-    assert evaluate(learner(Reusing(), overwrites=True), batches(3), CPU) == expected
+    assert evaluate(learner(Reusing()), batches(3), CPU) == expected
 
 
 def test_training_after_an_evaluation_trains_again() -> None:

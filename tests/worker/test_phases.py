@@ -128,8 +128,6 @@ def test_the_same_on_any_number_of_workers(
                 r" generator\.2\.weight; let"
             ),
         ),
-        ("Listed", [], r"^Listed\.phases: is a list; give a dict of name: regular expression"),
-        ("Empty", [], r"^Empty\.phases: names none; use expt\.Task"),
         (
             "Adversarial",
             ["on_nan=skip"],

@@ -109,11 +109,13 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
         {
             "rng": rng[0],
             "sums": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0],
+            "finite": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0],
             "logged": [0.5, 1.0, 1.5, 2.0, 2.5],
         },
         {
             "rng": rng[1],
             "sums": [10.0, 20.0, 30.0, 40.0, 50.0],
+            "finite": [10.0, 20.0, 30.0, 40.0, 50.0],
             "logged": [5.0, 10.0, 15.0, 20.0, 25.0],
         },
     ]
@@ -133,7 +135,8 @@ def test_as_many_workers_take_each_its_own_sums() -> None:
     state = copy.deepcopy(snapshot().state_dict())
     rng = state["workers"][0]["rng"]
     state["workers"] = [
-        {"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)
+        {"rng": rng, "sums": [number] * 5, "finite": [number] * 5, "logged": [number / 2] * 5}
+        for number in (1.0, 10.0)
     ]
     subject.load_state_dict(state)
     assert subject.sums.state_dict() == {

@@ -57,17 +57,17 @@ class Custom(DatasetConfig):
     def problems(self, task: Any) -> list[str]:
         """See DatasetConfig."""
         number = self.num_classes
-        if task.name == "classification" and number is None:
+        if task.TARGETS == "class" and number is None:
             return [
                 "dataset.num_classes: task=classification needs it, as in dataset.num_classes=10"
             ]
-        if task.name in self.TASKS[1:] and number is not None:
-            also = f", or use task.num_classes={number}" if task.name == "segmentation" else ""
+        if task.TARGETS not in ("class", "any") and number is not None:
+            also = f", or use task.num_classes={number}" if task.TARGETS == "mask" else ""
             return [
                 f"dataset.num_classes={number}: is of task=classification, not of"
                 f" task={task.name}; leave it out of the dataset{also}"
             ]
-        if task.name == "segmentation" and task.num_classes is None:
+        if task.TARGETS == "mask" and task.num_classes is None:
             return [
                 "task.num_classes: a custom dataset has none; give it, as in task.num_classes=21"
             ]

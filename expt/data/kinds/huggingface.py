@@ -77,12 +77,12 @@ class HuggingFace(Images):
                 "dataset.image_size and transforms: are of images, and dataset.input names columns"
                 " of numbers; leave them out"
             )
-        if self.standardise_targets and not self.has_rows and task.name != "regression":
+        if self.standardise_targets and not self.has_rows and task.TARGETS != "numbers":
             problems.append(
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
                 f" or name columns of numbers, as in 'dataset.input=[{self.input}]'"
             )
-        masks = problems_of_masks(self, task) if self.has_masks(task.name == "segmentation") else []
+        masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
         return [*dict.fromkeys(problems), *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
@@ -127,9 +127,9 @@ class HuggingFace(Images):
         if self.has_rows:
             rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
-        if task.name == "segmentation":
+        if task.TARGETS == "mask":
             return _masks(self, splits, task, num_workers)
-        if task.name in ("regression", "multilabel"):
+        if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
             return _numbered(self, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
@@ -176,7 +176,7 @@ def _read_targets(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     path, names = Path(dataset.path) / part, names_of(dataset.target)
     values, names = columns.numbers_of(path, {each: _column(split, each) for each in names}, names)
-    if task.name == "multilabel":
+    if task.TARGETS == "labels":
         columns.check_labels(path, names, values)
     return values, names
 
@@ -239,7 +239,7 @@ def _table(
         places[part] = np.arange(first, first + len(values))
         features.append(values)
     target_names = names_of(dataset.target)
-    if task.name == "classification":
+    if task.TARGETS == "class":
         known, numbers = _classes(dataset, splits)
         targets, names = (
             [np.array(each, np.int64) for each in numbers.values()],
@@ -292,7 +292,7 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
     refuse_twice(chosen)
     for key, names in chosen.items():
-        wants_images = not dataset.has_rows if key == "input" else task.name == "segmentation"
+        wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
         for column in names:
             for part, split in splits.items():
                 if column not in split.features:

@@ -5,14 +5,10 @@ One that fits in memory is decoded once into the cache: by the driver, on all co
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import shutil
-import signal
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -25,7 +21,6 @@ from expt.data.image_files import EXTENSIONS, decode, files_below, names_of_part
 from expt.data.kind import Images, Place, Readers
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
-from expt.signals import die_with_the_driver, without_main
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +28,7 @@ if TYPE_CHECKING:
     from expt.data.source import Source
 
 CHUNK = 64
-"""Images that a process decodes at a time."""
+"""Images that a thread decodes at a time."""
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
@@ -226,50 +221,23 @@ def _decode_into_cache(listing: Listing, dataset: ImageFolder) -> None:
     import numpy as np
 
     def write(images: Path) -> None:
-        with _stopped_together(len(listing.files)) as pool:
-            starts = range(0, len(listing.files), CHUNK)
+        starts = range(0, len(listing.files), CHUNK)
+        # Threads are enough: Pillow decodes and resizes without Python's lock.
+        with ThreadPoolExecutor(usable_cpus()) as pool:
             how = dataset.image_size, dataset.channels
-            jobs = [(images, start, listing.files[start : start + CHUNK], *how) for start in starts]
-            if pool is None:
-                for job in jobs:
-                    _decode_chunk(*job)
-            else:
-                with without_main():  # a process is started when it is first needed
-                    futures = [pool.submit(_decode_chunk, *job) for job in jobs]
+            files = [listing.files[start : start + CHUNK] for start in starts]
+            futures = [
+                pool.submit(_decode_chunk, images, start, some, *how)
+                for start, some in zip(starts, files, strict=True)
+            ]
+            try:
                 for future in futures:
                     future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     labels = np.array(listing.labels, np.int64)
     cache.fill(_name(listing, dataset), labels, (dataset.channels, *dataset.image_size), write)
-
-
-@contextlib.contextmanager
-def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Yield processes to decode `size` images, none if one core is enough."""
-    count = min(usable_cpus(), -(-size // CHUNK))
-    if count == 1:
-        yield None
-        return
-    # From the forkserver: the driver may have threads, and imports are done there.
-    pool = ProcessPoolExecutor(
-        count, multiprocessing.get_context("forkserver"), initializer=_start_process
-    )
-    try:
-        yield pool
-    except (BrokenProcessPool, EOFError) as error:  # EOFError: even that which they are forked from
-        raise DataError(
-            "dataset=image_folder: a process that decoded images was killed, by lack of memory"
-            " perhaps; use dataset.cache=false"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_process() -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the driver answers it
-    die_with_the_driver()
 
 
 def _decode_chunk(

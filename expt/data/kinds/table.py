@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 Kind: TypeAlias = Literal["class", "label", "number"]
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_KINDS: dict[str, Kind] = {"classification": "class", "multilabel": "label"}
+_KINDS: dict[str, Kind] = {"class": "class", "labels": "label"}
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -92,7 +92,7 @@ class _Table(DatasetConfig):
         be read, and where the task `learns` of them for classes of which nothing can be learned.
         """
         state, (targets, features) = self.file.stat(), self.columns
-        kind = _KINDS.get(getattr(task, "name", ""), "number")
+        kind = _KINDS.get(getattr(task, "TARGETS", ""), "number")
         rows = _load(self.file, (state.st_size, state.st_mtime_ns), targets, features, kind)
         if learns and rows.class_names:
             check_learnable(self.file, targets[0], rows.targets, rows.class_names)
@@ -184,7 +184,7 @@ def problems_of_columns(
     key: str, targets: str | Sequence[str], standardises: bool, task: Any
 ) -> list[str]:
     """Return which of the keys of columns don't go with the task, one line each."""
-    problems, classifies = [], task.name == "classification"
+    problems, classifies = [], task.TARGETS == "class"
     if classifies and len(names_of(targets)) > 1:
         problems.append(
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"

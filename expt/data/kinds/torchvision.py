@@ -77,7 +77,7 @@ class Torchvision(Images):
                 f"dataset.set={self.set}: not in torchvision.datasets."
                 + did_you_mean(self.set, known)
             ]
-        return problems_of_masks(self, task) if task.name == "segmentation" else []
+        return problems_of_masks(self, task) if task.TARGETS == "mask" else []
 
     @property
     def folder(self) -> Path:
@@ -128,7 +128,7 @@ class Torchvision(Images):
         from expt.data.images import Pictures, of_numbers, of_pictures
         from expt.data.masks import MaskPictures, of_mask_pictures, values_of
 
-        segments = task.name == "segmentation"
+        segments = task.TARGETS == "mask"
         sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
         if segments:
             values = values_of(self, task)
@@ -139,7 +139,7 @@ class Torchvision(Images):
         picture, target = sets["train"][0]
         mode = "L" if getattr(picture, "mode", "") in ("1", "L") else "RGB"
         mode = MODES[self.channels] if self.channels else mode
-        if task.name in ("multilabel", "regression"):
+        if task.TARGETS in ("labels", "numbers"):
             row, train = torch.as_tensor(target).float().reshape(-1), sets["train"]
             names = [*map(str, range(len(row)))]
             known = [name for name in getattr(train, "attr_names", ()) if name]
