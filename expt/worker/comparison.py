@@ -227,14 +227,8 @@ class _Comparison:
                 self._check_weights("weights")
             self._step(scale, advances=number < build.total_steps(self._config, self._data))
             beat()
-        expected = self._outputs(self._whole)
-        with self._failing():
-            outputs = self._outputs(self._tested)
-        found = None
-        for mine, full in zip(outputs, expected, strict=True):
-            allowed = self._share(full, GRADIENTS) * _size(full)
-            found = found or _apart("output in an evaluation", mine, full, allowed)
-        self._agree(found)
+        if self._config.is_sharded:
+            self._check_outputs()
         return True
 
     @torch.no_grad()
@@ -274,18 +268,21 @@ class _Comparison:
         versions = [one._version for one in self._whole.module.parameters()]
         self._precision.factor = scale
         self._gradients(self._whole)
-        self._refuse_writes(versions)
-        largest = self._average(self._whole)
-        with self._failing():
-            self._gradients(self._tested)
-        if not self._config.is_sharded:
-            self._average(self._tested)
-        self._check_gradients(largest)
+        largest = self._average()
+        if self._config.is_sharded:
+            self._refuse_writes(versions)
+            with self._failing():
+                self._gradients(self._tested)
+            self._check_gradients(largest)
+        else:  # an optimizer is compared, not a model
+            for _, full, mine in self._parameters():
+                mine.grad = None if full.grad is None else full.grad.clone()
         self._update(self._whole, advances)
         with self._failing():
             self._update(self._tested, advances)
         self._check_weights("update", starts)
-        self._check_buffers()
+        if self._config.is_sharded:
+            self._check_buffers()
         self._move(starts)
         self._give_whole()
 
@@ -299,7 +296,7 @@ class _Comparison:
         """Raise where a pass has written to weights, which is lost on gathered ones."""
         named = zip(versions, self._whole.module.named_parameters(), strict=True)
         written = [name for version, (name, one) in named if one._version != version]
-        if written and self._config.is_sharded:
+        if written:
             raise ConfigError(
                 f"{_where(self._config)}: the model writes to {written[0]} in a forward or backward"
                 " pass, where it has a copy that is dropped; use strategy=ddp"
@@ -316,9 +313,9 @@ class _Comparison:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
-    def _average(self, learner: Learner) -> float:
-        """Give each worker the mean of all gradients, as DDP does; return their largest number."""
-        every = [*learner.module.parameters()]
+    def _average(self) -> float:
+        """Give the whole model the mean of all gradients, as DDP does; return the largest."""
+        every = [*self._whole.module.parameters()]
         mine = [-1.0 if one.grad is None else _size(one.grad) for one in every]
         largest = collectives.max_across_workers(mine, self._worker.device)
         for parameter, size in zip(every, largest, strict=True):
@@ -389,9 +386,18 @@ class _Comparison:
         sums = Sums(self._tested.task, self._worker.device)
         return Snapshot(self._tested, Position(1, 1), sums, self._worker)
 
+    def _check_outputs(self) -> None:
+        """Raise where the outputs or the loss of an evaluation differ."""
+        found, expected = None, self._outputs(self._whole)
+        with self._failing():
+            outputs = self._outputs(self._tested)
+        for mine, full in zip(outputs, expected, strict=True):
+            allowed = self._share(full, GRADIENTS) * _size(full)
+            found = found or _apart("output in an evaluation", mine, full, allowed)
+        self._agree(found)
+
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
-        """Return the outputs and the loss of an evaluation of this worker's samples."""
         random_state.seed(self._config.seed + 1 + self._worker.rank)
         collectives.broadcast_buffers(learner.evaluated)
         outputs = learner.task.forward(learner.evaluated.eval(), self._batch)
