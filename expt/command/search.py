@@ -58,7 +58,7 @@ class SearchCommand:
         sweep = self._sweep
         search = self._search()
         if sweep.is_preflight:
-            corners = [self._run(*each) for each in enumerate(self._space.corners())]
+            corners = [self._run(*each) for each in enumerate(self._samples())]
             return sweep.try_out(corners, Samples(search.num_left, self._settings.rungs))
         if sweep.is_dry_run:
             return self._dry_run(search)
@@ -146,6 +146,31 @@ class SearchCommand:
                 " neither epochs nor max_steps, or leave rungs out"
             )
         return found[0]
+
+    def _samples(self) -> list[Values]:
+        """Return the corners; the values of one that is refused also with those of valid ones."""
+        corners = self._space.corners()
+        valid = [values for values in corners if self._is_valid(values)]
+        for values in [values for values in corners if values not in valid]:
+            for name, value in values.items():
+                if any(point.get(name) == value for point in valid):
+                    continue
+                others = (
+                    self._space.point(
+                        value if each.name == name else point.get(each.name, each.at(0.5))
+                        for each in self._space.parameters
+                    )
+                    for point in valid
+                )
+                valid += [other for other in others if self._is_valid(other)][:1]
+        return [*corners, *(values for values in valid if values not in corners)]
+
+    def _is_valid(self, values: Values) -> bool:
+        try:
+            self._config_of(values)
+        except ConfigError:
+            return False
+        return True
 
     def _differences(self, values: Values, record: Record) -> list[str]:
         """Return the settings in which a run of these values differs from this command's."""

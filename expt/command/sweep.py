@@ -63,6 +63,9 @@ class Sweep:
     def __init__(self, command: Command, composed: DictConfig) -> None:
         """Prepare for the sweep that `composed`, the configuration of one of its runs, is of."""
         self.config, self.composer, self._command = composed, command.composer, command
+        self.folder = compose.folder_of(composed, "sweep")
+        self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
+        command.at_end.callback(self._leave)
         options = compose.launcher_options(composed)
         check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
@@ -72,12 +75,9 @@ class Sweep:
         if self.is_preflight and not self._is_here:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
         self.machine = machine.detect() if self._is_here else _node(options)
-        self.folder = compose.folder_of(composed, "sweep")
-        self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         self._opened: SweepFolder | None = None
         self._num_known, self._is_sent = 0, False
         self.console = command.console
-        command.at_end.callback(self._leave)
 
     def open(self) -> SweepFolder:
         """Return the runs of the folder, from now on this command's.
