@@ -125,6 +125,11 @@ def environment(**extra: str) -> dict[str, str]:
 Process = warm.Command | subprocess.Popen[str]
 
 
+def as_typed(words: str) -> tuple[str, ...]:
+    """Return the words of a command, none of which has a space in it."""
+    return tuple(words.split())
+
+
 def start(*arguments: str, cwd: Path, **extra: str) -> Process:
     """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its
     imports already.

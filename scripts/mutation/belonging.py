@@ -38,7 +38,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
         "tests/worker/test_build_fields.py",
         FAST_PATHS,
     ),
-    "training/shared_memory": ("tests/integration/test_shared_memory.py",),
+    "training/shared_memory": ("tests/integration/test_fast_paths.py",),
     "worker": (ONE_WORKER, RUN, RESUME),
     "worker/diagnosis": (RUN, WATCHDOGS),
     "worker/divergence": (WATCHDOGS,),
@@ -54,7 +54,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),
-    "training/shared_memory": ("tests/integration/test_shared_memory.py",),
+    "training/shared_memory": ("tests/integration/test_fast_paths.py",),
 }
 
 

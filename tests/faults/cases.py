@@ -128,7 +128,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "a value with slashes, dots and spaces": (
         "tests/command/test_overrides.py::test_dots_and_unicode_stay_inside_the_folder",
-        f"{RUN}paths_may_hold_spaces_and_unicode",
+        f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",
     ),
     "what another launcher left in the environment": (
         f"{PORTS}what_another_launcher_left_in_the_environment_does_no_harm",

@@ -5,9 +5,7 @@ shell.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
-import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -238,15 +236,3 @@ def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
     done = run(*again[3:], "--cfg", "job", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "channels: 3" in done.stdout
-
-
-def test_every_mend_of_a_mistake_is_a_word_for_bash() -> None:
-    """`use key=value` in messages, as they stand in the source."""
-    sources = itertools.chain(
-        *((ROOT / "expt" / name).rglob("*.py") for name in ("command", "config", "data", "models"))
-    )
-    for path in sources:
-        for mend in re.findall(r"(?:use|as in|try) ('?[a-z_.]+=[^ ;,\"{}]*)", path.read_text()):
-            if mend.count("'") % 2 == 0 and "..." not in mend:
-                assert len(shlex.split(mend)) == 1, (path, mend)
-                assert mend[0] == "'" or not re.search(r"[\[\]()*?]", mend), (path, mend)

@@ -11,7 +11,7 @@ import torch
 import expt
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, Trained
+from tests.conftest import RunFolder, Trained, as_typed
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,13 +21,7 @@ pytestmark = [
     ),
 ]
 MODEL = ("model=transformer", "model.layers=3", "model.width=16", "model.heads=2")
-DATA = (
-    "task=language_model",
-    "dataset=text",
-    "dataset.context=8",
-    "batch_size=64",
-    "drop_last=false",
-)
+DATA = as_typed("task=language_model dataset=text dataset.context=8 batch_size=64 drop_last=false")
 LENGTH = ("log_every=1", "threads=1", "optimizer=adamw", "ema=0.9")
 
 

@@ -16,7 +16,7 @@ from expt.command import evaluate
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from tests.conftest import Trained, ended, start
+from tests.conftest import Trained, as_typed, ended, start
 
 DATA = """
 from torch.utils.data import Dataset
@@ -113,47 +113,29 @@ def test_ctrl_c_leaves_nothing(
 def test_a_sweeps_best_and_folders_that_are_none(
     trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def told(*words: str) -> str:
-        with pytest.raises(ConfigError) as raised:
-            evaluate.main(words)
-        return str(raised.value)
-
     sweep = tmp_path / "sweep"
-    for name in ("a", "b", "c"):  # of one run: what counts is what their records say
-        if name == "a":
-            run = trained(
-                "epochs=1",
-                "max_steps=2",
-                "world_size=1",
-                "tensorboard.images=false",
-                name="sweep/a",
-            )
-        else:
-            shutil.copytree(run.folder, sweep / name)
-            text = (sweep / name / "result.json").read_text()
-            value = run.result["objective"]["value"]
-            (sweep / name / "result.json").write_text(
-                text.replace(str(value), str(value + (name == "b") / 100))
-            )
+    few = as_typed("epochs=1 max_steps=2 world_size=1 tensorboard.images=false")
+    run = trained(*few, name="sweep/a")
+    value = run.result["objective"]["value"]
+    for name, more in (("b", 0.01), ("c", 0.0)):  # of one run: what counts is what records say
+        shutil.copytree(run.folder, sweep / name)
+        text = (sweep / name / "result.json").read_text()
+        (sweep / name / "result.json").write_text(text.replace(str(value), str(value + more)))
     capfd.readouterr()
-    assert (
-        told(str(sweep))
-        == f"{sweep}: holds 3 runs; name one of them, as in {sweep / 'a'}, or type --best 1"
-    )
     evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
-    assert told(str(tmp_path / "no")).endswith(
-        "no: there is no such folder; name that of a run, or of a sweep"
-    )
-    assert "is not a run, and holds none" in told(str(tmp_path / "sweep" / "a" / "checkpoints"))
-    assert (
-        told(str(sweep / "a"), "--best", "2")
-        == f"--best 2: is for a sweep, and {sweep / 'a'} is a run; leave it out"
-    )
-    assert told("split=val").startswith("split=val: the folder of a run comes first")
     (sweep / "c" / "checkpoints" / "best.pt").unlink()
-    assert told(str(sweep / "c")).endswith("best.pt: there is no such file; use which=last")
-    assert told(f"{sweep / 'c'}@best").endswith("best.pt: there is no such file; use which=last")
+    for words, said in (
+        ([str(sweep)], "--best 1"),
+        ([str(tmp_path / "no")], "no such folder"),
+        ([str(sweep / "a" / "checkpoints")], "is not a run"),
+        ([str(sweep / "a"), "--best", "2"], "--best 2: "),
+        (["split=val"], "split=val: "),
+        ([str(sweep / "c")], "which=last"),
+        ([f"{sweep / 'c'}@best"], "which=last"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            evaluate.main(words)
     evaluate.main([f"{sweep / 'c'}@last", "split=val", "world_size=1"])
     assert (sweep / "c" / "evaluations" / "val-last" / "result.json").exists()

@@ -106,16 +106,6 @@ def test_another_choice_leaves_no_key_of_the_experiments_behind(experiment: str)
     assert {group: getattr(made, group).name for group in others} == others
 
 
-def test_a_dry_run_of_every_experiment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    single = [name for name in EXPERIMENTS if name != "amp_sweep" and name not in NEEDED]
-    words = (f"experiment={','.join(single)}", "hydra.launcher.dry_run=true")
-    expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert sorted(line[1] for line in lines if line[-1] == "start") == [
-        f"experiment={name}" for name in single
-    ]
-
-
 def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     lone = run("hydra.launcher.dry_run=true", cwd=tmp_path)
     assert (lone.returncode, lone.stderr) == (

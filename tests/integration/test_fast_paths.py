@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Trained
+from tests.conftest import Trained, as_typed
 
-PLAIN = (
-    "onednn=false",
-    "channels_last=false",
-    "ddp.shared_memory=false",
-    "compile=false",
-    "amp=false",
-)
+PLAIN = as_typed("onednn=false channels_last=false ddp.shared_memory=false compile=false amp=false")
 FAST = ("onednn=true", "channels_last=true", "ddp.shared_memory=true")
 
 
@@ -23,4 +17,19 @@ def test_the_loss_of_each_step_is_that_of_the_plain_path(model: str, trained: Tr
     plain = trained(*words, *PLAIN, name="plain").curve("running/loss")
     assert len(plain) == 10
     for one, other in zip(fast, plain, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+CURVE = ("max_steps=30", "log_every=1", "threads=1")
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_curve_is_gloos(world_size: int, trained: Trained) -> None:
+    size = f"world_size={world_size}"
+    shared = trained(*CURVE, size, name="shared").curve("running/loss")
+    gloo = trained(*CURVE, size, "ddp.shared_memory=false", name="gloo").curve("running/loss")
+    assert len(shared) == 30
+    if world_size == 2:
+        assert shared == gloo  # a sum of two does not depend on their order
+    for one, other in zip(shared, gloo, strict=True):
         assert one == pytest.approx(other, abs=1e-5)

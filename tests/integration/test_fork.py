@@ -16,24 +16,17 @@ import expt
 from expt.command.report import parse, report
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
-from tests.conftest import RunFolder, Trained
+from tests.conftest import RunFolder, Trained, as_typed
 from tests.integration.test_resume import _same
 
-SHORT = (
-    "dataset.train_limit=320",
-    "batch_size=32",
-    "log_every=5",
-    "tensorboard.images=false",
-    "checkpoint.keep=9",
+SHORT = as_typed(
+    "dataset.train_limit=320 batch_size=32 log_every=5 tensorboard.images=false checkpoint.keep=9"
 )
 WORDS = (
     *SHORT,
-    "optimizer=adam",
-    "optimizer.lr=0.002",
-    "model.dropout=0.3",
-    "epochs=3",
-    "world_size=2",
-    "threads=1",
+    *as_typed(
+        "optimizer=adam optimizer.lr=0.002 model.dropout=0.3 epochs=3 world_size=2 threads=1"
+    ),
 )
 
 
@@ -82,7 +75,7 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
     assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), (
         "the parent, by its identity"
     )
-    assert f"├── {tmp_path}/killed  at step 10: optimizer.lr 0.002 -> 0.01, epochs 3 -> 4" in tree
+    assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
     with pytest.raises(ConfigError, match="there is no folder"):
         trained(fork, name="late")

@@ -9,18 +9,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from expt.data.images_and_noise import ImagesAndNoise
 from expt.runs import checkpoint
 from expt.worker.run import Run
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether, train_alone, train_together
 from tests.worker.test_run import values
 
 __all__ = ["train_alone", "train_together"]
 
-WORDS = (
-    "experiment=gan",
-    "epochs=2",
-    "+dataset.val_fraction=0.5",
-    "batch_size=120",
-    "log_every=1",
-    "drop_last=false",
+WORDS = as_typed(
+    "experiment=gan epochs=2 +dataset.val_fraction=0.5 batch_size=120 log_every=1 drop_last=false"
 )
 
 

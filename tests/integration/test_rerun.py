@@ -13,7 +13,7 @@ import pytest
 
 import expt
 from expt.errors import ConfigError
-from tests.conftest import RunFolder, Trained, run
+from tests.conftest import RunFolder, Trained, as_typed, run
 from tests.integration.test_resume import _assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
@@ -70,12 +70,8 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
     (there / "mine_elsewhere.py").write_text(f"import torch\n{source[group]}")
     arguments = {"model": "in_features: 64, out_features: 10", "optimizer": "lr: 0.1"}
     own = f"{group}={{_target_: mine_elsewhere.Mine, {arguments[group]}}}"
-    short = (
-        "dataset=digits",
-        "epochs=1",
-        "dataset.train_limit=64",
-        "world_size=1",
-        "tensorboard.images=false",
+    short = as_typed(
+        "dataset=digits epochs=1 dataset.train_limit=64 world_size=1 tensorboard.images=false"
     )
     made = run(own, *short, "hydra.run.dir=r", cwd=there)
     assert made.returncode == 0, made.stderr
@@ -146,7 +142,7 @@ def test_a_rerun_takes_it_from_the_environment_again(
     expt.rerun(first.folder, tmp_path / "again")
     assert RunFolder(tmp_path / "again").points == first.points
     monkeypatch.delenv("EXPT_TEST_TOKEN")
-    with pytest.raises(ConfigError, match="EXPT_TEST_TOKEN.*cannot be resolved"):
+    with pytest.raises(ConfigError, match=r"EXPT_TEST_TOKEN.*cannot be resolved"):
         expt.rerun(first.folder, tmp_path / "never")
 
 

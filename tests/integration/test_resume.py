@@ -20,17 +20,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import expt
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint
-from tests.conftest import RunFolder, Trained, start
+from tests.conftest import RunFolder, Trained, as_typed, start
 
 # scripts/stress_resume asks for more
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
-    "mlp with dropout, 2 workers": (
-        "model.dropout=0.3",
-        "optimizer=adam",
-        "epochs=5",
-        "world_size=2",
+    "mlp with dropout, 2 workers": as_typed(
+        "model.dropout=0.3 optimizer=adam epochs=5 world_size=2"
     ),
     "convnet with batch norm and augmentation, 1 worker": (
         *("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
@@ -40,11 +37,8 @@ CASES = {
             "dataset.augment.cutout=2",
         ),
     ),
-    "accumulation, 2 workers": (
-        "model=convnet",
-        "gradient_accumulation=2",
-        "epochs=4",
-        "world_size=2",
+    "accumulation, 2 workers": as_typed(
+        "model=convnet gradient_accumulation=2 epochs=4 world_size=2"
     ),
     "convnet with augmentation and grouped batch norm, 2 workers": (
         *("model=convnet", "epochs=4", "world_size=2", "batch_norm=groups"),

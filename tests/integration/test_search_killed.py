@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ended, run, start
+from tests.conftest import as_typed, ended, run, start
 
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.weight_decay=interval(0,0.5)")
 ALONE = ("world_size=1", "threads=1", "hydra.launcher.max_concurrent=1")
@@ -25,20 +25,10 @@ SEARCHES = {
     "gp": ("search=gp", "search.runs=4", "epochs=1"),
     "cmaes": ("search=cmaes", "search.runs=5", "search.population=2", "epochs=1"),
     "qmc": ("search=qmc", "search.runs=4", "epochs=1"),
-    "nsga2": (
-        "search=nsga2",
-        "search.runs=5",
-        "search.population=2",
-        "objective=[loss/val,loss/train]",
-        "epochs=1",
+    "nsga2": as_typed(
+        "search=nsga2 search.runs=5 search.population=2 objective=[loss/val,loss/train] epochs=1"
     ),
-    "asha": (
-        "search=tpe",
-        "search.rungs=asha",
-        "search.runs=5",
-        "search.reduction=2",
-        "epochs=4",
-    ),
+    "asha": as_typed("search=tpe search.rungs=asha search.runs=5 search.reduction=2 epochs=4"),
     "median": ("search=random", "search.rungs=median", "search.runs=5", "epochs=3"),
 }
 
@@ -78,8 +68,10 @@ def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(
 @pytest.mark.slow
 def test_a_search_of_two_runs_at_a_time_that_is_killed_has_each_trial_once(tmp_path: Path) -> None:
     """TPE draws its first ten at random, by their numbers; those after depend on who was faster."""
-    words = ("-m", "search=tpe", "search.runs=12", *SPACE, "experiment=diabetes", "epochs=1")
-    words += ("world_size=1", "threads=1", "hydra.launcher.max_concurrent=2")
+    words = (
+        *("-m", "search=tpe", "search.runs=12", *SPACE, "experiment=diabetes", "epochs=1"),
+        *("world_size=1", "threads=1", "hydra.launcher.max_concurrent=2"),
+    )
     whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     for num_runs in (3, 8):

@@ -16,14 +16,10 @@ from expt.command.hydra_files import about_run
 from expt.errors import ConfigError
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
-from tests.conftest import run
+from tests.conftest import as_typed, run
 
-SHORT = (
-    "dataset.train_limit=64",
-    "batch_size=32",
-    "world_size=1",
-    "threads=1",
-    "tensorboard.images=false",
+SHORT = as_typed(
+    "dataset.train_limit=64 batch_size=32 world_size=1 threads=1 tensorboard.images=false"
 )
 SEARCH = ("search=random", *SHORT, "epochs=2", "optimizer.lr=tag(log,interval(1e-3,1))")
 ONE_BY_ONE: Any = {"hydra": {"launcher": {"max_concurrent": 1}}, "quiet": True}
@@ -81,8 +77,8 @@ def test_a_search_that_no_trial_can_begin_with_is_refused_and_nothing_is_made() 
             with pytest.raises(ConfigError, match=f"^{words.split()[-1]}"):
                 search(where, 2, *words.split())
     for more in ("hydra.launcher.dry_run=true", "preflight=true"):
-        words = ("-m", *SEARCH, "search.runs=2", "weights=nosuch", more, "hydra.sweep.dir=f")
-        asked = run(*words, cwd=Path.cwd())
+        typed = ("-m", *SEARCH, "search.runs=2", "weights=nosuch", more, "hydra.sweep.dir=f")
+        asked = run(*typed, cwd=Path.cwd())
         assert (asked.returncode, len(asked.stderr.splitlines())) == (2, 1), asked.stderr
     assert files("f") == before
     assert not Path("new").exists()

@@ -14,7 +14,7 @@ import torch
 import expt
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, environment, run
+from tests.conftest import RunFolder, as_typed, environment, run
 
 MINE = """
 import torch
@@ -50,13 +50,7 @@ class Weighs(expt.Callback):
         view.scalar("mine/norm", sum(weights.square().sum() for weights in view.model.parameters()).sqrt())
 """
 SHARDED = ("strategy=fsdp", "world_size=2", "threads=1")
-SHORT = (
-    "dataset.train_limit=320",
-    "log_every=5",
-    "optimizer=adamw",
-    "optimizer.lr=0.003",
-    "epochs=2",
-)
+SHORT = as_typed("dataset.train_limit=320 log_every=5 optimizer=adamw optimizer.lr=0.003 epochs=2")
 ALL = ("ema=0.9", "gradient_clip=1", "profile=true", "early_stop={metric: loss/val, patience: 5}")
 KINDS = {
     "mlp, in parts": ("checkpoint.sharded=true", "mixup=0.2", "model.dropout=0.3"),
@@ -132,12 +126,8 @@ def test_all_that_is_done_with_a_run_is_done_with_a_sharded_one(
     assert "first" in ok("report", ".", cwd=tmp_path)
 
 
-WIDE = (
-    "model.hidden=[4096,4096,4096]",
-    "optimizer=adamw",
-    "dataset.train_limit=8",
-    "batch_size=8",
-    "threads=1",
+WIDE = as_typed(
+    "model.hidden=[4096,4096,4096] optimizer=adamw dataset.train_limit=8 batch_size=8 threads=1"
 )
 """34 million parameters: 0.4 GB with AdamW's states."""
 LIMIT_KIB = 1_200_000

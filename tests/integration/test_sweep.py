@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
-from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
 import expt
 from expt.command.compose import is_sweep, named_axes
@@ -106,24 +102,6 @@ def test_folders_say_what_differs_and_the_summary_holds_every_run(grid: Path) ->
     assert [line.split()[1] for line in lines[1:5]] == ["done"] * 4
 
 
-def test_tensorboard_shows_the_sweep_as_one_dashboard(grid: Path) -> None:
-    assert len(list((grid / "sweep").rglob("events.out.tfevents.*"))) == 4
-    events = EventMultiplexer().AddRunsFromDirectory(str(grid / "sweep")).Reload()
-    assert events.Runs().keys() == NAMES
-    for name in NAMES:
-        hparams = events.GetAccumulator(name).SummaryMetadata
-        content = [HParamsPluginData.FromString(hparams(tag).plugin_data.content)
-                   for tag in (SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)]  # fmt: skip
-        settings = content[0].session_start_info.hparams
-        assert {"model", "optimizer.lr", "epochs", "seed"} <= set(settings)
-        assert (
-            f"lr={settings['optimizer.lr'].number_value:g},model={settings['model'].string_value}"
-            == name
-        )
-        assert content[1].session_end_info.status == 1  # success
-        assert events.Scalars(name, "best/accuracy/val")
-
-
 def test_hydras_callbacks_see_every_run(grid: Path) -> None:
     seen = (grid / "seen.txt").read_text().splitlines()
     assert (seen[0], seen[-1]) == ("multirun start", "multirun end")
@@ -202,16 +180,6 @@ def test_a_launcher_that_would_wait_for_ever_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("word", ["model=glob(zz*)", "optimizer.lr=glob(*)", "seed=range(3,3)"])
-def test_an_axis_without_values_is_an_error(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^{re.escape(word)}: "):
-        expt.sweep(word, "epochs=1")
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
     done = run("sweep=seeds", "world_size=1", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -233,9 +201,3 @@ def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
     assert len(grid) > 1
     for words in grid:
         parse(composer().settings(words, sweep=True), Machine(gpus=tuple("01234567"), cpus=8))
-
-
-def test_run_is_for_one_run_and_sweep_for_many() -> None:
-    for words in (["-m", "seed=0,1"], ["sweep=seeds"]):
-        with pytest.raises(ConfigError, match=r"use expt\.sweep"):
-            expt.run(*words)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from expt.config.parse import parse, with_value
 from expt.data import indexing
-from expt.errors import ConfigError
-from expt.machine import Machine
 from expt.worker import fault
-from tests.composing import composed
 from tests.conftest import RunFolder, run
 from tests.training.plain import descend
 
@@ -100,7 +94,7 @@ def reference() -> tuple[list[float], list[float], float]:
             squares = (net(features[batch])[:, 0] - targets[batch]) ** 2
             loss = (weights[batch] * squares).sum() / weights[batch].sum()
             of_four = [
-                (weights[part] * square).sum() / weights[part].sum()  # fmt: skip
+                (weights[part] * square).sum() / weights[part].sum()
                 for part, square in zip(batch.chunk(4), squares.chunk(4), strict=True)
             ]
             descend(net, loss, LR)
@@ -142,30 +136,6 @@ def test_it_resumes_to_the_same_bits(own: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert 0 < RunFolder(own / "run").result["resumed_from"]["step"] < 8
     assert RunFolder(own / "run").points == RunFolder(own / "whole").points
-
-
-@pytest.mark.parametrize(
-    ("groups", "word", "said"),
-    [
-        ("", "task=regression", "task=regression: dataset=digits is of task=classification"),
-        ("dataset", "", "dataset.num_classes: task=classification needs it"),
-        ("dataset task model", "objective=accuracy/val", "objective=accuracy/val: not one of"),
-        ("dataset task model", "task.metrics.loss=max", "task.metrics.loss: "),
-        ("dataset task model", "task.metrics.mae=low", "input should be 'min' or 'max'"),
-        ("dataset task", "label_smoothing=0.1", "label_smoothing=0.1: is of task=classification"),
-    ],
-)
-def test_what_does_not_fit_is_refused(groups: str, word: str, said: str) -> None:
-    """By what is composed of the YAML above."""
-    key, _, value = word.partition("=")
-    settings: Any = composed(*([word] if key == "task" else []))
-    for group in groups.split():
-        settings[group] = yaml.safe_load(YAML[group])
-    if key not in ("", "task"):
-        settings = with_value(settings, key.split("."), yaml.safe_load(value))
-    with pytest.raises(ConfigError) as refused:
-        parse(settings, Machine(cpus=2))
-    assert said in str(refused.value)
 
 
 def test_what_is_of_images_is_refused_for_other_samples(own: Path) -> None:

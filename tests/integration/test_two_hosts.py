@@ -13,7 +13,7 @@ import pytest
 
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, Trained, alive, descendants, environment
+from tests.conftest import RunFolder, Trained, alive, as_typed, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 
@@ -34,33 +34,20 @@ class Hosts:
 
     def connect(self) -> None:
         a, b = self.names.values()
-        for name, space in self.names.items():
+        for space in (a, b):
             etc = Path("/etc/netns") / space  # what `ip netns exec` shows there as /etc
             etc.mkdir(parents=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n10.201.0.1 {a}\n10.201.0.2 {b}\n")
-            _ip("netns", "add", space)
-            _ip("-n", space, "link", "set", "lo", "up")
-            if name == "b":
-                _ip(
-                    "link",
-                    "add",
-                    "cable",
-                    "netns",
-                    a,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "cable",
-                    "netns",
-                    b,
-                )
+            _ip(f"netns add {space}")
+            _ip(f"-n {space} link set lo up")
+        _ip(f"link add cable netns {a} type veth peer name cable netns {b}")
         for number, space in enumerate((a, b), 1):
-            _ip("-n", space, "address", "add", f"10.201.0.{number}/24", "dev", "cable")
-            _ip("-n", space, "link", "set", "cable", "up")
+            _ip(f"-n {space} address add 10.201.0.{number}/24 dev cable")
+            _ip(f"-n {space} link set cable up")
             # TCP gives up after 3 s instead of 15 min: torchrun itself waits for its rendezvous as
             # long as that.
-            _ip("netns", "exec", space, "sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2")
+            retries = ["sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2"]
+            subprocess.run(["ip", "netns", "exec", space, *retries], check=True)
 
     def disconnect(self) -> None:
         for process in self.started:
@@ -72,7 +59,7 @@ class Hosts:
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
 
     def cut(self) -> None:
-        _ip("-n", self.names["a"], "link", "set", "cable", "down")
+        _ip(f"-n {self.names['a']} link set cable down")
 
     def torchrun(
         self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
@@ -81,40 +68,18 @@ class Hosts:
         for itself.
         """
         space = self.names[name]
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names['a']}:{PORT}")
-        nodes = () if "--nnodes" in options else ("--nnodes", "2")
-        torchrun = (
-            "-m",
-            "torch.distributed.run",
-            *nodes,
-            "--nproc-per-node",
-            str(workers),
-            *rendezvous,
-            *options,
-        )
+        nodes = "" if "--nnodes" in options else "--nnodes 2"
         own_disk = "mount -t tmpfs none own && " if name == "b" else ""
-        renamed = (
-            "unshare",
-            "--uts",
-            "--mount",
-            "sh",
-            "-c",
-            f'{own_disk}hostname "$0" && exec "$@"',
-            space,
+        command = (
+            *as_typed(f"ip netns exec {space} unshare --uts --mount sh -c"),
+            *(f'{own_disk}hostname "$0" && exec "$@"', space, sys.executable),
+            *as_typed(f"-m torch.distributed.run {nodes} --nproc-per-node {workers}"),
+            *as_typed(f"--rdzv-backend c10d --rdzv-endpoint {self.names['a']}:{PORT}"),
+            *options,
+            *("-m", "expt", *arguments),
         )
         process = subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                space,
-                *renamed,
-                sys.executable,
-                *torchrun,
-                "-m",
-                "expt",
-                *arguments,
-            ],
+            command,
             cwd=self.folder,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -132,8 +97,8 @@ class Hosts:
         return {name: _ended(process) for name, process in processes.items()}
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
 
 
 def _ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -263,13 +228,7 @@ def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: T
 def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(
     hosts: Hosts, trained: Trained
 ) -> None:
-    settings = (
-        "epochs=40",
-        "threads=1",
-        "log_every=20",
-        "checkpoint.every_steps=20",
-        "timeout_s=5",
-    )
+    settings = as_typed("epochs=40 threads=1 log_every=20 checkpoint.every_steps=20 timeout_s=5")
     # else torchrun waits for half a minute for more hosts
     soon = "last_call_timeout=3,keep_alive_interval=1"
     elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
