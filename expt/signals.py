@@ -34,6 +34,7 @@ person's Ctrl-C.
 _received: list[signal.Signals] = []
 _at_once = False
 _interrupted = False
+_in_command = False
 _driven = False
 
 
@@ -44,8 +45,9 @@ def interrupts_noted() -> Iterator[None]:
 
     Python drops one that is raised in a callback, or in C that takes no exception, of which each
     import has some. It prints those with a traceback, but for these, which are heard later."""
-    global _interrupted
-    _interrupted, before, hook = False, signal.getsignal(signal.SIGINT), sys.unraisablehook
+    global _interrupted, _in_command
+    _interrupted, _in_command = False, True
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
 
     def tell(dropped: sys.UnraisableHookArgs) -> None:
         if not ((_interrupted or asked()) and issubclass(dropped.exc_type, KeyboardInterrupt)):
@@ -57,7 +59,7 @@ def interrupts_noted() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = hook
+        sys.unraisablehook, _in_command = hook, False
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, before)
 
@@ -84,6 +86,14 @@ def _interrupt(number: int, _: types.FrameType | None) -> None:
 def asked() -> bool:
     """Whether this process has been asked to stop."""
     return bool(_received)
+
+
+def note_interrupt() -> bool:
+    """Keep a KeyboardInterrupt as a signal is; returns whether it is the first of these."""
+    if _received:
+        return False
+    _received.append(signal.SIGINT)
+    return True
 
 
 def asked_by(number: signal.Signals) -> bool:
@@ -121,7 +131,8 @@ def heed_in_worker() -> None:
 class Heeded:
     """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt.
 
-    Main thread only.
+    Only in a command, and in its main thread: a call from Python leaves the handlers of its process
+    alone.
     """
 
     def __init__(self) -> None:
@@ -131,7 +142,7 @@ class Heeded:
 
     def __enter__(self) -> None:
         _received.clear()
-        if threading.current_thread() is threading.main_thread():
+        if _in_command and threading.current_thread() is threading.main_thread():
             raise_dropped()
             heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(
                 signal.SIGHUP

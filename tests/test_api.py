@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import pytest
 import expt
 from expt import api
 from expt.errors import SweepFailed
-from expt.python.sweep_result import FailedResult, SweepResult
+from expt.python.results import FailedResult, SweepResult
+from tests.conftest import python
 
 
 @pytest.mark.usefixtures("_forkserver")
@@ -185,3 +188,43 @@ def test_quiet_is_a_word_of_functions_too(
     (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", world_size=1)
     assert result.record["steps"] == 1
     assert not capsys.readouterr().out
+
+
+INTERRUPTED = """
+import signal, sys, threading, os, time, expt, expt.errors
+from pathlib import Path
+before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def interrupt():
+    while not Path("run/checkpoints").exists():
+        time.sleep(0.05)
+    assert {number: signal.getsignal(number) for number in before} == before
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+argv, out, environ = list(sys.argv), sys.stdout, dict(os.environ)
+try:
+    expt.run(epochs=500, world_size=1, tensorboard={"images": False}, folder="run", quiet=True)
+except expt.errors.Interrupted:
+    print("interrupted")
+assert (sys.argv, sys.stdout, dict(os.environ)) == (argv, out, environ)
+"""
+
+
+def test_an_interrupt_lets_workers_save_and_nothing_of_the_process_is_swapped(
+    tmp_path: Path,
+) -> None:
+    done = python(INTERRUPTED, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["status"] == "interrupted"
+    assert (tmp_path / "run/checkpoints/last.pt").exists()
+
+
+def test_runs_start_in_threads(tmp_path: Path) -> None:
+    def work(seed: int) -> float:
+        small = {"epochs": 1, "world_size": 1, "dataset": {"train_limit": 64}}
+        folder = tmp_path / str(seed)
+        return expt.run(small, seed=seed, folder=folder, quiet=True).metrics["loss/val"]
+
+    with ThreadPoolExecutor(3) as threads:
+        at_once = list(threads.map(work, (1, 2, 3)))
+    assert len(set(at_once)) == 3

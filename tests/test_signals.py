@@ -16,6 +16,12 @@ from expt import signals
 
 
 @pytest.fixture(autouse=True)
+def _in_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heed signals as a command does, and not a call from Python."""
+    monkeypatch.setattr(signals, "_in_command", True)
+
+
+@pytest.fixture(autouse=True)
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every handler as before, and nothing heard."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

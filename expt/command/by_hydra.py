@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from expt.command import compose, terminal
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
 from expt.config.parse import parse
+from expt.errors import Interrupted
 from expt.launch.job import Job
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
@@ -41,8 +41,13 @@ class HydraTask:
             this.outcome.sweep_folder = asked.sweep_folder
         this.words = asked.words
         config = parse(asked.settings, machine.detect())
-        with contextlib.ExitStack() if known else this.at_end:
+        try:
             return train(this, config, asked.settings, RunPaths(asked.folder), asked.env)
+        except Interrupted as error:
+            if asked.sweep_folder is None:
+                raise
+            # Hydra's own launchers take any other exception for a failure, and start the next run.
+            raise KeyboardInterrupt(str(error)) from None
 
     def launch(
         self,

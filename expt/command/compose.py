@@ -31,18 +31,18 @@ from hydra.core.override_parser.types import (
     OverrideType,
     RangeSweep,
 )
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from expt.command.conf_files import conf_dir
+from expt.command.mistakes import as_config_error, cannot_set
 from expt.command.names import run_name
-from expt.command.unknown import unknown_key, unknown_option
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
-from expt.errors import ConfigError, first_line
+from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
 from expt.runs.typed import quoted
 
@@ -228,7 +228,8 @@ class Composer:
             OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException as error:
             if not _may_be_added(value, composed):
-                raise _cannot_set(error, value, composed) from error
+                own = _is_of_a_class(composed, value.key_or_group)
+                raise cannot_set(error, str(value.input_line), own=own) from error
             OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
 
     @contextlib.contextmanager
@@ -253,7 +254,7 @@ class Composer:
         try:
             yield
         except COMPOSING as error:
-            raise as_config_error(error, words, self.where) from error
+            raise as_config_error(error, words, self.where.folders) from error
 
 
 class _Base:
@@ -356,14 +357,22 @@ def place(composed: DictConfig, folder: Path, number: int | None = None) -> None
             composed.hydra.sweep.subdir = folder.name
 
 
-def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
-    """Return what `.hydra` holds of a run, by the name of the file."""
+class HydraFiles(NamedTuple):
+    """The texts of the three files in `.hydra` of a run."""
+
+    config: str
+    hydra: str
+    overrides: str
+
+
+def hydra_files(composed: DictConfig, words: Sequence[str]) -> HydraFiles:
+    """Return what `.hydra` holds of a run, interpolations as they were written."""
     with _lock:
-        return {
-            "config.yaml": OmegaConf.to_yaml(_without(composed, "hydra")),
-            "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
-            "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(list(words))),
-        }
+        return HydraFiles(
+            OmegaConf.to_yaml(_without(composed, "hydra")),
+            OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
+            OmegaConf.to_yaml(OmegaConf.create(list(words))),
+        )
 
 
 def own_folders_of(hydra_yaml: Path) -> list[str]:
@@ -473,48 +482,14 @@ def _is_class(word: str) -> bool:
     return not override.is_sweep_override() and isinstance(override.value(), dict)
 
 
-def _cannot_set(error: OmegaConfBaseException, value: Override, composed: DictConfig) -> Exception:
-    """Return the error for a value that could not be set."""
-    word, key = str(value.input_line), value.key_or_group
-    if type(error).__name__ in ("ConfigAttributeError", "ConfigKeyError"):
-        inner = str(error.full_key or "")
-        named = inner if inner.startswith(f"{key}.") else key
-        return ConfigError(unknown_key(word, named, _target_above(composed, key)))
-    return ConfigError(f"{word}: {first_line(error)}")
-
-
 def _may_be_added(value: Override, composed: DictConfig) -> bool:
     """Return whether it is a key that every custom dataset has, in its YAML or not."""
     group, _, key = value.key_or_group.partition(".")
     is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
-    return is_own and _target_above(composed, group)
+    return is_own and _is_of_a_class(composed, group)
 
 
-def _target_above(composed: DictConfig, key: str) -> bool:
+def _is_of_a_class(composed: DictConfig, key: str) -> bool:
     """Return whether the key is an argument of a custom class."""
     above = composed.get(key.partition(".")[0])
     return isinstance(above, DictConfig) and "_target_" in above
-
-
-def as_config_error(
-    error: BaseException, words: Sequence[str], where: Where | None = None
-) -> ConfigError:
-    """Return the error for what Hydra or OmegaConf raised while composing `words`."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        folders = where.folders if where else [conf_dir()]
-        return ConfigError(unknown_option(str(error.missing_cfg_file), error.options, folders))
-    cause = error.__cause__ if error.__cause__ is not None else error
-    text = " ".join(str(error).split()) or first_line(cause)
-    if "Could not override '" in text and "To append to your config use" in text:
-        key = text.split("'")[1]
-        word = next((each for each in words if each.partition("=")[0] == key), key)
-        return ConfigError(unknown_key(word, key, own=False))
-    if isinstance(error, UnicodeDecodeError):
-        own = ", ".join(where.own) if where else ""
-        text = f"{own}: a YAML file there is not UTF-8: {text}"
-    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
-        text = f"{' '.join(words)}: {text}"
-    if cause is not error and first_line(cause) not in text:
-        text = f"{text}: {first_line(cause)}"
-    full_key = getattr(error, "full_key", None)
-    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)

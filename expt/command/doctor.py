@@ -282,7 +282,7 @@ def _checked(dataset: Downloaded, folder: Path) -> Finding:
 
 def two_workers(*words: str) -> Finding:
     """Let them train for a moment, on the devices that `words` ask for."""
-    from expt.command.run import command  # late: Hydra
+    from expt.command.invoke import command  # late: Hydra
     from expt.command.words import Options
 
     what = "workers"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
@@ -70,6 +71,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+@machine.not_world_writable()
 def evaluate(
     folder: Path,
     words: Sequence[str],

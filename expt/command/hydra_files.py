@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
-from expt.command.compose import as_dict
+from expt.command.compose import HydraFiles, as_dict
 from expt.runs import paths
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
@@ -18,11 +19,15 @@ def about_run(name: str, words: Sequence[str]) -> Record:
     return {"name": name, "overrides": as_dict(settings), "arguments": list(words)}
 
 
-def write_hydra_files(paths: RunPaths, files: Mapping[str, str]) -> None:
+def write_hydra_files(paths: RunPaths, files: HydraFiles) -> None:
     """Write `.hydra` of a run."""
     paths.hydra.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (paths.hydra / name).write_text(text, encoding="utf-8")
+    for path, text in zip(_three(paths), files, strict=True):
+        path.write_text(text, encoding="utf-8")
+
+
+def _three(paths: RunPaths) -> tuple[Path, Path, Path]:
+    return paths.hydra / "config.yaml", paths.hydra_settings, paths.overrides
 
 
 def remove_unused(run_paths: RunPaths) -> None:
@@ -31,8 +36,8 @@ def remove_unused(run_paths: RunPaths) -> None:
     with contextlib.suppress(OSError):  # a disk that is read-only now
         folder = run_paths.folder
         if folder.is_dir() and {*folder.iterdir()} <= unused and not is_held(run_paths):
-            for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
-                (run_paths.hydra / name).unlink(missing_ok=True)
+            for path in _three(run_paths):
+                path.unlink(missing_ok=True)
             if run_paths.hydra.is_dir():
                 run_paths.hydra.rmdir()
             for path in (*run_paths.code.glob("*"), run_paths.lock):

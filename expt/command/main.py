@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
 
 def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
     try:
-        with machine.not_world_writable(), machine.seldom_collecting():
+        with machine.seldom_collecting():
             code = _do(arguments, typed_at)
     except ExptError as error:
         _complain(error)
@@ -82,7 +82,7 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     if how.starts_workers:
         _start_importing(options, several=several)
     try:
-        from expt.command.run import command  # late: it imports Hydra
+        from expt.command.invoke import command  # late: it imports Hydra
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_BEFORE) from None
     command(options, typed_at=typed_at)

@@ -52,6 +52,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+@machine.not_world_writable()
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 Runs: TypeAlias = dict[Job, list[SweepRun]]
 """Of each job the runs that were asked for: a grid may name one twice."""
 Rounds: TypeAlias = Callable[[Runs, SweepDisplay, "Runner"], Iterable[Iterator[Job | None]]]
+
+
+LOOK_S = 2.0
+"""How long a sweep that has stopped looks for runs that are complete; each takes 1 ms."""
 
 
 class Runner(Protocol):
@@ -100,17 +105,20 @@ class Sweep:
         grid.check(self.machine)
         folder, console = self.open(), self._command.console
 
-        def runs() -> Iterator[SweepRun]:
-            for number, words in enumerate(grid):
-                yield folder.run(words, number, grid.keys)
-
+        runs = (folder.run(words, at, grid.keys) for at, words in enumerate(grid))
         if self.is_preflight:
-            return self.try_out(list(runs()))
+            return self.try_out(list(runs))
         if self.is_dry_run:
-            return show_dry_run(runs(), len(grid))
+            return show_dry_run(runs, len(grid))
 
         def rounds(known: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._jobs(runs(), known, display)
+            yield self._jobs(runs, known, display)
+            until = time.monotonic() + LOOK_S
+            for run in runs:  # it has stopped early, and others may be complete
+                if run.job.status == COMPLETED:
+                    self.take(run, known, display)
+                if time.monotonic() > until:
+                    break
 
         self.carry_out(rounds, SweepDisplay(console, total=len(grid), folder=self.folder))
         if folder.is_of_others:
@@ -151,7 +159,7 @@ class Sweep:
 
         Raises Interrupted on Ctrl-C.
         """
-        runs, outcome = Runs(), self._command.outcome
+        runs, outcome, self._command.began = Runs(), self._command.outcome, True
         observer = observer or SweepObserver()
         observer.runs, observer.display = runs, display
         runner = self._runner(observer)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,12 +30,14 @@ def console(*, quiet: bool) -> Console:
     """Return the terminal; with `quiet` one that prints nothing."""
     from rich.console import Console  # late: takes 20 ms
 
-    return Console(file=_nowhere(), quiet=True) if quiet else Console()
+    return Console(file=cast(TextIO, _Nowhere()), quiet=True) if quiet else Console()
 
 
-@functools.cache
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w")
+class _Nowhere(io.TextIOBase):
+    """A stream that drops what is written to it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def _open_closed() -> None:

@@ -79,7 +79,12 @@ class Pool:
         is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded."""
         with signals.Heeded():
             try:
-                self._run(source)
+                try:
+                    self._run(source)
+                except KeyboardInterrupt:  # in a call from Python; a command keeps the first signal
+                    if not signals.note_interrupt():
+                        raise
+                    self._run(source)
             finally:
                 processes.see_off()
 
@@ -128,7 +133,8 @@ class Pool:
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            self._stop_all("interrupted by a person")
+            if signals.asked():
+                self._stop_all("interrupted by a person")
             raise
         except BaseException as error:
             self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")

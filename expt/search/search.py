@@ -1,7 +1,4 @@
-"""The iterator of a search: yields the next job to the pool, and learns from those that ended.
-
-Its only state is the run folders: a search that is typed again finds the same trials.
-"""
+"""The iterator that the pool pulls: it yields the next job of a search, and takes their ends."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlib import Path
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError, FolderInUse
 from expt.launch.job import QUEUED, Job
-from expt.runs import checkpoint_file, spending
+from expt.runs import spending
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
@@ -305,4 +302,3 @@ def remove_checkpoints(paths: RunPaths) -> None:
         if read_result(paths).get("status") == PAUSED:
             update_result(paths, resumable=False)
             paths.remove_checkpoints()
-            checkpoint_file.remove_unnamed(paths.checkpoints)

@@ -82,14 +82,10 @@ def shard(
     is sharded, so that no device ever has the whole model. Parameters travel and compute in
     `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own. Attributes
     of parameters, such as `weight.no_decay = True`, are handed on to their shards."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     replicas = worker.world_size // shards
-    sizes, names = (
-        ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
-    )
-    mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
+    mesh = _mesh(worker.device.type, replicas, shards, dist.group.WORLD)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     attributes = {name: dict(vars(one)) for name, one in module.named_parameters()}
     _fill(module, list(module.buffers()), worker)
@@ -105,6 +101,15 @@ def shard(
         for key, value in attributes[name].items():
             alike = isinstance(value, Tensor) and value.shape == parameter.shape
             vars(parameter)[key] = shard_as(parameter, value) if alike else value
+
+
+@functools.cache  # with each mesh of replicas come process groups, which stay
+def _mesh(device_type: str, replicas: int, shards: int, _: dist.ProcessGroup | None) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if replicas == 1:
+        return init_device_mesh(device_type, (shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(device_type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
 @torch.no_grad()

@@ -208,7 +208,7 @@ def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
     ]
     failed = run(*words, cwd=tmp_path, EXPT_FAULT="0:5:raise:once")
     assert failed.returncode == 1
-    (told,) = PRINTED.findall(failed.stderr)
+    told, *_ = PRINTED.findall(failed.stderr)
     ((_, *again),) = through_bash([told])
     done = run(*again[2:], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Unknown keys and choices: what to type instead."""
+"""Mistakes in settings: Hydra's own words in a line, and for an unknown name the nearest one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from expt.command.conf_files import groups, keys
+from expt.command.conf_files import conf_dir, groups, keys
 from expt.config import keys as schema
 from expt.config.problems import own_group
-from expt.errors import did_you_mean
+from expt.errors import ConfigError, did_you_mean, first_line
 
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
@@ -30,6 +30,41 @@ OF_THE_POOL = (
     "stagger_s",
     "dry_run",
 )
+
+
+def as_config_error(
+    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
+) -> ConfigError:
+    """Return the error for what Hydra or OmegaConf raised while composing `words`.
+
+    `folders` are those that YAML was searched in.
+    """
+    if missing := getattr(error, "missing_cfg_file", None):
+        options = getattr(error, "options", None)
+        return ConfigError(unknown_option(str(missing), options, folders or [conf_dir()]))
+    cause = error.__cause__ if error.__cause__ is not None else error
+    text = " ".join(str(error).split()) or first_line(cause)
+    if "Could not override '" in text and "To append to your config use" in text:
+        key = text.split("'")[1]
+        word = next((each for each in words if each.partition("=")[0] == key), key)
+        return ConfigError(unknown_key(word, key, own=False))
+    if isinstance(error, UnicodeDecodeError):
+        text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
+    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
+        text = f"{' '.join(words)}: {text}"
+    if cause is not error and first_line(cause) not in text:
+        text = f"{text}: {first_line(cause)}"
+    full_key = getattr(error, "full_key", None)
+    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)
+
+
+def cannot_set(error: Exception, word: str, *, own: bool) -> ConfigError:
+    """Return the error of OmegaConf's for a value; `own` for an argument of a custom class."""
+    key = word.partition("=")[0]
+    if type(error).__name__ not in ("ConfigAttributeError", "ConfigKeyError"):
+        return ConfigError(f"{word}: {first_line(error)}")
+    inner = str(getattr(error, "full_key", None) or "")
+    return ConfigError(unknown_key(word, inner if inner.startswith(f"{key}.") else key, own))
 
 
 def unknown_key(word: str, key: str, own: bool) -> str:

@@ -1,0 +1,171 @@
+"""One command: its configuration, and the run, the grid or the search that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from expt import machine
+from expt.command import command_line, compose, terminal
+from expt.command.run import Command, run_one
+from expt.command.words import Options
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
+from expt.launch.launcher import launcher
+from expt.runs.paths import RunPaths
+from expt.runs.typed import key_of, quoted
+
+USE_SWEEP = "use expt.sweep, which returns a list of results"
+OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
+"""Overrides without a meaning for a single run, which would do without them."""
+
+
+@machine.not_world_writable()
+def command(
+    options: Options, *, typed_at: float, may_sweep: bool = True, from_python: bool = False
+) -> list[RunPaths]:
+    """Train what is asked for; returns the folders of the runs that have completed or paused.
+
+    Raises ExptError, with a text for a person, for whatever goes wrong.
+    """
+    how = launcher()
+    if (followed := how.follow(typed_at)) is not None:
+        return [followed]
+    console = terminal.console(quiet=options.quiet)
+    this = Command(how, typed_at, console, may_sweep, from_python)
+    try:
+        with how.deciding(), this.at_end:
+            _carry_out(this, options)
+    except OSError as error:
+        raise _about_the_folder(error, this, options) from error
+    except KeyboardInterrupt as error:
+        text = "interrupted" if this.began else INTERRUPTED_BEFORE
+        raise Interrupted(str(error) or text) from error
+    finally:
+        this.sending.close()
+        if this.outcome.sweep_folder is not None:
+            _conclude(this)
+        this.sending.wait()
+    this.outcome.raise_if_failed()
+    return this.outcome.in_order
+
+
+def _carry_out(this: Command, options: Options) -> None:
+    """Compose the configuration, and run what it asks for."""
+    if options.printing:
+        return _printed_by_hydra(options)
+    words, where = command_line.read(options, begins=this.how.starts_workers)
+    if folder := this.how.earlier_folder():  # where torchrun has started the workers again
+        words.append(f"hydra.run.dir={quoted(folder)}")
+    of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
+    this.words = [word for word in words if word not in of_hydra]
+    this.composer = compose.Composer(where, of_hydra)
+    fixed, axes = _split(this)
+    this.swept = [compose.key_of(each) for each in axes]
+    composed = this.composer.compose(fixed)
+    if options.sweep or compose.is_sweep(composed):
+        _refuse_no_sweep(this, words, options)
+        return _sweep(this, composed, words, options)
+    if axes:
+        word = axes[0].input_line
+        fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
+        raise ConfigError(f"{word}: several values make a sweep; {fix}")
+    if alone := next((word for word in of_hydra if word.startswith(OF_A_SWEEP)), None):
+        raise ConfigError(f"{alone}: is for a sweep; add -m")
+    if composed.get("search") is not None:
+        raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
+    if reason := compose.needs_hydra(composed):
+        return _by_hydra(this, words, reason, options)
+    run_one(this, composed)
+
+
+def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
+    """Return the words of one run, and those with several values.
+
+    Of a group with several choices the run has the first.
+    """
+    fixed, axes = list[str](), list[compose.Override]()
+    for override in compose.parse(this.words):
+        if not override.is_sweep_override():
+            fixed.append(str(override.input_line))
+            continue
+        axes.append(override)
+        if this.composer.is_group(override.key_or_group):
+            fixed.append(this.composer.values(override)[0])
+    return fixed, axes
+
+
+def _refuse_no_sweep(this: Command, words: Sequence[str], options: Options) -> None:
+    this.how.refuse_sweep("-m" if options.sweep else "sweep")
+    if not this.may_sweep:
+        raise ConfigError(f"this makes several runs; {USE_SWEEP}")
+
+
+def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: Options) -> None:
+    from expt.command.grid import Grid  # late: a single run does without it
+    from expt.command.sweep import Sweep
+
+    if reason := compose.needs_hydra(composed):
+        return _by_hydra(this, words, reason, options)
+    this.words = [*compose.named_axes(composed), *this.words]
+    sweep = Sweep(this, composed)
+    if composed.get("search") is not None:
+        from expt.command.search import search  # late: a grid does without it
+
+        return search(sweep, this.words)
+    sweep.run_grid(Grid(this.words, this.composer))
+
+
+def _printed_by_hydra(options: Options) -> None:
+    """Let Hydra print what its own options ask for."""
+    if any(word.startswith("query=") for word in options.settings):  # of Hydra's shell script
+        from expt.command.completion import print_completions
+
+        return print_completions()
+    words = [command_line.readable(word) for word in options.settings]
+    where = command_line.where_of(Path(options.config_dir) if options.config_dir else None, words)
+    compose.enter_hydra(
+        lambda _: None, [*options.printing, *_hydra_options(options, where), *words]
+    )
+
+
+def _hydra_options(options: Options, where: compose.Where) -> list[str]:
+    named = [("--config-dir", where.own[0] if where.own else None)]
+    named += [("--config-path", options.config_path)]
+    found = [f"{name}={value}" for name, value in named if value]
+    name = [] if options.config_name == "config" else [f"--config-name={options.config_name}"]
+    return [*(["-m"] if options.sweep else []), *found, *name]
+
+
+def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options) -> None:
+    """Let Hydra run the command, which another sweeper, launcher or its callbacks need."""
+    if this.from_python:
+        raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
+    from expt.command.by_hydra import HydraTask
+
+    task = HydraTask(this)
+    compose.enter_hydra(task, [*_hydra_options(options, this.composer.where), *words])
+
+
+def _conclude(this: Command) -> None:
+    from expt.command.conclusion import conclude  # late: tables
+    from expt.runs.view import leaderboard
+
+    console = this.console if this.console.quiet else leaderboard.wide_console()
+    folder, outcome = this.outcome.sweep_folder, this.outcome
+    assert folder is not None
+    conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+
+
+def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
+    """Return the error where the driver could not write."""
+    where, why = error.filename, error.strerror or str(error)
+    if isinstance(error, BrokenPipeError):
+        return RunFailed("nobody reads the output any more")
+    if this.outcome.in_order or this.began and this.outcome.sweep_folder:
+        return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
+    key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
+    typed = [word.partition("=")[2] for word in options.settings if key_of(word) == key]
+    folder = typed[-1] if typed else where or ""
+    return ConfigError(f"{key}={folder}: {why}; choose another folder, as in {key}=FOLDER")
