@@ -195,8 +195,14 @@ def energy_j(gpus: Sequence[str]) -> float | None:
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError, ValueError), _nvml():
-        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        handles = [by_uuid(gpu) if gpu.startswith("GPU-") else by_index(int(gpu)) for gpu in gpus]
+        handles = [
+            (
+                pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                if gpu.startswith("GPU-")
+                else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            )
+            for gpu in gpus
+        ]
         return (
             sum(float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) for handle in handles)
             / 1000
