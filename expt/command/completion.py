@@ -8,7 +8,7 @@ from pathlib import Path
 
 from expt.command.conf_files import conf_dir, conf_here, groups, keys
 from expt.command.words import WORDS
-from expt.config.choices import choices_of
+from expt.config.keys import choices_of
 
 
 def print_completions() -> None:

@@ -40,30 +40,17 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for what cannot be done, RunFailed where the check fails.
     """
     parser = Parser("export", ABOUT, EXAMPLES)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run")
+    add("--format", required=True, choices=FORMATS, help="of the file")
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"[{usual}]")
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="the only one that the file takes [any]"
-    )
-    parser.add_argument(
-        "--preprocess",
-        action="store_true",
-        help=(
-            "normalise in the file: it takes pixels in [0, 1], or a table's rows, and gives a"
-            " regression's own units"
-        ),
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        metavar="X",
-        help="largest difference; for outputs above 100 more [1e-4]",
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+    add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
+    add("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
+    add("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
+    about = "normalise in the file: it takes pixels in [0, 1], or rows as they stand in the table"
+    add("--preprocess", action="store_true", help=about)
+    add("--tolerance", type=float, default=1e-4, metavar="X", help="largest difference [1e-4]")
+    add("--force", action="store_true", help="replace the file if it is there")
     asked = parser.parse_args(list(words))
     asked.run, asked.which = run_and_which(asked.run, asked.which)
     found(asked.run, asked.which)
@@ -71,32 +58,21 @@ def main(words: Sequence[str]) -> int:
     for option, value in (("batch-size", asked.batch_size), ("tolerance", asked.tolerance)):
         if value is not None and not value > 0:
             raise ConfigError(f"--{option} {value:g}: give a number above 0")
-    missing = [
-        name for name in NEEDED if asked.format == "onnx" and importlib.util.find_spec(name) is None
-    ]
-    if missing:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if asked.format == "onnx" and missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
     try:
         done = _export(asked, file)
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    console, megabytes = Console(), file.stat().st_size / 1e6
-    say(
-        console,
-        f"exported     {shown_path(file)}, {megabytes:.1f} MB in"
-        f" {elapsed(time.monotonic() - began)}",
-    )
+    console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
+    say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
-    for word, meaning in (("in", done.goes_in), ("out", done.comes_out)):
-        if meaning:
-            say(console, f"{word:<13}{meaning}")
+    if done.meaning:
+        say(console, f"out          {done.meaning}; names and scales are in the file's metadata")
     say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
-    which = (
-        "drawn at random: the run's dataset is not there"
-        if done.source == "at random"
-        else f"of {done.source}"
-    )
+    which = done.source if done.source == "at random" else f"of {done.source}"
     sizes = ", ".join(map(str, done.batches))
     say(console, f"checked      {done.num_samples} samples {which}, in batches of {sizes}")
     say(console, f"difference   at most {done.difference:.1e}, and {done.allowed:.1e} is allowed")
@@ -104,18 +80,11 @@ def main(words: Sequence[str]) -> int:
 
 
 def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
-    usual = RunPaths(run).exported(format)
-    file = output or usual
-    if file.is_dir():
-        raise ConfigError(
-            f"--output {file}: is a folder; name a file in it, as in {file / usual.name}"
-        )
-    if not file.parent.is_dir():
-        raise ConfigError(f"--output {file}: there is no folder {file.parent}; make it first")
+    file = output or RunPaths(run).exported(format)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"--output {file}: name a file in a folder that is there")
     if file.exists() and not force:
-        raise ConfigError(
-            f"{file}: is there already; --force replaces it, --output FILE writes another"
-        )
+        raise ConfigError(f"{file}: is there already; use --force, or --output FILE")
     return file
 
 

@@ -1,4 +1,4 @@
-"""`expt predict`: what a run's model says of files, of folders, or of a part of its dataset."""
+"""`expt predict`: what a run's model predicts of files, of folders, or of a part of its dataset."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import progress as bars
 from rich.console import Console
@@ -17,16 +16,14 @@ from expt import machine, signals
 from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
-from expt.inference.plan import SPLITS, Asked, Plan, plan
+from expt.inference.plan import SPLITS, Asked, Plan, masks_root, plan
 from expt.runs.named_checkpoint import run_and_which
-from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE
-from expt.runs.view.text import duration, say
+from expt.runs.view.text import say
 
-if TYPE_CHECKING:
-    from expt.inference.predict import Predictor
-
-TOLD = 10
-"""Files that could not be read and are named; of the others the number is told."""
+REPORTED = 10
+"""Files that could not be read and are named; of the others the number is reported."""
+LINE_S = 10.0
+"""Between two lines of progress where there is no terminal."""
 EXAMPLES = """what may be given, by what the run was trained on
   images            pictures, folders with pictures anywhere below them, or arrays (.npy, .npz) of images
   a table           tables (.csv, .parquet, .npz, or a .npy of features): columns by their names, targets not needed
@@ -59,73 +56,41 @@ def main(words: Sequence[str]) -> int:
     asked, output, force = parse(words)
     if machine.is_external_worker():
         raise ConfigError("expt predict cannot run inside torchrun; start it alone")
-    chosen = plan(asked)
+    chosen, to_file = plan(asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
-    if masks and output in (None, Path("-")):
-        raise ConfigError(
-            "masks are no text; name a folder or an .npz for them, as in --output masks"
-        )
-    if output is not None and output != Path("-"):
+    if masks and not to_file:
+        raise ConfigError("masks are no text; name a folder or an .npz, as in --output masks")
+    if output is not None and to_file:
         if os.path.abspath(output) in map(os.path.abspath, chosen.files):
-            raise ConfigError(
-                f"--output {output}: is one of the files that are read; give another name"
-            )
+            raise ConfigError(f"--output {output}: is one of the files that are read")
         writing.check(output, masks=masks, force=force)
     try:
         with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
-            return _predict(chosen, output, force=force)
+            return _predict(chosen, output, to_file=to_file, force=force)
     except KeyboardInterrupt:
-        raise Interrupted(
-            INTERRUPTED_UNWRITTEN if output else "interrupted; type the command again"
-        ) from None
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         return 1
 
 
 def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
-    """The words as what is asked, the output, and whether that may be written over."""
+    """Return what is asked, the output, and whether that may be written over."""
     parser = Parser(
-        "predict",
-        "What a run's model says of files, of folders, or of a part of its dataset.",
-        EXAMPLES,
+        "predict", "What a run's model predicts of files, or of a part of its dataset.", EXAMPLES
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="its folder")
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some"
-    )
-    parser.add_argument(
-        "--split", metavar="|".join(SPLITS), help="a part of the run's dataset in place of files"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV"
-    )
-    parser.add_argument("--force", action="store_true", help="write over an output that is there")
-    parser.add_argument("--top", type=int, metavar="K", help="of classes the K likeliest alone")
-    parser.add_argument(
-        "--which", choices=("best", "last"), help="of its checkpoints, as RUN@last (best)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="samples at a time (what makes 40 MB, up to 1024)",
-    )
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="cpu, cuda, cuda:1 ... (a GPU if there is one)",
-    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="its folder")
+    add("paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some")
+    add("--split", metavar="|".join(SPLITS), help="a part of the run's dataset instead of files")
+    add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
+    add("--force", action="store_true", help="write over an output that is there")
+    add("--top", type=int, metavar="K", help="only the K likeliest classes")
+    add("--which", choices=("best", "last"), help="of its checkpoints, as RUN@last [best]")
+    add("--batch-size", type=int, metavar="N", help="samples at a time [40 MB, up to 1024]")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... [auto]")
     amp = ("recorded", "false", "true", "bf16", "fp16")
-    parser.add_argument(
-        "--amp",
-        choices=amp,
-        default="recorded",
-        help="mixed precision (recorded: as the run had it)",
-    )
+    add("--amp", choices=amp, default="recorded", help="mixed precision [as the run had it]")
     found = parser.parse_intermixed_args(list(words))
     run, which = run_and_which(found.run, found.which)
     asked = Asked(
@@ -141,25 +106,47 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     return asked, found.output, found.force
 
 
-def _predict(chosen: Plan, output: Path | None, *, force: bool) -> int:
-    from expt.inference.predict import Predictor  # late: torch
+def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -> int:
+    from expt.inference.predict import Predictor  # late: it imports torch
 
-    predictor = Predictor(chosen)
-    to_terminal = output in (None, Path("-"))
-    console = Console(stderr=to_terminal, highlight=False)
-    told, began = 0, time.monotonic()
+    predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
+    reported, line_at, noun = 0, began, chosen.noun
     with (
         _writer(chosen, output, force=force) as writer,
-        Progress(chosen, console, live=not to_terminal) as progress,
+        bars.Progress(
+            *("predict", bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn()),
+            console=console,
+            transient=True,
+            disable=not (to_file and console.is_terminal),
+        ) as progress,
     ):
+        task = progress.add_task("predict", total=chosen.total)
         for answers in predictor:
             writer.write(answers, predictor.form)
-            told = progress.warn_of(predictor.skipped, told)
-            progress.update(predictor.seen)
-        progress.warn_of(predictor.skipped, told)
-        if not predictor.seen or len(predictor.skipped) == predictor.seen:
-            raise ConfigError(_none_read(chosen, predictor))
-    _conclude(chosen, predictor, output, time.monotonic() - began)
+            for line in predictor.skipped[reported:REPORTED]:
+                warn(line)
+            reported = len(predictor.skipped)
+            progress.update(task, completed=predictor.seen)
+            if to_file and not console.is_terminal and time.monotonic() - line_at > LINE_S:
+                line_at = time.monotonic()
+                say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
+        for line in predictor.skipped[reported:REPORTED]:
+            warn(line)
+        if len(predictor.skipped) == predictor.seen:
+            raise ConfigError(f"none of {predictor.seen} {noun}s could be read; nothing is written")
+    number, seconds = predictor.seen - len(predictor.skipped), time.monotonic() - began
+    if to_file:
+        speed = f"{number / max(seconds, 1e-9):,.0f} {noun}s/s"
+        on = f"in {seconds:.1f} s on {predictor.device}"
+        say(console, f"predicted    {number:,} {noun}s {on}, {speed}")
+        say(console, f"written      {output}")
+    if len(predictor.skipped) > REPORTED:
+        warn(f"{len(predictor.skipped) - REPORTED} more could not be read")
+    if predictor.skipped:
+        raise _LeftOut(
+            f"{len(predictor.skipped)} of {predictor.seen} {noun}s could not be read, and are left"
+            " out"
+        )
     return 0
 
 
@@ -174,97 +161,11 @@ def _writer(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         with writing.writer(output, force=force) as made:
             yield made
     else:
-        from expt.inference.mask_pictures import MaskPictures
-
-        with contextlib.closing(
-            MaskPictures(output, chosen.files, chosen.masks_root, force=force)
-        ) as masks:
+        masks = writing.MaskPictures(output, chosen.files, masks_root(chosen), force=force)
+        with contextlib.closing(masks):
             yield masks
             masks.finish()
 
 
-def _none_read(chosen: Plan, predictor: Predictor) -> str:
-    if not predictor.seen:
-        return f"there are no {chosen.noun}s in what was given"
-    return f"none of the {predictor.seen} {chosen.noun}s could be read; nothing is written"
-
-
-def _conclude(chosen: Plan, predictor: Predictor, output: Path | None, seconds: float) -> None:
-    left_out, noun = len(predictor.skipped), chosen.noun
-    number = predictor.seen - left_out
-    if output is not None and output != Path("-"):
-        console, speed = Console(highlight=False), number / max(seconds, 1e-9)
-        say(
-            console,
-            f"predicted    {number:,} {noun}s in {seconds:.1f} s on {predictor.device},"
-            f" {speed:,.0f} {noun}s/s",
-        )
-        say(console, f"written      {output}")
-    if left_out > TOLD:
-        warn(f"{left_out - TOLD} more could not be read")
-    if left_out:
-        raise _LeftOut(
-            f"{left_out} of {predictor.seen} {noun}s could not be read, and are left out"
-        )
-
-
 class _LeftOut(ExptError):
     """Some could not be read; all others were written."""
-
-
-class Progress:
-    """How far it is: a line that is redrawn in a terminal, else a new one from time to time."""
-
-    def __init__(self, chosen: Plan, console: Console, *, live: bool) -> None:
-        self._console, self._total, self._noun = console, chosen.total, chosen.noun
-        self._began = self._line_at = time.monotonic()
-        bar = (bars.BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
-        columns = (
-            bars.TextColumn("{task.description}"),
-            *bar,
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[text]}"),
-        )
-        drawn = live and console.is_terminal and not console.is_dumb_terminal
-        self._bar = bars.Progress(*columns, console=console, transient=True) if drawn else None
-        self._live = live
-        self._task = (
-            self._bar.add_task("predict", total=self._total, text="") if self._bar else None
-        )
-
-    def __enter__(self) -> Progress:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def update(self, done: int) -> None:
-        """So many samples are done."""
-        now = time.monotonic()
-        speed = done / max(now - self._began, 1e-9)
-        left = f"  {duration((self._total - done) / speed)} left" if self._total and speed else ""
-        text = f"{speed:,.0f} {self._noun}s/s{left}"
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, text=text)
-        elif self._live and now - self._line_at > PLAIN_LINE_S:
-            self._line_at = now
-            say(
-                self._console,
-                f"predict {done:,}{f'/{self._total:,}' if self._total else ''}  {text}",
-            )
-
-    def warn_of(self, skipped: Sequence[str], told: int) -> int:
-        """Name what could not be read since `told`, the first TOLD of all; returns how many there
-        are.
-        """
-        for line in skipped[told:TOLD]:
-            if self._bar:
-                self._bar.console.print(
-                    f"warning: {line}", markup=False, highlight=False, soft_wrap=True
-                )
-            else:
-                warn(line)
-        return len(skipped)

@@ -1,5 +1,4 @@
-"""What each group of conf/ may hold, by the member that is chosen; conf/ has the values, and says
-what they mean.
+"""What each member of a group of conf/ may hold; conf/ has the values and says what they mean.
 
 In order: models, initialisations, optimisers, schedulers, and their table.
 """
@@ -59,8 +58,9 @@ class ResNet18:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class NamedModel:
-    """A classifier by the name that a library has for it; no colon, by which timm would read code
-    from elsewhere.
+    """A classifier by its name in a library.
+
+    It may have no colon, by which timm would read code from elsewhere.
     """
 
     name: Literal["torchvision", "timm"]
@@ -78,9 +78,7 @@ TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
     "350m": {"layers": 24, "heads": 16, "width": 1024},
     "1b": {"layers": 18, "heads": 16, "width": 2048},
 }
-"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; those below count a
-vocabulary of bytes.
-"""
+"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; smaller ones count bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -164,7 +162,7 @@ Betas = Annotated[tuple[Fraction, Fraction], Key(example="optimizer.betas=[0.9,0
 
 
 def _unless_one(decay: float) -> float | None:
-    """A rate that does not fall is none that falls: one run, by one identity."""
+    """Return None for a rate that does not fall: the same run, by the same identity."""
     return None if decay == 1 else decay
 
 
@@ -209,7 +207,7 @@ class Muon(_Optimizer):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetOptimizer(_Optimizer, Target):
-    """A person's own optimiser, given its parameters first."""
+    """A custom optimiser, given its parameters first."""
 
 
 PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
@@ -240,7 +238,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetScheduler(Target):
-    """A person's own scheduler, stepped after each epoch or each optimiser step."""
+    """A custom scheduler, stepped after each epoch or each optimiser step."""
 
     interval: Literal["epoch", "step"] = "epoch"
 
@@ -266,6 +264,7 @@ class OneCycle:
     epochs: PlanEpochs = None
 
 
+Scheduler = Constant | Cosine | Step | OneCycle | Plateau | TargetScheduler
 GROUPS: dict[str, dict[str, Any]] = {
     "model": {
         "mlp": MLP,
@@ -301,3 +300,15 @@ GROUPS: dict[str, dict[str, Any]] = {
         "_target_": TargetScheduler,
     },
 }
+
+
+def planned_steps(scheduler: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
+    """Return the optimiser steps to the end of a schedule's plan, or None where it has no plan.
+
+    It may end before or after the run does. Of a custom scheduler nothing is known here.
+    """
+    if not isinstance(scheduler, Cosine | OneCycle):
+        return None
+    if scheduler.epochs is None:
+        return total_steps
+    return max(1, round(scheduler.epochs * steps_per_epoch))

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_SET, Key, kind
+from expt.config.constraints import IS_SET, SCALARS, Key, kind, names_of, plain
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
@@ -186,6 +186,26 @@ def classes_in(hint: Any) -> Iterator[type]:
             yield from classes_in(one)
 
 
+def choices_of(key: str) -> tuple[str, ...]:
+    """Return the values of a setting as they are typed; none for a number or a text."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    values = dict.fromkeys(value for hint in hints for value in _values(hint))
+    return tuple(values) if values.keys() - {"null"} else ()
+
+
+def _values(hint: Any) -> Iterator[str]:
+    if typing.get_origin(hint) is typing.Annotated:
+        yield from _values(typing.get_args(hint)[0])
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
+        for one in typing.get_args(hint):  # of a list, one may be typed by itself
+            yield from _values(one)
+    elif typing.get_origin(hint) is typing.Literal:
+        yield from map(typed, typing.get_args(hint))
+    elif hint in (bool, types.NoneType):
+        yield from ("true", "false") if hint is bool else ("null",)
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
@@ -277,13 +297,13 @@ def _collect(
     for name, key, only_if in _counted_fields(kind, prefix, member):
         value = values[name]
         kind = type(value)
-        if kind not in _SCALARS and hasattr(kind, "__dataclass_fields__"):
+        if kind not in SCALARS and hasattr(kind, "__dataclass_fields__"):
             group = values[name].name if not prefix and name in GROUPS else member
             _collect(value, f"{key}.", group, found, conditions)
         elif kind is dict:
             found |= {f"{key}.{below}": plain(value[below]) for below in value}
         else:
-            found[key] = value if kind in _SCALARS else plain(value)
+            found[key] = value if kind in SCALARS else plain(value)
             if only_if:
                 conditions.append((key, only_if))
 
@@ -296,29 +316,6 @@ def _counted_fields(
     return tuple(
         (name, prefix + name, key.only_if) for name, key in meant.items() if key.result == "changes"
     )
-
-
-_SCALARS = {str, int, float, bool, type(None)}
-
-
-def plain(value: Any) -> Any:
-    """Return what dataclasses.asdict does, of any value, in a fifth of its time."""
-    if type(value) in _SCALARS:
-        return value
-    if isinstance(value, dict):
-        return {key: plain(below) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(plain, value))
-    if hasattr(type(value), "__dataclass_fields__"):
-        kind: Any = type(value)
-        return {name: plain(getattr(value, name)) for name in names_of(kind)}
-    return value
-
-
-@functools.cache
-def names_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields."""
-    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

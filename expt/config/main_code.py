@@ -14,14 +14,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from expt.config import user_code
-from expt.config.schema import RunConfig
 from expt.config.user_code import PREFIX
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
 
 
 def is_of_main(target: str) -> bool:
-    """Whether a dotted name is of such a module."""
+    """Return whether a dotted name is of such a module."""
     return target.startswith(PREFIX)
 
 
@@ -40,7 +43,7 @@ def write(digest: str, text: str) -> str:
 
 @functools.cache
 def _written() -> Path:
-    """A folder of this process alone, among those that it imports from."""
+    """Return a folder of this process, among those that it imports from."""
     folder = Path(tempfile.mkdtemp(prefix="expt-main-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.path.append(str(folder))
@@ -60,9 +63,7 @@ def _of_main(targets: Sequence[str]) -> list[str]:
 
 
 def find_kept(folder: Path) -> None:
-    """Let this process, and those that it starts, import what `keep` has copied into `folder`, if
-    anything.
-    """
+    """Let this process, and those it starts, import what `keep` has copied into `folder`."""
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
         sys.path.append(path)
         importlib.invalidate_caches()

@@ -1,7 +1,4 @@
-"""The typed gate: composed YAML in, a frozen dataclass or all problems at once out.
-
-Free of torch.
-"""
+"""From composed YAML to a frozen RunConfig, or all problems at once. Free of torch."""
 
 from __future__ import annotations
 
@@ -30,19 +27,18 @@ if TYPE_CHECKING:
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
-    """The composed configuration as plain containers, without Hydra's own part, interpolations
-    resolved.
+    """Return a composed configuration as plain containers, without Hydra's own part.
 
-    Raises MissingMandatoryValue for a `???`.
+    Interpolations are resolved. Raises MissingMandatoryValue for a `???`.
     """
     from omegaconf import OmegaConf  # late: a worker composes nothing
 
-    def contained(value: Any) -> Any:
-        """Of one key: a copy of all without Hydra's part would take four times as long."""
-        several = OmegaConf.is_config(value)
-        return (
-            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
-        )
+    def contained(
+        value: Any,
+    ) -> Any:  # a copy of all but Hydra's part would take four times as long
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        return value
 
     own = [str(key) for key in composed if key != "hydra"]
     unresolved: Any = OmegaConf.to_container(composed, resolve=False)
@@ -55,21 +51,20 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
 
 
 def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Check `composed` (plain containers, interpolations resolved) and give each `auto` its value
-    on `machine`.
+    """Check what `plain` returned, and give each `auto` its value on `machine`.
 
     Raises ConfigError with every problem found: unknown keys, wrong types, values out of range,
-    combinations that cannot run."""
+    combinations that cannot run.
+    """
     return _checked(_complete(composed, machine), machine)
 
 
 def wrong_values(
     composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]], machine: Machine
 ) -> list[str]:
-    """What is wrong with `values`, each by itself in its key's place in `composed`: of a wrong
-    type, out of range.
+    """Return which of the `values` have a wrong type or are out of range, each by itself.
 
-    Whether it can run beside the others is another question.
+    `composed` has the keys beside them. Whether they can run together is not checked.
     """
     found = list[str]()
     for key, several in values.items():
@@ -84,9 +79,9 @@ def wrong_values(
 
 
 def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = False) -> Any:
-    """A copy of `settings` with another value at `path`, which shares all else.
+    """Return `settings` with another value at `path`; all else is shared.
 
-    With `merge` a mapping changes what it names of the one that is there, as where it is typed.
+    With `merge` a mapping changes only the keys that it names, as where it is typed.
     """
     above = settings if isinstance(settings, Mapping) else {}
     if path:
@@ -117,23 +112,19 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
 
 
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way
-    here.
-    """
-    return parse(_restored(hidden), machine)
+    """Return what `parse` does, of settings from which `secrets.hidden` has taken secrets."""
+    return parse(settings_of(hidden), machine)
 
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """The configuration that `identity.shown` gave for a run.
-
-    Raises ConfigError where it can't run here now.
-    """
+    """Return the configuration of a run's record. Raises ConfigError where it can't run here."""
     return _checked(settings_of(shown), machine)
 
 
 def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """What measures a run's weights by `settings`, of which those of training count for nothing;
-    raises as `parse`.
+    """Return the configuration of an evaluation, for which nothing of training is checked.
+
+    Raises ConfigError as `parse` does.
     """
     config = _typed(_complete(settings, machine))
     if problems := rules.unmeasurable(config, machine):
@@ -142,20 +133,16 @@ def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig
 
 
 def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `identity.shown` gave for a run, by the keys and the environment of today."""
-    return _restored(shown)
+    """Return the settings of a run's record with the values of today's environment."""
+    found = dict(secrets.interpolations(shown))
+    node = secrets.restored(shown)
+    secrets.remember(found, node)
+    return {**node, "secrets": found}
 
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:
-    """The configuration that `identity.shown` gave for a run, whether it can run here or not."""
+    """Return the configuration of a run's record, whether it can run here or not."""
     return _typed(settings_of(shown))
-
-
-def _restored(hidden: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(secrets.interpolations(hidden))
-    node = secrets.restored(hidden)
-    secrets.remember(found, node)
-    return {**node, "secrets": found}
 
 
 def _typed(node: dict[str, Any]) -> RunConfig:
@@ -187,24 +174,18 @@ def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
 
 
 def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """`{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`."""
+    """Return `{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`.
+
+    A `name` before `_target_` that is one of `members` chose what the class takes the place of; any
+    other is an argument.
+    """
     if cls is None or not isinstance(node, Mapping) or "_target_" not in node:
         return node
     known = {field.name for field in dataclasses.fields(cls)} - {"name", "target", "kwargs"}
     own = {key: value for key, value in node.items() if key in known}
     kwargs = {key: value for key, value in node.items() if key not in known and key != "_target_"}
-    if _is_over_a_choice(node, members):
+    name = node.get("name")
+    order = [key for key in node if key in ("name", "_target_")]
+    if order == ["name", "_target_"] and isinstance(name, str) and name in members:
         del kwargs["name"]
     return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}
-
-
-def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
-    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came
-    later.
-    """
-    if not isinstance(node, Mapping) or "_target_" not in node:
-        return False
-    name = node.get("name")
-    if not (isinstance(name, str) and name in members):  # an argument may be a list or a mapping
-        return False
-    return [key for key in node if key in ("name", "_target_")] == ["name", "_target_"]

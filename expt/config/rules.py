@@ -20,7 +20,6 @@ from expt.config.groups import (
     Transformer,
 )
 from expt.config.keys import typed
-from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.machine import Machine, is_slice
 
@@ -34,7 +33,6 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
     """Return a line for each setting that cannot run on `machine`, with its fix."""
     return [
         *unmeasurable(config, machine, of_tasks=False),
-        *of_sharding(config, machine),
         *_lines(config, machine, _TRAINING),
         *of_task(config),
         *trackers.problems(config.mlflow, config.secrets),
@@ -134,6 +132,29 @@ def _data_parallel(config: RunConfig, machine: Machine) -> Problems:
         yield "activation_checkpointing", why, fix
 
 
+def _sharding(config: RunConfig, machine: Machine) -> Problems:
+    if not config.is_sharded:
+        return
+    workers, shards = config.world_size, config.sharding.shards
+    group = (machine.local_workers or workers) if shards == "auto" else shards
+    if config.debug or workers < 2:
+        yield "strategy", "needs at least 2 workers, and this run has one", "use strategy=ddp"
+    elif config.strategy == "fsdp" and shards not in ("auto", workers):
+        why = f"strategy=fsdp has one shard for each of {workers} workers"
+        fix = "use strategy=hsdp for several replicas, or sharding.shards=auto"
+        yield "sharding.shards", why, fix
+    elif config.strategy == "hsdp" and not (2 <= group < workers and workers % group == 0):
+        why = f"strategy=hsdp divides {workers} workers into equal groups of 2 or more"
+        yield "sharding.shards", why, "use a number that divides them, or strategy=fsdp"
+    if config.tensorboard.graph is True:
+        why = "one worker would trace a model of which it has a part, and wait"
+        yield "tensorboard.graph", why, "use tensorboard.graph=auto, which leaves it out"
+    for tracker in config.send:
+        if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:
+            why = "sends single files, and a sharded run may write a checkpoint in parts"
+            yield f"{tracker}.checkpoints", why, "use checkpoint.sharded=false"
+
+
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if config.offload and isinstance(config.optimizer, TargetOptimizer):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
@@ -181,7 +202,7 @@ def _schedule(config: RunConfig, machine: Machine) -> Problems:
 
 
 _ALWAYS = (_gpus, _workers, _compile, _model)
-_TRAINING = (_data_parallel, _optimizer, _batch, _schedule)
+_TRAINING = (_sharding, _data_parallel, _optimizer, _batch, _schedule)
 
 
 def _count(number: int, noun: str) -> str:

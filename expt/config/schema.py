@@ -194,7 +194,7 @@ class RunConfig:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each worker has but a part of the model."""
+        """Whether each worker has only a part of the model."""
         return self.strategy in SHARDED
 
     @property

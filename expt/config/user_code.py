@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from expt.config import keys
-from expt.config.schema import RunConfig
+from expt.config.constraints import plain
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
 
 PREFIX = "expt_main_"
 """What the names of modules of `__main__`'s classes start with; see expt.config.main_code."""
@@ -34,7 +36,7 @@ def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
 
     Those among the arguments of others are among them.
     """
-    return tuple(_named(keys.plain(settings)))
+    return tuple(_named(plain(settings)))
 
 
 def _named(node: Any) -> Iterator[str]:
@@ -48,11 +50,10 @@ def _named(node: Any) -> Iterator[str]:
 
 
 def fingerprint(names: Sequence[str]) -> str | None:
-    """12 hexadecimal digits of the source that the classes `names` come from; None where all are of
-    installed packages.
+    """Return a hash of the source of the classes `names`; None where all are of installed packages.
 
-    That is their modules, and what these import of the person's own, however deep; comments count
-    too."""
+    That is their modules, and what these import of the person's own, however deep.
+    """
     found = own_modules(names)
     if not found:
         return None
@@ -116,8 +117,9 @@ def _is_own(folder: str) -> bool:
 
 
 def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the classes `names` whose source `fingerprint` reads, each once; all where none is
-    found any more.
+    """Return those of the classes `names` whose source `fingerprint` reads, each once.
+
+    All are returned where no source is found any more.
     """
     return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(
         dict.fromkeys(names)
@@ -125,7 +127,7 @@ def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
-    """The person's own modules that the classes `names` come from, by name, and their files."""
+    """Return the person's own modules that the classes `names` come from, and their files."""
     found: dict[str, Path] = {}
     todo = [name.rpartition(".")[0] for name in names]
     while todo:
@@ -138,9 +140,7 @@ def own_modules(names: Sequence[str]) -> dict[str, Path]:
 
 
 def _files_of(module: str) -> Iterator[tuple[str, Path]]:
-    """The files that importing `module` runs, its packages' first: those that are no part of an
-    installation.
-    """
+    """Yield the files that importing `module` runs, unless they are of an installation."""
     search: Sequence[str] | None = None
     names = module.split(".")
     for end in range(1, len(names) + 1):
@@ -167,7 +167,7 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is no part of the person's own code: Python's, expt's, or a package's."""
+    """Return whether a file is of Python, expt or a package, and not the person's own."""
     of_packages = [
         folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")
     ]
@@ -176,9 +176,7 @@ def is_installed(path: Path) -> bool:
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Where in the person's own code it was raised, or what raised it was called; None where not
-    from there.
-    """
+    """Return where in the person's own code an error was raised, or None."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     own = (
         frame
@@ -189,7 +187,7 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:
-    """The dotted names that a file may import; of `from a import b` both a and a.b."""
+    """Yield the dotted names that a file may import; of `from a import b` both a and a.b."""
     try:
         tree = ast.parse(path.read_bytes())
     except (

@@ -1,8 +1,9 @@
-"""A run's model as a file for other programs, checked against the model itself before it is there."""
+"""A run's model as a file for other programs, compared with the model before the file is there."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import logging
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from expt.config import secrets
 from expt.config.parse import recorded
+from expt.config.schema import RunConfig
+from expt.data import evaluation
+from expt.data.loading import Batch, LoaderOptions
 from expt.data.tree import leaves, mapped
-from expt.errors import ConfigError, RunFailed
-from expt.inference import described
+from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
-from expt.inference.prepared import prepared
-from expt.inference.samples import samples
-from expt.inference.scales import Undone, scales_of, undoes
+from expt.inference.preprocess import Normalised, Undone, scales_of
 from expt.runs.files import take_name
 from expt.tasks.task import Facts
 
@@ -35,6 +36,13 @@ LARGE = 100.0
 """An output from which on float32 has no digits left for an absolute tolerance."""
 METADATA = "expt.json"
 """In a file of torch.export: what ONNX has as metadata."""
+_GIVES = {
+    "class": "logits of the classes",
+    "labels": "logits of the labels",
+    "numbers": "numbers",
+    "mask": "logits of each pixel's classes",
+    "tokens": "logits of the next token",
+}
 
 Call = Callable[[Sequence[Any]], Sequence[Tensor]]
 """From the tensors of a batch to those of the outputs."""
@@ -46,11 +54,10 @@ class Exported(NamedTuple):
     file: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    goes_in: str
-    comes_out: str
-    """What the numbers mean; empty where only the task knows."""
+    meaning: str
+    """What the outputs are; empty where only a custom task knows."""
     source: str
-    """Of the samples that it was checked with; see Samples."""
+    """The split that it was checked with, or "at random"."""
     num_samples: int
     batches: tuple[int, ...]
     """The sizes of the batches that it was checked with."""
@@ -75,49 +82,41 @@ def export(
 
     With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
     normalises them itself, and gives a regression's numbers in the targets' own units. It is there
-    only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises
-    ConfigError for what cannot be done, RunFailed where the export or the check fails."""
+    only where its outputs are those of the model, to `tolerance`; LARGE ones by their size.
+
+    Raises ConfigError for what cannot be done, RunFailed where the export or the check fails.
+    """
     record, state = saved(run, which)
-    model = rebuilt(record, state, torch.device("cpu"), plain=True)
-    expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).model
+    data = record["data"]
+    model, other = (rebuilt(record, state, torch.device("cpu"), plain=True) for _ in range(2))
     with importable_from_here():
         config = recorded(state["config"])
-        found = samples(
-            config, record["data"], max(SAMPLES, batch_size or 0), normalised=not preprocess
-        )
-        task = config.task.build(Facts(shapes=record["data"], class_names=model.class_names))
+        number = max(SAMPLES, batch_size or 0)
+        batch, source = _samples(config, data, number, normalised=not preprocess)
+        task = config.task.build(Facts(shapes=data, class_names=model.class_names))
     if task.phases:
-        raise ConfigError(
-            f"{run}: a model of several phases has no one output that could be exported"
-        )
-    module, scales, units = model.model, scales_of(config.dataset, record["data"]), None
+        raise ConfigError(f"{run}: a model of several phases has no one output to export")
+    module, units = model.model, None
+    expected_of: Callable[..., Any] = other.model
+    scales = scales_of(config.dataset, data).targets
     if preprocess:
-        module, expected_of = prepared(model, config.dataset, record["data"]), _Preprocessed(model)
-        if undoes(config.task, scales):
-            module = units = Undone(module, scales.targets.values())
-    arguments = _called_with(module, task, found.batch)
+        module, expected_of = Normalised(module, config.dataset, data), _preprocessed(other)
+        if config.task.TARGETS == "numbers" and scales:
+            module = units = Undone(module, scales.values())
+    arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    about = described.metadata(
-        run, model, config, record["data"], state["position"]["epoch"], preprocess=preprocess
-    )
-    dims = {} if batch_size else _dynamic(record["data"])
+    about = _metadata(run, model, config, record, state, preprocess=preprocess)
+    dims = {} if batch_size else _dynamic(data)
     with torch.no_grad(), _beside(file) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
-        names = _written(format, beside, module, shown, dims, about)
-        allowed, difference = tolerance, 0.0
-        call = _call_of(format, beside)
+        inputs, outputs = _write(format, beside, module, shown, dims, about)
+        allowed, difference, call = tolerance, 0.0, _call_of(format, beside)
         for size in sizes:
             part = _cut(arguments, size)
-            wanted = [*leaves(expected_of(*part))]
-            got = call([*leaves(part)])
-            if (
-                units is not None
-            ):  # compared as the model gives them: what is allowed is of a deviation
-                got = [
-                    units.standardised(each).to(like.dtype)
-                    for each, like in zip(got, wanted, strict=True)
-                ]
+            wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
+            if units is not None:  # compared as the model gives them: in deviations
+                got = [units.standardised(each).to(wanted[0].dtype) for each in got]
             largest = max((float(each.abs().max()) for each in wanted), default=0.0)
             allowed = max(allowed, tolerance * largest / LARGE)
             difference = max(difference, _difference(wanted, got))
@@ -127,32 +126,101 @@ def export(
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
         _publish(beside, file, force=force)
-    position = state["position"]["epoch"]
-    words = described.words(config, record["data"], model.class_names, preprocess=preprocess)
+    meaning = _GIVES.get(config.task.TARGETS, "")
+    epoch = state["position"]["epoch"]
     return Exported(
-        file, *names, *words, found.source, number, sizes, difference, allowed, position
+        file, inputs, outputs, meaning, source, number, sizes, difference, allowed, epoch
     )
 
 
-class _Preprocessed(nn.Module):
-    """The model after its own `preprocess`."""
+def _samples(
+    config: RunConfig, data: Mapping[str, Any], number: int, *, normalised: bool
+) -> tuple[Batch, str]:
+    """Return up to `number` samples of the run's dataset and their split, or random ones.
 
-    def __init__(self, model: TrainedModel) -> None:
-        super().__init__()
-        self._trained = model
+    Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
+    stand in the table. Raises ConfigError where it is not known what samples are like.
+    """
+    dataset = config.dataset
+    left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
+    dataset = dataclasses.replace(dataset, **left_out)
+    split = next(part for part in ("test", "val", "train") if data.get(f"{part}_size"))
+    mean, std = (dataset.mean, dataset.std) if normalised else (None, None)
+    options = LoaderOptions(
+        batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number
+    )
+    known = data if normalised else {**data, "standardised": {}}
+    try:
+        dataset.prepare(config.task, learns=False)
+        found = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        batch = next(iter(found.batches()), None)
+        if batch is None:
+            raise DataError(f"dataset={dataset.name}: has no samples")
+    except (ExptError, OSError, ImportError) as error:
+        return _random(config, data, number, error, normalised=normalised), "at random"
+    inputs, targets = mapped(lambda tensor: tensor[:number], (batch.inputs, batch.targets))
+    return Batch(inputs, targets, number), split
 
-    def forward(self, samples: Tensor) -> Any:
-        given = self._trained.preprocess(samples)
-        return self._trained(
+
+def _random(
+    config: RunConfig, data: Mapping[str, Any], number: int, error: Exception, *, normalised: bool
+) -> Batch:
+    drawn = torch.Generator().manual_seed(0)
+    if "vocab_size" in data:
+        shape = (number, data["context"])
+        return Batch(torch.randint(data["vocab_size"], shape, generator=drawn), None, number)
+    if "image_size" not in data:
+        raise ConfigError(f"what the model takes is not known without its dataset: {error}")
+    if not config.dataset.has_rows:
+        shape = (number, data["channels"], *data["image_size"])
+        return Batch(torch.rand(shape, generator=drawn), None, number)
+    rows = torch.randn((number, data["image_size"][1]), generator=drawn)
+    if (scales := scales_of(config.dataset, data).features) and not normalised:
+        mean, deviation = torch.tensor([*scales.values()]).T
+        rows = mean + deviation * rows
+    return Batch(rows, None, number)
+
+
+def _preprocessed(trained: TrainedModel) -> Callable[[Tensor], Any]:
+    """Return the model after its own `preprocess`."""
+
+    def call(samples: Tensor) -> Any:
+        given = trained.preprocess(samples)
+        return trained(
             given if samples.dim() > 2 else given.flatten(1)
-        )  # rows, as the loaders have them
+        )  # rows, as loaders have them
+
+    return call
+
+
+def _metadata(
+    run: Path,
+    model: TrainedModel,
+    config: RunConfig,
+    record: Mapping[str, Any],
+    state: Mapping[str, Any],
+    *,
+    preprocess: bool,
+) -> dict[str, str]:
+    """Return what the file says of its numbers, each value in JSON."""
+    data, scales = record["data"], scales_of(config.dataset, record["data"])
+    about: dict[str, Any] = {
+        "class_names": model.class_names,
+        "feature_names": data.get("feature_names"),
+        "target_names": None if model.class_names else data.get("target_names"),
+        "preprocess": preprocess,
+        "run": run.resolve().name,
+        "epoch": state["position"]["epoch"],
+    }
+    if not preprocess:
+        standardised = {key: value for key, value in scales._asdict().items() if value}
+        about |= {"mean": config.dataset.mean, "std": config.dataset.std}
+        about["standardised"] = standardised
+    return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
-    """What the task calls the model with.
-
-    Raises ConfigError where that is more than tensors by their place.
-    """
+    """Return what the task calls the model with: tensors by their place, else ConfigError."""
     calls: list[tuple[Any, ...]] = []
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +239,7 @@ def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
 
 
 def _cut(arguments: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """The first `size` samples, the same ones again where there are fewer."""
+    """Return the first `size` samples, the same ones again where there are fewer."""
 
     def cut(tensor: Tensor) -> Tensor:
         return tensor.repeat(-(-size // len(tensor)), *[1] * (tensor.dim() - 1))[:size].clone()
@@ -180,17 +248,15 @@ def _cut(arguments: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     return found
 
 
-def _dynamic(trained_on: Mapping[str, Any]) -> dict[int, Any]:
-    """The dimensions of a tensor that may have other sizes."""
+def _dynamic(data: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the dimensions of a tensor that may have other sizes."""
     dims = {0: torch.export.Dim("batch")}
-    return dims | (
-        {1: torch.export.Dim("tokens", max=trained_on["context"])}
-        if "vocab_size" in trained_on
-        else {}
-    )
+    if "vocab_size" in data:
+        dims[1] = torch.export.Dim("tokens", max=data["context"])
+    return dims
 
 
-def _written(
+def _write(
     format: Format,
     file: Path,
     module: nn.Module,
@@ -198,31 +264,30 @@ def _written(
     dims: Mapping[int, Any],
     about: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the file; its inputs and outputs in words. Raises RunFailed where torch cannot."""
+    """Write the file; return its inputs and outputs in words. Raises RunFailed if torch can't."""
     dynamic: Any = mapped(lambda _: dict(dims) or None, arguments)
     try:
         with _quiet():
             program = torch.export.export(module, arguments, dynamic_shapes=dynamic)
             if format == "onnx":
-                _write_onnx(program, file, about, len([*leaves(arguments)]))
+                number = len([*leaves(arguments)])
+                names = ["input"] if number == 1 else [f"input_{index}" for index in range(number)]
+                found = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
+                assert found is not None
+                found.model.metadata_props.update({f"expt.{k}": v for k, v in about.items()})
+                found.save(str(file), external_data=False)
             else:
                 torch.export.save(program, str(file), extra_files={METADATA: json.dumps(about)})
             outputs = module(*arguments)
     except Exception as error:  # what torch's exporters raise is of many kinds
-        told = secrets.said(error)
-        mend = "; --batch-size N may do for one size" if dims else ""
-        raise RunFailed(f"{file.name}: the model cannot be exported ({told}){mend}") from error
-    return tuple(
+        hint = "; --batch-size N may do for one size" if dims else ""
+        raise RunFailed(
+            f"{file.name}: the model cannot be exported ({secrets.said(error)}){hint}"
+        ) from error
+    given, out = (
         tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs)
-    )  # type: ignore[return-value]
-
-
-def _write_onnx(program: Any, file: Path, about: Mapping[str, str], number: int) -> None:
-    names = ["input"] if number == 1 else [f"input_{index}" for index in range(number)]
-    found = torch.onnx.export(program, input_names=names, dynamo=True, verbose=False)
-    assert found is not None
-    found.model.metadata_props.update({f"expt.{key}": value for key, value in about.items()})
-    found.save(str(file), external_data=False)
+    )
+    return given, out
 
 
 def _in_words(tensor: Tensor, dims: Mapping[int, Any]) -> str:
@@ -234,7 +299,7 @@ def _in_words(tensor: Tensor, dims: Mapping[int, Any]) -> str:
 
 
 def _call_of(format: Format, file: Path) -> Call:
-    """What the file computes, read from the disk."""
+    """Return what the file computes, read from the disk."""
     if format == "torch_export":
         module = torch.export.load(str(file)).module()
         return lambda tensors: [*leaves(module(*tensors))]
@@ -250,7 +315,7 @@ def _call_of(format: Format, file: Path) -> Call:
 
 
 def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> float:
-    """The largest; infinite where the shapes differ."""
+    """Return the largest; infinity where the shapes differ."""
     if [each.shape for each in wanted] != [each.shape for each in got]:
         return float("inf")
     return max(float((one - other).abs().max()) for one, other in zip(wanted, got, strict=True))
@@ -258,31 +323,24 @@ def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> float:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch and its exporters say of themselves."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-    ]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Silence what torch's exporters log of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 @contextlib.contextmanager
 def _beside(file: Path) -> Iterator[Path]:
-    """A file of that name in a folder of its own beside, which is gone in the end."""
+    """Yield a file of that name in a folder of its own next to it, which is gone in the end."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", dir=file.parent))
     except OSError as error:
-        raise ConfigError(
-            f"{file.parent}: {error.strerror}; name another file by --output FILE"
-        ) from error
+        raise ConfigError(f"{file.parent}: {error.strerror}; use --output FILE") from error
     try:
         yield folder / file.name
     finally:

@@ -1,30 +1,59 @@
-"""A run's model asked about what a person has: what it predicts of each sample, a batch at a time."""
+"""A run's model asked about what a person has: what it predicts of each sample, in batches."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from expt import machine
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch
-from expt.errors import ConfigError, OutOfMemory
-from expt.inference import reading, sources, split
-from expt.inference.answers import Answers, Form, Likelihoods, form_of
+from expt.data import evaluation
+from expt.data.image_files import read_image
+from expt.data.loading import Batch, LoaderOptions, ShardedLoader, to_device
+from expt.data.tree import mapped
+from expt.data.windows import NO_TARGET
+from expt.errors import ConfigError, DataError, OutOfMemory, warn
+from expt.inference.answers import About, Answers, Form, form_of
+from expt.inference.files import TEXTS
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import Plan
-from expt.inference.reading import Chunk
-from expt.tasks.task import Facts, Task
+from expt.runs.request import Split
+from expt.tasks.task import Facts
 
+T = TypeVar("T")
+U = TypeVar("U")
 _NUMBERS, _MOST = 10_000_000, 1024
 """A batch's inputs, and its samples, where nothing is said of its size: 40 MB of float32."""
+_AHEAD = 2
+"""Batches of pictures that are read while one is computed."""
+
+
+class Chunk(NamedTuple):
+    """Some samples, in order; none where all of a batch could not be read."""
+
+    about: Sequence[About]
+    inputs: Any
+    """On the device, as the model takes them."""
+    targets: Any = None
+    """On the device, where they are known."""
+    sizes: Sequence[tuple[int, int]] = ()
+    """Height and width of pictures as they lie."""
+    skipped: Sequence[str] = ()
+    """What could not be read, a line each."""
 
 
 class Predictor:
-    """The run's model on its device, and the samples that are left out because they could not be
-    read.
-    """
+    """The run's model on its device, and the samples that could not be read."""
 
     def __init__(self, plan: Plan) -> None:
         """Raises ConfigError and CheckpointError, see `load`."""
@@ -32,25 +61,21 @@ class Predictor:
         self.device = _device(asked.device)
         self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)
         with importable_from_here():
-            self._task = _task(plan.config, plan)
+            self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
-            raise ConfigError(
-                f"{asked.run}: a model of several phases says nothing of a sample; use expt.load in"
-                " Python"
-            )
+            raise ConfigError(f"{asked.run}: a model of several phases is used by expt.load only")
         self.form: Form = form_of(plan)
         self.seen = 0
         """Samples so far, with those that are left out."""
         self.skipped: list[str] = []
-        """Why a sample was left out, a line for each."""
+        """Why a sample was left out, a line each."""
 
     def __iter__(self) -> Iterator[Answers]:
-        """In the order of the samples.
+        """Yield answers in the order of the samples.
 
         Raises ConfigError for what can't be read or does not fit the model.
         """
-        answers = self._answers()
-        yield from self.form.joined(answers) if isinstance(self.form, Likelihoods) else answers
+        return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
         with _multiplying_as(self._plan.config), importable_from_here():
@@ -62,66 +87,167 @@ class Predictor:
 
     @torch.no_grad()
     def _answer(self, chunk: Chunk) -> Answers:
-        batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
         try:
             with self.model.autocast():
+                batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
                 outputs = self._task.forward(self.model.model, batch)
         except torch.OutOfMemoryError as error:
             told = str(error).partition(".")[0]
-            raise OutOfMemory(
-                f"{told}; use a smaller --batch-size than {len(chunk.about)}"
-            ) from error
+            raise OutOfMemory(f"{told}; use a --batch-size below {len(chunk.about)}") from error
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 
     def _chunks(self) -> Iterator[Chunk]:
-        plan, preprocess, device = self._plan, self.model.preprocess, self.device
-        size = plan.asked.batch_size
+        plan, size = self._plan, self._plan.asked.batch_size
         if plan.asked.split is not None:
-            return split.chunks(plan.config, plan.record, plan.asked.split, device, size)
-        if plan.kind is sources.TEXTS:
+            return self._split(plan.asked.split, size)
+        if plan.kind is TEXTS:
             context = int(plan.data["context"])
-            return reading.texts(
-                plan.files, device, context, size or max(1, _NUMBERS // (context * 256))
-            )
-        size = size or _batch_size(plan)
+            return self._texts(context, size or max(1, _NUMBERS // (context * 256)))
+        size = size or self._batch_size()
         if plan.features is not None:
-            return reading.rows(plan.files, plan.features, preprocess, size)
-        if plan.samples:
-            return reading.arrays(plan.samples, preprocess, size)
-        return reading.pictures(plan.files, preprocess, device, size)
+            return self._rows(size)
+        return self._arrays(size) if plan.samples else self._pictures(size)
+
+    def _batch_size(self) -> int:
+        data, samples = self._plan.data, self._plan.samples
+        height, width = data.get("image_size", (1, 1))
+        numbers = samples[0].array[:1].size if samples else data.get("channels", 1) * height * width
+        return max(1, min(_MOST, _NUMBERS // max(1, numbers)))
+
+    def _split(self, split: str, size: int | None) -> Iterator[Chunk]:
+        """Yield a part of the run's own dataset as its evaluations had it."""
+        config, record = self._plan.config, self._plan.record
+        dataset = config.dataset
+        if hasattr(dataset, "transforms"):
+            dataset = dataclasses.replace(dataset, transforms=None)  # of training
+        dataset.prepare(config.task, learns=False)
+        then, now = record.get("content", {}).get("data"), dataset.fingerprint()
+        if then is not None and now is not None and then != now:
+            warn("the dataset's files are other than those of the run")
+        options = LoaderOptions(
+            batch_size=config.batch_size,
+            device=self.device,
+            mean=dataset.mean,
+            std=dataset.std,
+            channels_last=config.channels_last,
+        )
+        workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
+        (loader,) = evaluation.load(
+            dataset, config.task, part, record["data"], options, own=True, num_workers=workers
+        ).loaders
+        if not isinstance(loader, ShardedLoader):
+            raise DataError(f"--split {split}: the dataset has no such part any more")
+        about, done = dataset.origin(config.task, split), 0
+        numbers: list[int] = loader.samples.tolist()
+        for batch in loader.evaluation():
+            for start in range(0, batch.size, size or batch.size):
+                piece = slice(start, min(start + (size or batch.size), batch.size))
+                inputs, targets = mapped(operator.itemgetter(piece), (batch.inputs, batch.targets))
+                here = numbers[done + piece.start : done + piece.stop]
+                yield Chunk([about(index) for index in here], inputs, targets)
+            done += batch.size
+
+    def _pictures(self, size: int) -> Iterator[Chunk]:
+        """Yield pictures, decoded by threads ahead of the model."""
+        preprocess = self.model.preprocess
+
+        def read(path: str) -> tuple[str, Tensor, tuple[int, int]] | str:
+            try:
+                picture = read_image(path)
+                return path, preprocess.picture(picture), (picture.height, picture.width)
+            except Exception as error:  # what a decoder raises of a damaged file is of many kinds
+                told = f"{path} cannot be read as an image ({type(error).__name__}: {error})"
+                return str(error) if isinstance(error, DataError) else told
+
+        for found in _ahead(read, self._plan.files, size):
+            good = [each for each in found if not isinstance(each, str)]
+            bad = [each for each in found if isinstance(each, str)]
+            inputs = None
+            if good:
+                pixels = to_device(torch.stack([each[1] for each in good]), self.device)
+                inputs = preprocess(pixels)
+            about: list[About] = [{"path": path} for path, _, _ in good]
+            yield Chunk(about, inputs, sizes=[each[2] for each in good], skipped=bad)
+
+    def _arrays(self, size: int) -> Iterator[Chunk]:
+        for path, array, arrange in self._plan.samples:
+            for start in range(0, len(array), size):
+                # A copy: files are mapped read-only.
+                piece = np.array(arrange(np.asarray(array[start : start + size])))
+                about: list[About] = [{"path": path, "index": start + i} for i in range(len(piece))]
+                yield Chunk(about, self.model.preprocess(torch.from_numpy(piece)))
+
+    def _rows(self, size: int) -> Iterator[Chunk]:
+        assert self._plan.features is not None
+        for path in self._plan.files:
+            for first, values, wrong in self._plan.features.read(path, size):
+                good = [place for place in range(len(values)) if place not in wrong]
+                about: list[About] = [{"path": path, "row": first + place} for place in good]
+                bad = [f"{path}: row {first + place}: {wrong[place]}" for place in sorted(wrong)]
+                inputs = self.model.preprocess(values[good]) if good else None
+                yield Chunk(about, inputs, skipped=bad)
+
+    def _texts(self, context: int, size: int) -> Iterator[Chunk]:
+        """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
+        windows = (each for path in self._plan.files for each in _windows(path, context))
+        while several := list(itertools.islice(windows, size)):
+            longest = max(len(window) for _, window in several) - 1
+            inputs = np.zeros((len(several), longest), np.int64)
+            targets = np.full((len(several), longest), NO_TARGET)
+            for place, (_, window) in enumerate(several):
+                inputs[place, : len(window) - 1] = window[:-1]
+                targets[place, : len(window) - 1] = window[1:]
+            given, following = (
+                to_device(torch.from_numpy(each), self.device) for each in (inputs, targets)
+            )
+            yield Chunk([about for about, _ in several], given, following)
 
 
-def _batch_size(plan: Plan) -> int:
-    height, width = plan.data.get("image_size", (1, 1))
-    numbers = (
-        plan.samples[0].array[:1].size
-        if plan.samples
-        else plan.data.get("channels", 1) * height * width
-    )
-    return max(1, min(_MOST, _NUMBERS // max(1, numbers)))
+def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                tokens = np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+                about: About = {"path": path, "line": number}
+                if len(tokens) == 1:  # nothing follows that could be likely
+                    yield about, np.array([tokens[0], NO_TARGET])
+                for start in range(0, len(tokens) - 1, context):
+                    yield about, tokens[start : start + context + 1].astype(np.int64)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _ahead(read: Callable[[T], U], items: Iterable[T], size: int) -> Iterator[list[U]]:
+    """Yield what `read` returns of each item, `size` at a time, while the next are being read."""
+    remaining = iter(items)
+    pending = collections.deque[list[Future[U]]]()
+    with ThreadPoolExecutor(min(machine.usable_cpus(), 16)) as threads:
+        try:
+            while True:
+                while len(pending) < _AHEAD and (batch := list(itertools.islice(remaining, size))):
+                    pending.append([threads.submit(read, item) for item in batch])
+                if not pending:
+                    return
+                yield [future.result() for future in pending.popleft()]
+        finally:
+            for future in itertools.chain.from_iterable(pending):
+                future.cancel()
 
 
 def _device(name: str) -> torch.device:
+    """Return the device; torch says where it is not there."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"--device {name}: this torch does not reach the GPU; expt doctor says why"
-        )
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("--device mps: this machine has none; use --device cpu")
-    return torch.device(name)
-
-
-def _task(config: RunConfig, plan: Plan) -> Task:
-    task: Task = config.task.build(Facts(shapes=plan.data))
-    return task
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name}: {error}; use --device cpu") from error
 
 
 @contextlib.contextmanager
 def _multiplying_as(config: RunConfig) -> Iterator[None]:
-    """While entered, matrices are multiplied as precisely as in the run."""
+    """Multiply float32 as the run did."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(config.matmul_precision)
     try:

@@ -1,16 +1,14 @@
-"""What a model gets of what a person has: images, rows of a table and texts as its dataset gave
-them.
-"""
+"""What a model gets of images, rows and texts: as its dataset gave them to it, and back again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expt.data.image_files import fit, in_mode, read_image, stretch
 from expt.data.kind import DatasetConfig
@@ -21,18 +19,36 @@ Sample: TypeAlias = Any
 """A picture's path or a picture of Pillow's; a text; or a tensor or array, by itself or with a
 batch's dimension.
 """
+Columns: TypeAlias = Mapping[str, tuple[float, float]]
+"""By name the mean and the deviation."""
+
+
+class Scales(NamedTuple):
+    """What columns were standardised by; empty where they are as they lie in the data."""
+
+    features: Columns
+    targets: Columns
+
+
+def scales_of(dataset: DatasetConfig, trained_on: Mapping[str, Any]) -> Scales:
+    """Return the scales of a run whose record says `trained_on` of its data."""
+    known = list(trained_on.get("standardised", {}).items())  # features first, in their order
+    rows = dataset.has_rows and getattr(dataset, "standardise", False)
+    number = trained_on["image_size"][1] if rows else 0
+    return Scales(dict(known[:number]), dict(known[number:]))
 
 
 class Preprocess:
-    """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its
-    device.
+    """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` return a batch on the model's device.
 
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or
     stretched to it where those with masks were; as tensors they are uint8, or float in [0, 1], [C,
     H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F]
     or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
-    out as its tokens, int64 [1, length]. What is of none of these kinds, as the samples of one's
-    own dataset without classes, is refused where it is no tensor, and else only moved."""
+    out as its tokens, int64 [1, length]. Other samples must be tensors, and are only moved.
+
+    Raises ConfigError for what is no sample, DataError for a damaged picture.
+    """
 
     def __init__(
         self,
@@ -42,97 +58,72 @@ class Preprocess:
         *,
         segments: bool = False,
     ) -> None:
-        """`segments`: whether it is of a task=segmentation."""
         self._dataset, self._data, self._device = dataset, data, device
-        self._is_text = "vocab_size" in data
-        self._is_table = dataset.has_rows
-        self._resized = stretch if dataset.has_masks(segments) else fit
-        scaled = self._is_table and getattr(dataset, "standardise", False)
-        self.standardised: dict[str, tuple[float, float]] = (
-            dict(data.get("standardised", {})) if scaled else {}
-        )
-        """Of a table's columns the mean and the deviation: first of the features, in their order.
-        """
+        self._resize = stretch if dataset.has_masks(segments) else fit
+        self.scales = scales_of(dataset, data)
         self._normalise: Normalise | None = None
-        if "channels" in data and not self._is_table and not dataset.passes_as_is:
-            mean, std = dataset.mean, dataset.std
-            channels = data["channels"]
+        if "channels" in data and not dataset.has_rows and not dataset.passes_as_is:
             self._normalise = Normalise(
-                mean, std, channels=channels, device=device, channels_last=False
+                dataset.mean,
+                dataset.std,
+                channels=data["channels"],
+                device=device,
+                channels_last=False,
             )
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        """See the class. Raises ConfigError for what it cannot make a batch of, DataError for a
-        damaged picture.
-        """
-        if self._is_text:
+        """Return the batch."""
+        if "vocab_size" in self._data:
             return self._tokens(samples)
-        if self._is_table and isinstance(samples, list | tuple) and not _are_tensors(samples):
-            return self._rows(_of_lists(samples))
         if isinstance(samples, list | tuple):
+            is_of_tensors = any(isinstance(sample, Tensor | np.ndarray) for sample in samples)
+            if self._dataset.has_rows and not is_of_tensors:
+                return self._rows(_of_lists(samples))
             return torch.cat([self(sample) for sample in samples])
-        if self._is_table:
-            return self._rows(samples)
+        if self._dataset.has_rows:
+            return self._rows(_tensor(samples))
         if self._normalise is None:
             return _tensor(samples).to(self._device)
-        images = (
-            _tensor(samples)
-            if isinstance(samples, Tensor | np.ndarray)
-            else self.picture(samples)[None]
-        )
+        is_array = isinstance(samples, Tensor | np.ndarray)
+        images = _tensor(samples) if is_array else self.picture(samples)
         images = images.unsqueeze(0) if images.dim() == 3 else images
-        if images.dim() != 4 or images.shape[1] != self._data["channels"]:
-            channels = self._data["channels"]
+        channels = self._data["channels"]
+        if images.dim() != 4 or images.shape[1] != channels:
             raise ConfigError(
                 f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many"
             )
         return self._normalise(images.to(self._device, copy=True))
 
     def picture(self, given: Any) -> Tensor:
-        """A picture's path, or a picture of Pillow's, as uint8 [C, H, W] of the model's size, not
-        yet normalised.
-        """
-        mode = {1: "L", 3: "RGB"}.get(self._data["channels"])
+        """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size."""
+        channels, (height, width) = self._data["channels"], self._data["image_size"]
+        mode = {1: "L", 3: "RGB"}.get(channels)
         if mode is None:
-            raise ConfigError(
-                f"a picture: the model takes {self._data['channels']} channels; give a tensor"
-            )
-        picture = (
-            read_image(str(given), mode) if isinstance(given, str | Path) else in_mode(given, mode)
-        )
-        height, width = self._data["image_size"]
-        pixels = torch.from_numpy(np.array(self._resized(picture, (height, width))))
+            raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
+        is_path = isinstance(given, str | Path)
+        picture = read_image(str(given), mode) if is_path else in_mode(given, mode)
+        pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
 
-    def _rows(self, given: Any) -> Tensor:
-        rows = _tensor(given).double()
-        rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
-        num_features = self._data["image_size"][1]
-        if rows.dim() != 2 or rows.shape[1] != num_features:
-            raise ConfigError(
-                f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give"
-                " [N, F]"
-            )
-        # Targets, where they are standardised, come after them.
-        if scales := list(self.standardised.values())[:num_features]:
+    def _rows(self, given: Tensor) -> Tensor:
+        rows = given.double().unsqueeze(0) if given.dim() == 1 else given.double()
+        number = self._data["image_size"][1]
+        if rows.dim() != 2 or rows.shape[1] != number:
+            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
+        if scales := [*self.scales.features.values()]:
             mean, std = torch.tensor(scales, dtype=torch.float64).T
             rows = (rows - mean) / std
-        return rows.float().view(-1, 1, 1, num_features).to(self._device)
+        return rows.float().view(-1, 1, 1, number).to(self._device)
 
     def _tokens(self, given: Any) -> Tensor:
         if isinstance(given, str):
             given = torch.tensor([self._dataset.encode(given)])
-        if isinstance(given, bytes):
+        elif isinstance(given, bytes):
             given = torch.tensor([list(given)])
         return _tensor(given).long().to(self._device)
 
 
-def _are_tensors(samples: Sequence[Any]) -> bool:
-    return any(isinstance(sample, Tensor | np.ndarray) for sample in samples)
-
-
 def _of_lists(given: Sequence[Any]) -> Tensor:
-    """A row of numbers, or rows of them."""
     try:
         return torch.tensor(given, dtype=torch.float64)
     except (TypeError, ValueError) as error:
@@ -144,6 +135,59 @@ def _tensor(given: Any) -> Tensor:
         return given
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given if given.flags.writeable else given.copy())
-    raise ConfigError(
-        f"a {type(given).__name__}: the model takes tensors; give one, with a batch's dimension"
-    )
+    raise ConfigError(f"a {type(given).__name__}: give a tensor, with a batch's dimension")
+
+
+class Normalised(nn.Module):
+    """A model of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, dataset: DatasetConfig, data: Mapping[str, Any]) -> None:
+        """Raises ConfigError for samples that the model takes as they are."""
+        super().__init__()
+        if "channels" not in data or dataset.passes_as_is:
+            raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+        self.model, self._has_rows = model, dataset.has_rows
+        if dataset.has_rows:
+            scales = [*scales_of(dataset, data).features.values()] or [(0.0, 1.0)]
+            mean, std = torch.tensor(scales, dtype=torch.float64).T.contiguous()
+        else:
+            shape, channels = (1, data["channels"], 1, 1), data["channels"]
+            mean = torch.tensor(dataset.mean or [0.0] * channels).view(shape)
+            std = torch.tensor(dataset.std or [1.0] * channels).view(shape)
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("std", std.clone())
+
+    def forward(self, samples: Tensor) -> Any:
+        """Return what the model gives of them."""
+        samples = samples.double() if self._has_rows else samples
+        return self.model(((samples - self.mean) / self.std).float())
+
+
+class Undone(nn.Module):
+    """A model whose numbers come out in the targets' own units, float64, which keeps the digits of
+    numbers far from 0.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, model: nn.Module, scales: Iterable[tuple[float, float]]) -> None:
+        super().__init__()
+        self.model = model
+        mean, deviation = torch.tensor([*scales], dtype=torch.float64).T
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("deviation", deviation.clone())
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Return numbers of the shape that the model gives."""
+        output: Tensor = self.model(samples)
+        columns = output.double().reshape(output.shape[0], -1)
+        return (columns * self.deviation + self.mean).reshape(output.shape)
+
+    def standardised(self, output: Tensor) -> Tensor:
+        """Return what the model gave, of what came out."""
+        columns = output.reshape(len(output), -1)
+        return ((columns - self.mean) / self.deviation).reshape(output.shape)

@@ -1,25 +1,21 @@
-"""Predictions in a file, which is there when they all are: .csv, .jsonl, .npz, or a folder of
-masks.
-"""
+"""Predictions in a file that is there when they all are: .csv, .jsonl, .npz, or a folder of masks."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
-import json
 import math
 import os
+import shutil
 import tempfile
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expt.errors import ConfigError
 from expt.runs import files
-from expt.runs.files import written
 from expt.runs.view.text import in_csv
 
 if TYPE_CHECKING:
@@ -31,74 +27,55 @@ _SHOWN = 3
 SUFFIXES = (".csv", ".jsonl", ".npz")
 
 
-class Writer(ABC):
+class Writer:
     """Takes answers as they come."""
 
-    @abstractmethod
     def write(self, answers: Answers, form: Form) -> None:
         """Add them."""
+        raise NotImplementedError
 
-    def finish(self) -> None:  # noqa: B027
-        """There are no more."""
+    def finish(self) -> None:
+        """Write what waits for the end."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of what is open, whether it was finished or not."""
 
 
 def check(output: Path, *, masks: bool, force: bool) -> None:
-    """Raise ConfigError where the output can't be written: before anything is computed."""
-    suffix = output.suffix.lower()
-    if masks:
-        if suffix not in ("", ".npz") or (suffix == "" and output.is_file()):
-            raise ConfigError(
-                f"--output {output}: masks are written as PNGs into a folder, or into one .npz"
-            )
-    elif suffix not in SUFFIXES:
-        raise ConfigError(
-            f"--output {output}: name a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; - is the"
-            " terminal"
-        )
-    elif output.is_dir():
-        raise ConfigError(f"--output {output}: is a folder; name a file in it")
-    if not output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}; make it")
-    if not os.access(output if output.is_dir() else output.absolute().parent, os.W_OK):
-        raise ConfigError(
-            f"--output {output}: {output.parent} cannot be written to; choose another folder"
-        )
+    """Raise ConfigError where the output can't be written, before anything is computed."""
+    allowed = ("", ".npz") if masks else SUFFIXES
+    if output.suffix.lower() not in allowed or (masks and not output.suffix and output.is_file()):
+        wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(SUFFIXES)}"
+        raise ConfigError(f"--output {output}: name {wanted}")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(output if output.is_dir() else parent, os.W_OK):
+        raise ConfigError(f"--output {output}: {parent} is no folder that can be written to")
     if not force and (any(output.iterdir()) if output.is_dir() else output.exists()):
-        raise ConfigError(
-            f"--output {output}: is there already; use --force to write over it, or another name"
-        )
+        raise ConfigError(f"--output {output}: is there already; use --force, or another name")
 
 
 @contextlib.contextmanager
 def writer(output: Path, *, force: bool) -> Iterator[Writer]:
-    """What writes a file that takes its name where the block ends well.
+    """Yield what writes a file that takes its name where the block ends well.
 
     Raises ConfigError for one that is there.
     """
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
         with (
-            written(output, may_exist=force) as file,
+            files.written(output, may_exist=force) as file,
             contextlib.closing(kinds[output.suffix.lower()](file)) as made,
         ):
             yield made
             made.finish()
     except FileExistsError:
-        raise ConfigError(
-            f"--output {output}: is there since this command was begun; use --force, or another"
-            " name"
-        ) from None
+        raise ConfigError(f"--output {output}: is there by now; use --force") from None
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}") from error
 
 
 class CSV(Writer):
-    """A line for each sample, and one of names above; cells that a spreadsheet would compute are
-    quoted.
-    """
+    """A line for each sample under one of names; no cell is a formula to a spreadsheet."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
@@ -128,85 +105,62 @@ class JSONL(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for record in form.records(answers):
-            self._file.write(
-                files.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
-            )
+            text = files.dumps(record, ensure_ascii=False)
+            self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
 class NPZ(Writer):
-    """Arrays by name, one entry for each sample; what they hold waits on the disk until their
-    length is known.
-    """
+    """Arrays by name, one entry for each sample, which wait on the disk for their length."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._length = file, 0
-        self._spooled: dict[str, tuple[IO[bytes], Any]] = {}
-        self._texts: dict[str, int] = {}
-        """Of each array of texts the length of the longest."""
-        self._beside: Mapping[str, np.ndarray] = {}
+        self._file, self._beside, self._length = file, dict[str, Any](), 0
+        self._spooled: dict[str, tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]] = {}
+        self._texts: dict[str, list[str]] = {}
 
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         import numpy as np
 
-        self._beside, self._length = form.beside, self._length + len(answers.about)
-        columns = {name: [about[name] for about in answers.about] for name in answers.about[0]}
-        for name, values in columns.items():
-            if isinstance(values[0], str):
-                texts = [
-                    str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-                    for value in values
-                ]
-                self._texts[name] = max(self._texts.get(name, 1), *map(len, texts))
-                self._spool(name, None).writelines(
-                    json.dumps(text).encode() + b"\n" for text in texts
-                )
+        self._beside, self._length = dict(form.beside), self._length + len(answers.about)
+        arrays = dict(answers.arrays)
+        for name, value in answers.about[0].items():
+            column = [about[name] for about in answers.about]
+            if isinstance(value, str):
+                self._texts.setdefault(name, []).extend(map(os.fsdecode, map(_utf8, column)))
             else:
-                self._spool(name, np.empty(0, np.int64)).write(np.array(values, np.int64).tobytes())
-        for name, array in answers.arrays.items():
-            self._spool(name, array[:0]).write(np.ascontiguousarray(array).tobytes())
-
-    def _spool(self, name: str, like: Any) -> IO[bytes]:
-        if name not in self._spooled:
-            beside = tempfile.TemporaryFile(dir=Path(self._file.name).parent)  # noqa: SIM115
-            self._spooled[name] = beside, like
-        return self._spooled[name][0]
+                arrays[name] = np.array(column, np.int64)
+        for name, array in arrays.items():
+            if name not in self._spooled:
+                spool = tempfile.TemporaryFile(dir=Path(self._file.name).parent)  # noqa: SIM115
+                self._spooled[name] = spool, array.dtype, array.shape[1:]
+            self._spooled[name][0].write(np.ascontiguousarray(array).tobytes())
 
     def finish(self) -> None:
         """Put them together."""
         import numpy as np
 
         with zipfile.ZipFile(self._file, "w", allowZip64=True) as archive:
-            for name, array in self._beside.items():
+            whole = self._beside | {name: np.array(texts) for name, texts in self._texts.items()}
+            for name, array in whole.items():
                 with archive.open(f"{name}.npy", "w") as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
-            for name, (spooled, like) in self._spooled.items():
+            for name, (spooled, dtype, shape) in self._spooled.items():
                 spooled.seek(0)
+                head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False,
+                        "shape": (self._length, *shape)}  # fmt: skip
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    self._copy(name, spooled, like, entry)
+                    np.lib.format.write_array_header_2_0(entry, head)
+                    shutil.copyfileobj(spooled, entry)
 
     def close(self) -> None:
         """See Writer."""
-        for spooled, _ in self._spooled.values():
+        for spooled, _, _ in self._spooled.values():
             spooled.close()
 
-    def _copy(self, name: str, spooled: IO[bytes], like: Any, entry: Any) -> None:
-        import numpy as np
 
-        dtype = np.dtype(f"<U{self._texts[name]}") if like is None else like.dtype
-        shape = (self._length, *(() if like is None else like.shape[1:]))
-        head = {
-            "descr": np.lib.format.dtype_to_descr(dtype),
-            "fortran_order": False,
-            "shape": shape,
-        }
-        np.lib.format.write_array_header_2_0(entry, head)
-        if like is not None:
-            while block := spooled.read(1 << 20):
-                entry.write(block)
-            return
-        for line in spooled:
-            entry.write(np.array(json.loads(line), dtype).tobytes())
+def _utf8(text: Any) -> bytes:
+    """Return what np.array may hold of a file's name, whatever its bytes."""
+    return os.fsencode(str(text)).decode("utf-8", "replace").encode()
 
 
 class Lines(Writer):
@@ -218,24 +172,19 @@ class Lines(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for about, record in zip(answers.about, form.records(answers), strict=True):
-            where = " ".join(
-                str(each) if name == "path" else f"{name} {each}" for name, each in about.items()
-            )
-            self._print(
-                f"{where} "
-                f" {_in_words({key: each for key, each in record.items() if key not in about})}"
-            )
+            place = (str(v) if name == "path" else f"{name} {v}" for name, v in about.items())
+            told = {key: value for key, value in record.items() if key not in about}
+            self._print(f"{' '.join(place)}  {_in_words(told)}")
 
 
 def _in_words(told: Record) -> str:
+    chances = told.get("probabilities", {})
     if "top" in told:
         chances = {each["class"]: each["probability"] for each in told["top"]}
     elif "labels" in told:
-        chances = {name: told["probabilities"][name] for name in told["labels"]}
+        chances = {name: chances[name] for name in told["labels"]}
     else:
-        chances = dict(
-            sorted(told.get("probabilities", {}).items(), key=lambda each: -each[1])[:_SHOWN]
-        )
+        chances = dict(sorted(chances.items(), key=lambda each: -each[1])[:_SHOWN])
     if chances or "labels" in told:
         words = ", ".join(f"{name} {chance:.4f}" for name, chance in chances.items()) or "none"
         target = told.get("target", "")
@@ -246,25 +195,94 @@ def _in_words(told: Record) -> str:
 
 
 def flat(record: Record) -> dict[str, Any]:
-    """One cell for each number: `p_NAME` are probabilities, `class_2` and on the next likeliest,
-    `target` the truth.
+    """Return one cell for each number.
+
+    `p_NAME` are probabilities, `class_2` and on the next likeliest, `target` the truth.
     """
     cells: dict[str, Any] = {}
     for key, value in record.items():
         if key == "top":
             for place, each in enumerate(value[1:], 2):
-                cells |= {
-                    f"class_{place}": each["class"],
-                    f"probability_{place}": each["probability"],
-                }
+                cells |= {f"{name}_{place}": each[name] for name in ("class", "probability")}
         elif isinstance(value, Mapping):
             prefix = {"probabilities": "p_", "target": "target_"}.get(key, f"{key}_")
             cells |= {f"{prefix}{name}": each for name, each in value.items()}
         elif isinstance(value, list) and key in ("labels", "target"):
             cells[key] = ";".join(value)
+        elif isinstance(value, list):
+            cells[key] = files.dumps(value)
         else:
-            cells[key] = files.dumps(value) if isinstance(value, list) else value
-    return {
-        key: "" if isinstance(value, float) and math.isnan(value) else value
-        for key, value in cells.items()
-    }
+            cells[key] = "" if isinstance(value, float) and math.isnan(value) else value
+    return cells
+
+
+class MaskPictures(Writer):
+    """A PNG of class numbers for each picture, of its size, named as it is below their folder."""
+
+    def __init__(self, folder: Path, paths: Sequence[str], root: str, *, force: bool) -> None:
+        """The `paths`, and others that come, lie below `root`.
+
+        Raises ConfigError where two pictures would have one mask, or a mask its picture's place.
+        """
+        self._folder, self._root, self._force = folder, root, force
+        self._beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        names: dict[Path, str] = {}
+        for path in paths:
+            mask = self._named(path)
+            if names.setdefault(mask, path) != path:
+                raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
+            if os.path.abspath(folder / mask) == os.path.abspath(path):
+                raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
+
+    def write(self, answers: Answers, form: Form) -> None:
+        """See Writer."""
+        for place, about in enumerate(answers.about):
+            path = self._beside / self._name(about)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size = answers.sizes[place] if answers.sizes else None
+            _picture(answers.arrays["masks"][place], size).save(path, format="PNG")
+
+    def finish(self) -> None:
+        """Give all their names at once; in a folder that holds others, one by one."""
+        if self._folder.is_dir() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+        if not self._folder.exists():
+            self._beside.rename(self._folder)
+            return
+        for path in sorted(self._beside.rglob("*.png")):
+            place = self._folder / path.relative_to(self._beside)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists() and not self._force:
+                raise ConfigError(f"{place}: is there by now; use --force, or another folder")
+            path.replace(place)
+
+    def close(self) -> None:
+        """See Writer."""
+        shutil.rmtree(self._beside, ignore_errors=True)
+
+    def _name(self, about: Mapping[str, Any]) -> Path:
+        if "index" not in about:
+            return self._named(about["path"])
+        stem = f"{Path(about['path']).stem}_" if "path" in about else ""
+        return Path(f"{stem}{about['index']:06d}.png")
+
+    def _named(self, path: str) -> Path:
+        return Path(os.path.relpath(os.path.abspath(path), self._root)).with_suffix(".png")
+
+
+def _picture(mask: np.ndarray, size: tuple[int, int] | None) -> Any:
+    from PIL import Image
+
+    picture: Any = Image.fromarray(mask)
+    if size is not None and picture.size != size[::-1]:
+        picture = picture.resize(size[::-1], Image.Resampling.NEAREST)
+    if picture.mode == "L":
+        picture.putpalette(list(_palette()))  # the numbers stay what they are
+    return picture
+
+
+def _palette() -> Iterator[int]:
+    """Yield Pascal VOC's colours: neighbours differ, and 0 is black."""
+    for number in range(256):
+        for shift in range(3):
+            yield sum((number >> 3 * bit + shift & 1) << 7 - bit for bit in range(8))

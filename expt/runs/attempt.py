@@ -48,7 +48,7 @@ class Attempt:
     devices: tuple[str, ...] = ()
     """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
     lock: FolderLock | None = None
-    """That of the run's folder, for the workers to hold too."""
+    """The lock of the run's folder, for the workers to hold too."""
 
     @property
     def waited_since(self) -> float:
@@ -203,7 +203,7 @@ def accept(paths: RunPaths) -> None:
 
 
 def put_back(paths: RunPaths) -> bool:
-    """Let the folder be what it was before; return whether that was a run's."""
+    """Put back what was in the folder before; return whether that was a run's."""
     if not paths.before.exists():
         return False
     was_run = (paths.before / paths.result.name).exists()

@@ -26,7 +26,7 @@ T = TypeVar("T")
 PARTS = "parts"
 """Key of a checkpoint: the name of the folder of its parts, and the checksum of each file there."""
 TRIES = 5
-"""Of reading a file that is replaced each time."""
+"""Attempts to read a file that is replaced each time."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, or a file larger than allowed."""
 
@@ -322,7 +322,7 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
-    """Let the folder `target` have the parts that a checkpoint in `source` names, too."""
+    """Link or copy the parts that a checkpoint in the folder `source` names into `target`."""
     folder, goal = source / parts["folder"], target / parts["folder"]
     if goal.exists():
         return

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from expt.config import keys
-from expt.config.groups import TargetScheduler
+from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, Content, identity, shown
 from expt.config.parse import recorded
-from expt.config.schedules import planned_steps
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance
@@ -30,11 +29,11 @@ from expt.runs.request import RunRequest
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
-"""What changes the number of an epoch's steps."""
+"""Keys that change the number of an epoch's steps."""
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 _OF_END = ("epochs", "max_steps", *_OF_PLAN)
 _TRIES = 3
-"""Of reading what a run that is under way may replace meanwhile."""
+"""Attempts to read what a run that is under way may replace meanwhile."""
 
 
 class Source(NamedTuple):
@@ -238,9 +237,9 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | 
 
 def _instead(source: Source) -> str:
     run = shlex.quote(str(source.checkpoint.run))
-    return (
-        "start a new run" if source.rule == "resume" else f"begin from its weights={run}@last only"
-    )
+    if source.rule == "resume":
+        return "start a new run"
+    return f"begin a further run, with what fits of its weights, by weights={run}@last"
 
 
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
@@ -402,7 +401,7 @@ def _bring(found: Checkpoint, target: Path) -> None:
 
 
 def _bring_best(found: Checkpoint, paths: RunPaths) -> None:
-    """Let `best` be what it was when the checkpoint was written."""
+    """Make `best` what it was when the checkpoint was written."""
     best = found.state["best"]
     has_best = best and _is_best(paths.best, best)
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):

@@ -1,7 +1,8 @@
-"""The lock of a run's folder: whoever writes there holds it, its workers too.
+"""The lock of a run's folder: who writes there holds it, its workers too.
 
-The system gives it back when the last of them is gone, however they ended: a worker that outlives
-its driver keeps other commands out of its folder."""
+The system releases it when the last of them is gone: a worker that outlives its driver keeps other
+commands out of its folder.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from expt.errors import ConfigError, FolderInUse
 from expt.runs.paths import RunPaths
 
 PATIENCE_S = 1.0
-"""How long one waits for the workers of a command that has just been killed to be gone, too."""
+"""Wait for the workers of a command that has just been killed."""
 
 
 class FolderLock:
-    """That of one run's folder, from when it is made to its `release`."""
+    """The lock of one run's folder, held until `release`."""
 
     def __init__(self, paths: RunPaths, patience_s: float | None = None) -> None:
         """Raises FolderInUse where another holds it, ConfigError where there can be no such folder."""
@@ -42,7 +43,7 @@ class FolderLock:
         """The lock is held as long as a process has it open."""
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
 
@@ -75,9 +76,7 @@ def at_work(paths: RunPaths) -> Iterator[FolderLock]:
 
 
 def is_held(paths: RunPaths) -> bool:
-    """Whether a process of this machine is at work in the run's folder, or may be, for all that can
-    be seen.
-    """
+    """Return whether a process of this machine is, or may be, at work in the run's folder."""
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY)
     except FileNotFoundError:

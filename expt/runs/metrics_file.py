@@ -28,7 +28,7 @@ class MetricsWriter:
         self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """One line for each of `values`, tag to value."""
+        """Write a line for each of `values`, tag to value."""
         lines = [
             files.dumps(Point(step, epoch, tag, value)._asdict()) + "\n"
             for tag, value in values.items()
@@ -47,7 +47,7 @@ class MetricsWriter:
 
 
 def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, float]:
-    """The last value of a tag in each epoch that has one, of the steps after `since_step`."""
+    """Return the last value of a tag in each epoch that has one, after `since_step`."""
     word = json.dumps(tag).encode()
     try:
         lines = paths.metrics.read_bytes().splitlines()
@@ -62,11 +62,11 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
 
 
 def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = True) -> bytes:
-    """The lines of a run that were there when its checkpoint of that `step` was written, so many
-    bytes.
+    """Return the lines, `num_bytes`, that were there when the checkpoint of `step` was written.
 
-    They are told by their steps where the file is another by now: a run went on from an older
-    checkpoint meanwhile. With `tests_later` the test comes after the run's last checkpoint."""
+    They are chosen by their steps if the file is another by now, as after a resume from an older
+    checkpoint. With `tests_later` the test comes after the run's last checkpoint.
+    """
     text = source.metrics.read_bytes() if source.metrics.exists() else b""
     kept, rest = text[:num_bytes], text[num_bytes:]
     last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
@@ -96,16 +96,14 @@ class MetricsReader:
         self._path = paths.metrics
         self._offset = 0
         self._before = b""
-        """The last bytes that were read: others are there now where a run that goes on has written
-        anew.
-        """
+        """The last bytes that were read; a resumed run may have replaced them."""
 
     def read(self) -> list[Point]:
-        """The new points; a line that is still being written is left for the next call."""
+        """Return the new points; an unfinished line is left for the next call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset - len(self._before))
-                if file.read(len(self._before)) != self._before:  # cut back, by a run that goes on
+                if file.read(len(self._before)) != self._before:  # cut back, by a resumed run
                     self._offset, self._before = 0, b""
                 file.seek(self._offset)
                 text = file.read()
@@ -118,7 +116,7 @@ class MetricsReader:
 
 
 def _point(line: bytes) -> Point | None:
-    """What a line says; None where it is no point, as in a file that a crash has damaged."""
+    """Return the point of a line; None where it is none, as after a crash."""
     try:
         found = Point(**json.loads(line))
         return found._replace(value=math.nan if found.value is None else float(found.value))

@@ -139,21 +139,22 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
             return found
         except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
             damage = damage or error
-    there = {each.step: each for each in checkpoints(run) if not _damage_of(each.file)}
+    there = {each.step: each for each in reversed([*checkpoints(run)]) if _is_whole(each.file)}
     listed = ", ".join(str(there[step]) for step in sorted(there)) or "none"
-    what = damage or f"{run} has no checkpoint {which if which in WHICH else f'of {which}'}"
+    name = f"of step {which}" if which.isdigit() else which
+    what = damage or f"{run} has no checkpoint {name}"
     raise ConfigError(
         f"{word}={given}: {what}; it has {listed}: use {word}=RUN@STEP (checkpoint.keep=N keeps N"
         " more)"
     )
 
 
-def _damage_of(file: Path) -> Exception | None:
+def _is_whole(file: Path) -> bool:
     try:
         _check(file)
-    except (CheckpointError, OSError) as error:
-        return error
-    return None
+    except (CheckpointError, OSError):
+        return False
+    return True
 
 
 def _check(file: Path) -> None:

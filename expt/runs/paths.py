@@ -1,7 +1,4 @@
-"""Where things are: the configuration that expt ships, and the files of a run.
-
-The one place that knows their names.
-"""
+"""The names of a run's files and folders; nothing else knows them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EVENT_FILES = "events.out.tfevents."
-"""What the names of TensorBoard's files start with; the seconds of their beginning follow."""
+"""How the names of TensorBoard's files begin; the seconds of their beginning follow."""
+RESULT = "result.json"
+SWEEP_RECORD = "multirun.yaml"
+"""What Hydra writes into a sweep's folder before it starts a run."""
+SWEEP_INDEX = ".index.json"
+"""The records of a large sweep's runs, see expt.runs.sweep."""
 
 
 def make_unused_folder(name: str) -> str:
@@ -20,9 +22,8 @@ def make_unused_folder(name: str) -> str:
     for number in itertools.count(1):
         folder = Path(name if number == 1 else f"{name}_{number}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(
-            FileExistsError, FileNotFoundError
-        ):  # or `remove_empty` has come between
+        # FileNotFoundError: `remove_empty` has come between.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
             folder.mkdir()
             return str(folder)
     raise AssertionError
@@ -40,16 +41,8 @@ def remove_empty(folder: Path) -> None:
             around.rmdir()
 
 
-RESULT = "result.json"
-SWEEP_RECORD = "multirun.yaml"
-"""What Hydra writes into a sweep's folder before it starts a run."""
-_FORKED = "forked-"
-SWEEP_INDEX = ".index.json"
-"""What the records of a large sweep's runs say, see expt.runs.sweep_index."""
-
-
 def is_sweep(folder: Path) -> bool:
-    """Whether `folder` is that of a sweep, and not one where single runs lie side by side."""
+    """Return whether `folder` is that of a sweep, not one where single runs lie side by side."""
     return (folder / SWEEP_RECORD).is_file()
 
 
@@ -70,7 +63,7 @@ class RunPaths:
         return self.folder / "metrics.jsonl"
 
     def event_files(self) -> list[Path]:
-        """TensorBoard's: one, and one more for each time that the run went on."""
+        """TensorBoard's: one, and one more for each time that the run was resumed."""
         return sorted(self.folder.glob(f"{EVENT_FILES}*"))
 
     @property
@@ -80,16 +73,12 @@ class RunPaths:
 
     @property
     def sent(self) -> Path:
-        """The folder of what other dashboards have of the run, a file for each; see
-        expt.dashboards.cursor.
-        """
+        """The folder of what other dashboards have of the run, a file for each."""
         return self.folder / ".sent"
 
     @property
     def before(self) -> Path:
-        """The folder of what the record was before the run goes on, until that is accepted; see
-        expt.runs.undo.
-        """
+        """The folder of what was there before the run is resumed, until its workers accept it."""
         return self.folder / ".before"
 
     @property
@@ -103,41 +92,23 @@ class RunPaths:
         return self.checkpoints / "last.pt"
 
     @property
-    def within_epoch(self) -> Path:
-        """What a longer run goes on from where `last` is of an epoch that `max_steps` has ended
-        before its time.
-        """
-        return self.checkpoints / "within_epoch.pt"
-
-    @property
-    def forked(self) -> Path:
-        """The checkpoint of another run that this one is a fork of, until it has one of its own."""
-        return self.checkpoints / "fork.pt"
-
-    def forked_after(self, epoch: int) -> Path:
-        """The checkpoint of the end of that epoch, where it is kept for its forks; see
-        expt.runs.forkable.keep.
-        """
-        return self.checkpoints / f"{_FORKED}{epoch}.pt"
-
-    @property
-    def kept_for_forks(self) -> list[Path]:
-        """All checkpoints that are."""
-        return sorted(self.checkpoints.glob(f"{_FORKED}*.pt"))
-
-    @property
-    def kept_for_itself(self) -> list[Path]:
-        """All other files and folders beside them."""
-        return [path for path in self.checkpoints.glob("*") if not path.name.startswith(_FORKED)]
-
-    @property
     def best(self) -> Path:
         """The checkpoint with the best objective so far."""
         return self.checkpoints / "best.pt"
 
     @property
+    def within_epoch(self) -> Path:
+        """The checkpoint of a longer run, where `last` is of an epoch that `max_steps` has ended."""
+        return self.checkpoints / "within_epoch.pt"
+
+    @property
+    def forked(self) -> Path:
+        """The checkpoint of another run that this one is a fork of, until it has its own."""
+        return self.checkpoints / "fork.pt"
+
+    @property
     def parts(self) -> list[Path]:
-        """The folders of what each worker has written of checkpoints; see expt.runs.parts."""
+        """The folders of what each worker has written of checkpoints."""
         return sorted(self.checkpoints.glob("step-*.parts"))
 
     def checkpoint(self, which: str) -> Path:
@@ -146,9 +117,7 @@ class RunPaths:
 
     @property
     def evaluations(self) -> Path:
-        """What its weights were measured on later: a folder for each evaluation, with files named
-        as a run's.
-        """
+        """A folder for each later evaluation of its weights, with files named as a run's."""
         return self.folder / "evaluations"
 
     def exported(self, format: str) -> Path:
@@ -157,7 +126,7 @@ class RunPaths:
 
     @property
     def code(self) -> Path:
-        """Own classes of a notebook or a script, as modules; see expt.config.main_code."""
+        """Custom classes of a notebook or a script, as modules; see expt.config.main_code."""
         return self.folder / "code"
 
     @property
@@ -172,7 +141,7 @@ class RunPaths:
 
     @property
     def hydra(self) -> Path:
-        """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
+        """Hydra's config.yaml, overrides.yaml and hydra.yaml."""
         return self.folder / ".hydra"
 
     @property
@@ -186,66 +155,15 @@ class RunPaths:
         return self.hydra / "overrides.yaml"
 
     def next_attempt(self) -> int:
-        """The number of the next attempt: every one before has left logs, of which older ones may
-        be removed.
-        """
+        """The number of the next attempt: every one before has left logs, which may be removed."""
         return max(self.attempts(), default=-1) + 1
 
     def attempts(self) -> list[int]:
-        """The numbers of those whose logs are there."""
+        """The numbers of attempts whose logs are there."""
         return [int(path.name) for path in self.logs(0).parent.glob("*") if path.name.isdecimal()]
 
-    def clear_records(self) -> None:
-        """Remove what earlier attempts recorded, but their logs, for one that starts from the
-        beginning.
-        """
-        for path in (self.metrics, *self.event_files()):
-            path.unlink(missing_ok=True)
-
-    def remove_unfinished(self) -> None:
-        """Remove what workers that were killed have left of a checkpoint that they were writing."""
-        for path in self.checkpoints.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
-
-    def remove_checkpoints(self) -> None:
-        """Remove all that are not kept for forks: the run can then go on from its beginning alone."""
-        if not self.kept_for_forks:
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for path in self.kept_for_itself:
-            if path.is_file():  # folders hold parts, which may be those of a fork's checkpoint
-                path.unlink(missing_ok=True)
-
-    def is_new(self) -> bool:
-        """Whether the folder holds nothing yet, but what Hydra and the lock have put there."""
-        return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
-
-    def holds_refusal_alone(self) -> bool:
-        """Whether the folder holds nothing but the record of a run that could not start."""
-        return {*self.folder.iterdir()} <= {
-            self.result,
-            self.lock,
-            self.sent,
-            self.code,
-            *self.event_files(),
-        }
-
-    def has_trained(self) -> bool:
-        """Whether there is a checkpoint, or a number."""
-        return self.checkpoints.exists() or (
-            self.metrics.exists() and self.metrics.stat().st_size > 0
-        )
-
-    def remove_refused(self) -> None:
-        """Remove what a run has left that was refused before it had come to anything; its folder
-        was new.
-        """
-        for folder in (self.logs(0).parent, self.sent, self.code):
-            shutil.rmtree(folder, ignore_errors=True)
-        for path in (self.result, self.metrics, *self.event_files()):
-            path.unlink(missing_ok=True)
-
     def logs(self, attempt: int) -> Path:
-        """The folder of one attempt's logs, one folder a rank in it."""
+        """The folder of one attempt's logs, with one folder a rank."""
         return self.folder / "logs" / str(attempt)
 
     def stdout(self, attempt: int, rank: int) -> Path:
@@ -259,3 +177,33 @@ class RunPaths:
     def error(self, attempt: int, rank: int) -> Path:
         """The exception that ended a worker, as torch's `record` writes it."""
         return self.logs(attempt) / str(rank) / "error.json"
+
+    def is_new(self) -> bool:
+        """Return whether the folder holds nothing yet but what Hydra and the lock have put there."""
+        return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
+
+    def holds_refusal_alone(self) -> bool:
+        """Return whether the folder holds only the record of a run that could not start."""
+        known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
+        return {*self.folder.iterdir()} <= known
+
+    def has_trained(self) -> bool:
+        """Return whether there is a checkpoint, or a number."""
+        has_number = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return self.checkpoints.exists() or has_number
+
+    def clear_records(self) -> None:
+        """Remove what earlier attempts recorded, but their logs, for a new beginning."""
+        for path in (self.metrics, *self.event_files()):
+            path.unlink(missing_ok=True)
+
+    def remove_refused(self) -> None:
+        """Remove what a run in a new folder has left that was refused before it began."""
+        for folder in (self.logs(0).parent, self.sent, self.code):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.result.unlink(missing_ok=True)
+        self.clear_records()
+
+    def remove_checkpoints(self) -> None:
+        """Remove all checkpoints: the run can then only start from the beginning."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)

@@ -50,12 +50,12 @@ def describe() -> Provenance:
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields of a run's result.json, and its seed."""
+    """Return those fields of a run's result.json, and its seed."""
     return {key: result.get(key) for key in ("command", "versions", "git", "hardware", "seed")}
 
 
 def differences(then: Provenance) -> list[str]:
-    """What is other now than it was for the run whose result.json is `then`, a line each."""
+    """Return what has changed since the run whose result.json is `then`, a line each."""
     now, found = describe(), []
     kinds: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         "versions": (then.get("versions") or {}, now["versions"]),
@@ -106,14 +106,14 @@ def _after_colon(path: Path, name: str) -> str | None:
 
 
 def command() -> str:
-    """What was typed, as a shell would take it."""
+    """Return what was typed, for a shell."""
     name = Path(sys.argv[0]).name
     modules = {"__main__.py": "python -m expt", "rerun.py": "python -m expt.rerun"}
     return " ".join([modules.get(name, name), *map(shlex.quote, sys.argv[1:])])
 
 
 def program() -> str:
-    """How expt is started here, without arguments."""
+    """Return how expt is started here, without arguments."""
     return "expt" if Path(sys.argv[0]).name == "expt" else "python -m expt"
 
 

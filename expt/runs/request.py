@@ -1,4 +1,4 @@
-"""A run that is to be carried out: what, where, and what is said about it."""
+"""The request for a run: what to do, where, and what its record says about it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
 Split: TypeAlias = Literal["train", "val", "test", "all"]
-"""What of a dataset is measured; `all` are its parts together."""
+"""The split of a dataset that is measured; `all` are all of them together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Which weights are to be measured, and on what; see expt.worker.evaluation."""
+    """The weights to measure, and the samples; see expt.worker.evaluation."""
 
     run: Path
-    """The folder of the run that they are of."""
+    """The folder of the run that wrote the weights."""
     which: Literal["best", "last"]
     split: Split
     own_data: bool
     """Whether the samples are those of the run itself."""
     dataset: str | None = None
-    """What other samples are called."""
+    """The name of other samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """How far a run is tried out, of which nothing is to be kept; see expt.worker.preflight."""
+    """How far to try a run, of which nothing is kept; see expt.worker.preflight."""
 
     steps: int = 3
     """The first is slower than the others."""
@@ -46,36 +46,28 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """One run as it was asked for, however it will be carried out; see expt.launch.launcher."""
+    """One run, however it will be carried out; see expt.launch.launcher."""
 
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What `config` was parsed from; another machine parses it anew."""
+    """The settings that `config` was parsed from; another machine parses them again."""
     content: Content = field(default_factory=Content)
-    """What the run is made of beside its settings."""
+    """What the run is made of besides its settings."""
     paths: RunPaths
     about: Record
-    """For result.json: what the run is called, and the words that ask for it."""
+    """For result.json: the name of the run, and the words of its command."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
     typed_at: float | None = None
-    """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn
-    counts.
-    """
+    """When the command of a single run was typed [by time.monotonic]; None in a sweep."""
     instead: Evaluation | Preflight | None = None
-    """Where the run is not to be trained: what is done in place of that."""
+    """What is done in place of training."""
     may_have_run: bool = False
-    """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it
-    was refused.
-    """
-
+    """Whether the folder may hold a record of this very run, of an earlier attempt."""
     goes_on_from: Path | None = None
-    """The folder of this very run, only shorter, where its own has nothing yet to go on from."""
-
+    """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
-    """The epoch after which the run pauses, evaluated and saved, though its schedule sees all its
-    epochs.
-    """
+    """The epoch after which the run pauses; its schedule has all its epochs."""
 
     @property
     def source(self) -> Path | None:
@@ -86,17 +78,15 @@ class RunRequest:
 
     @property
     def resumes(self) -> bool:
-        """Whether the run is to go on from what it finds in its folder."""
+        """Whether the run continues from what it finds in its folder."""
         return self.may_have_run or self.config.resume == "auto"
 
     def next_attempt(self) -> int:
-        """The number of the attempt that comes next, from 0."""
+        """Return the number of the next attempt, from 0."""
         return self.paths.next_attempt() if self.resumes else 0
 
     def to_send(self) -> dict[str, Any]:
-        """The request for another process, in JSON, without what came from the environment; see
-        `received`.
-        """
+        """Return the request for another process, in JSON, without secrets; see `received`."""
         folder = str(self.paths.folder.resolve())
         begins = (
             {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
@@ -114,10 +104,7 @@ class RunRequest:
 
 
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
-    """What `RunRequest.to_send` was called on, by the environment of here.
-
-    Raises ConfigError if it can't run here.
-    """
+    """Return the request that `RunRequest.to_send` has sent. Raises ConfigError if it can't run."""
     return RunRequest(
         config=parse_elsewhere(sent["settings"], machine),
         settings=sent["settings"],

@@ -1,7 +1,4 @@
-"""What a run costs: seconds of its devices, and the energy of its GPUs where NVML measures it.
-
-Free of torch.
-"""
+"""The cost of a run: seconds of its devices, and the energy of its GPUs by NVML. No torch."""
 
 from __future__ import annotations
 
@@ -15,20 +12,18 @@ from expt.runs.result import Record
 
 
 class Total(NamedTuple):
-    """What several runs have cost together."""
+    """The cost of several runs together."""
 
     device_s: float
     runs: int
-    """Those that have cost anything."""
+    """The number of those that have cost anything."""
     energy_j: float
     measured: int
-    """Of how many of them the energy is known."""
+    """The number of those whose energy is known."""
 
 
 def at_start(devices: Sequence[str], earlier: Record) -> Record:
-    """For the record of an attempt that begins: what attempts before it have cost, and what the
-    meters show.
-    """
+    """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
     begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
     if (shown := machine.energy_j(devices)) is not None:
         begun["energy_j_before"] = earlier.get("energy_j", 0.0) - shown
@@ -36,10 +31,9 @@ def at_start(devices: Sequence[str], earlier: Record) -> Record:
 
 
 def until_now(record: Record, ended_at: float | None = None) -> Record:
-    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it
-    was here.
+    """Return the cost of a run at the end of an attempt, `ended_at` [by time.time] or now.
 
-    `ended_at` [by time.time] is given where the attempt had ended before.
+    Its energy is known only on the machine where it ran.
     """
     if "started" not in record:
         return {}
@@ -59,7 +53,7 @@ def until_now(record: Record, ended_at: float | None = None) -> Record:
 
 
 def num_devices(record: Record) -> int:
-    """GPUs, or on a CPU the cores that the workers are given."""
+    """Return the number of GPUs, or of the cores that workers on a CPU are given."""
     if record.get("devices"):
         return len(record["devices"])
     threads: int = (record.get("config") or {}).get("threads", 1)
@@ -67,9 +61,7 @@ def num_devices(record: Record) -> int:
 
 
 def device_s(record: Record) -> float:
-    """Seconds for which the run has kept devices busy, times their number; of one that was killed
-    what it trained.
-    """
+    """Return the seconds that devices were busy; of a run that was killed those of training."""
     if "device_s" in record:
         return record["device_s"]
     trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
@@ -77,9 +69,7 @@ def device_s(record: Record) -> float:
 
 
 def totals(records: Iterable[Record]) -> dict[str, Total]:
-    """What the runs on GPUs have cost, and those on a CPU's cores; a kind of device that none has
-    used is left out.
-    """
+    """Return the cost of runs by the kind of their devices, GPU or core."""
     by_kind: dict[str, list[Record]] = {}
     for record in records:
         if device_s(record) > 0:

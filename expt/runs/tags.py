@@ -26,21 +26,9 @@ TRAIN_IMAGES = "images/train"
 PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
 
-OF_EXPT = {
-    LR,
-    "running",
-    "speed",
-    SKIPPED_STEPS,
-    GRADIENT_NORM,
-    WEIGHT_NORM,
-    "images",
-    "model",
-    "best",
-    "confusion",
-}
-OF_EXPT |= {"mistakes", "memory", "ranks", "weights", "gradients"}
-"""The first parts of all tags but those of metrics, which begin with the metric's name."""
-
+OF_EXPT = {LR, SKIPPED_STEPS, GRADIENT_NORM, WEIGHT_NORM, "running", "speed", "images", "model"}
+OF_EXPT |= {"best", "confusion", "mistakes", "memory", "ranks", "weights", "gradients"}
+"""First parts of all tags but those of metrics, which begin with the metric's name."""
 
 WORKER_MIB, GPU_MIB = "memory/worker_mib", "memory/gpu_mib"
 COMPARABLE = (SAMPLES_PER_S, EPOCH_S, DATA_WAIT_S, SKIPPED_STEPS, WORKER_MIB, GPU_MIB)
@@ -50,12 +38,9 @@ HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
 
 
 def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
-    """Whether a run is the better the higher `tag` is; `metrics` are its task's, each `min` or
-    `max`.
-    """
-    ways = [
-        metrics[part] for part in tag.split("/") if part in metrics
-    ]  # not the first: best/accuracy/val
+    """Return whether the highest `tag` is best; `metrics` are the task's, each `min` or `max`."""
+    # Not the first part: best/accuracy/val.
+    ways = [metrics[part] for part in tag.split("/") if part in metrics]
     return tag in HIGHER_IS_BETTER or ways[:1] == ["max"]
 
 

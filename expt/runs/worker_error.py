@@ -13,28 +13,16 @@ from expt.errors import MISTAKES, ConfigError, ExptError
 
 LOG = "log: "
 RAISED = " raised\n\n"
-"""Between the rank that raised and its traceback, in the text of a run's error; the log comes
-after.
-"""
+"""Between the rank that raised and its traceback, in the text of a run's error."""
 LOST = (
-    *(
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "Timed out waiting",
-        "Broken pipe",
-        "timed out after",
-    ),
-    *("communicator was aborted", "remote process exit", "ncclRemoteError"),
+    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
+    *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
 )
-"""What a collective raises where another worker is gone, in the words of gloo, of torch's store,
-and of NCCL.
-"""
+"""Texts of what a collective of gloo, NCCL or torch's store raises if another worker is gone."""
 
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
-    """Keep the exception that ends a worker, in the form that torch elastic reads, with the exit
-    code it asks for.
-    """
+    """Write the exception that ends a worker, in the form that torch elastic reads."""
     content = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
@@ -53,7 +41,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
 
 
 class Raised(NamedTuple):
-    """What a worker's error.json says."""
+    """The content of a worker's error.json."""
 
     text: str
     traceback: str
@@ -64,13 +52,11 @@ class Raised(NamedTuple):
     kind: str
     """The name of its class."""
     beats: int | None = None
-    """How far it had come, where it has ended itself because it was stuck."""
+    """How far it had come, if it has ended itself because it was stuck."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it is bad input that ended it: nothing that another worker does makes a worker
-        say so.
-        """
+        """Whether bad input ended it, which no other worker's end does."""
         return self.expected and self.exit_code == ConfigError.exit_code
 
     @property
@@ -80,7 +66,7 @@ class Raised(NamedTuple):
 
 
 def read_error(path: Path) -> Raised | None:
-    """The exception that ended a worker; None if it left no word, or only part of one."""
+    """Return the exception that ended a worker; None if it left none, or only part of one."""
     try:
         content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
         callstack = content["message"]["extraInfo"]["py_callstack"]
@@ -98,16 +84,14 @@ def read_error(path: Path) -> Raised | None:
 
 
 def mistake_in(error: str) -> str:
-    """The traceback of a mistake in the code that ended a run; empty where another try may come to
-    something else.
-    """
+    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
     traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
     name = traceback_alone.rpartition("\n")[2].partition(":")[0]
     return traceback_alone if name in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:
-    """The text of a run's error: what went wrong, its cause, and where the log is."""
+    """Return the text of a run's error: what went wrong, its cause, and where the log is."""
     first, *rest = error.strip().splitlines() or [""]
     # A traceback's last line is the exception; its log path comes after. A list of problems follows
     # its own head.

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import groups, user_class
-from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
@@ -116,7 +115,7 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
 
 
 def build_scheduler(
-    config: Scheduler,
+    config: groups.Scheduler,
     optimizer: Optimizer,
     *,
     steps_per_epoch: int,
@@ -135,7 +134,7 @@ def build_scheduler(
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
     total_steps = (
-        planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+        groups.planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
         or total_steps
     )
     ends = [_end(group, steps_per_epoch) for group in optimizer.param_groups]
@@ -271,12 +270,14 @@ def _told(
     return {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
 
 
-def plan(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
+def plan(config: groups.Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
     """How often the schedule is advanced to the end of its plan; None where its learning rates
     depend on no end.
     """
     if not isinstance(config, groups.TargetScheduler):
-        return planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+        return groups.planned_steps(
+            config, steps_per_epoch=steps_per_epoch, total_steps=total_steps
+        )
     told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     given: int | None = told.get("total_steps", config.kwargs.get("total_steps"))
     return given

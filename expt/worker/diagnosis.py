@@ -13,7 +13,6 @@ import torch
 from torch import distributed as dist
 from torch.optim import Optimizer
 
-from expt.config import lone_sample
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut, first_line
 from expt.runs.worker_error import LOST
@@ -82,14 +81,26 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
             )
         )
         return _explained(error, ConfigError(f"strategy={config.strategy}: {why}"))
-    if isinstance(error, ValueError) and lone_sample.RAISED in text:
-        return _explained(error, ConfigError(lone_sample.refusal(config)))
+    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
+        return _explained(error, ConfigError(_of_one_sample(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
         return _explained(
             error,
             RunFailed("no port is free for the workers to meet at; end other runs, or start fewer"),
         )
     return error
+
+
+def _of_one_sample(config: RunConfig) -> str:
+    """Return what is wrong where a batch norm got one sample, of which it would take the mean."""
+    parts = config.world_size * config.gradient_accumulation
+    fix = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
+    if config.batch_size // parts == 1 or config.drop_last:
+        fix = f"batch_size={2 * parts} or more"
+    return (
+        f"batch_size={config.batch_size}: a batch norm of the model can't train on one sample by"
+        f" itself; use {fix}"
+    )
 
 
 def _is_of_optimizer(error: Exception) -> bool:

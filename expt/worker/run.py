@@ -162,9 +162,7 @@ class Run:
             if is_fork
             else self.snapshot.read(source)
         )
-        same_data.refuse_other(
-            self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch
-        )
+        same_data.refuse_other(self.config, self.data.info, saved)
         if is_fork:
             self.history.last = dict(
                 saved["last"]

@@ -15,30 +15,18 @@ _VERBS = {"train": "train", "val": "validate", "test": "test"}
 _OF = {f"{part}_size": f"samples to {verb} on" for part, verb in _VERBS.items()}
 
 
-def refuse_other(
-    config: RunConfig, info: DataInfo, saved: Mapping[str, Any], *, steps_per_epoch: int
-) -> None:
-    """Raise DataError where the data is of other sizes than when the checkpoint `saved` was
-    written: it is other data.
+def refuse_other(config: RunConfig, info: DataInfo, saved: Mapping[str, Any]) -> None:
+    """Raise DataError where the data has other sizes than when the checkpoint `saved` was written.
 
-    A checkpoint of an older version knows the steps of an epoch alone. A fork may have another
-    `train_limit`."""
-    settings, sizes = saved["config"], saved.get("sizes")
+    A fork may have another `train_limit`.
+    """
+    settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))
     compared = dict(_OF)
     if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
         del compared["train_size"]
-    others: dict[str, tuple[int, int]] = {}
-    if sizes is not None:
-        others = {
-            of: (info.sizes[key], sizes[key])
-            for key, of in compared.items()
-            if info.sizes[key] != sizes[key]
-        }
-    elif (
-        not is_fork and (before := saved.get("steps_per_epoch", steps_per_epoch)) != steps_per_epoch
-    ):
-        others = {"batches in an epoch": (steps_per_epoch, before)}
+    pairs = {of: (info.sizes[key], saved["sizes"][key]) for key, of in compared.items()}
+    others = {of: pair for of, pair in pairs.items() if pair[0] != pair[1]}
     if others:
         now, then = (", ".join(f"{both[at]} {of}" for of, both in others.items()) for at in (0, 1))
         target = getattr(config.dataset, "target", None)

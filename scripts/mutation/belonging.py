@@ -26,7 +26,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "launch": (WORKERS,),
     "launch/torchrun": (f"{RUN}::test_torchruns_workers_share_one_run_folder",),
     "runs/provenance": (RERUN,),
-    "runs/resume": (RESUME,),
+    "runs/continuing": (RESUME,),
     "runs/tags": ("tests/integration/test_dashboard.py",),
     "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),
@@ -60,7 +60,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 
 def tests_of(module: str) -> list[str]:
     """Files of tests, those that tell soonest first; `module` is a path such as
-    expt/runs/resume.py, or such a file.
+    expt/runs/continuing.py, or such a file.
     """
     if module.startswith("tests/"):
         return [module]

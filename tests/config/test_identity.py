@@ -11,7 +11,7 @@ import pytest
 
 from expt.config.constraints import Target
 from expt.config.identity import hyperparameters, identity, shown
-from expt.config.keys import Rule, described, differing, evaluation_values, flat
+from expt.config.keys import Rule, choices_of, described, differing, evaluation_values, flat
 from expt.config.parse import parse, parse_again
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -260,3 +260,21 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
         0,
     )
     assert all(isinstance(value, bool | int | float | str) for value in settings.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("batch_norm", {"per_worker", "groups", "sync"}),
+        ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
+        ("optimizer.nesterov", {"true", "false"}),
+        ("tensorboard.graph", {"true", "false", "auto"}),
+        ("send", {"mlflow", "wandb"}),
+        ("epochs", set()),
+        ("model", set()),
+        ("model.nowhere", set()),
+        ("", set()),
+    ],
+)
+def test_choices_are_those_of_the_schema(key: str, values: set[str]) -> None:
+    assert set(choices_of(key)) == values

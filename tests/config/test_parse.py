@@ -23,7 +23,7 @@ from tests.composing import composed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine", "runs.result",
-    "launch.forkserver", "command.help", "command.hydra_errors", "command.main", "command.sweep",
+    "launch.forkserver", "command.help", "command.compose", "command.main", "command.sweep",
     "launch.one_run", "launch.pool",
 )  # fmt: skip
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")

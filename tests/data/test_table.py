@@ -19,7 +19,7 @@ from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
-from expt.inference.table_rows import Features
+from expt.inference.files import Features
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression

@@ -196,7 +196,7 @@ def test_rows_are_standardised(train: TrainAlone) -> None:
     scales = list(trained.result["data"]["standardised"].values())
     means = np.array([mean for mean, _ in scales[:10]])
     assert torch.equal(loaded.preprocess(means), torch.zeros(1, 1, 1, 10))
-    with pytest.raises(ConfigError, match="the model takes 10 features"):
+    with pytest.raises(ConfigError, match="rows of shape"):
         loaded.preprocess(means[:3])
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import expt
 from expt.errors import ConfigError, DataError
-from expt.inference.answers import Answers, Numbers, Outputs
+from expt.inference.answers import Answers, Form, Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
@@ -91,8 +91,8 @@ def test_arrays_of_images_in_any_of_the_usual_layouts(photos: Made, tmp_path: Pa
         expected[0], abs=1e-6
     )
     for name, wrong, told in (
-        ("ints", pixels.astype(int), "holds int64; an image is uint8"),
-        ("wide", pixels[:, :, :9], r"the run was trained on \[images, 3, 12, 16\]"),
+        ("ints", pixels.astype(int), "holds int64; give uint8"),
+        ("wide", pixels[:, :, :9], r"the model takes \[images, 3, 12, 16\]"),
         ("to_255", pixels.astype(np.float32), "holds floats from 0 to 255, expected 0 to 1"),
     ):
         np.save(tmp_path / f"{name}.npy", wrong)
@@ -245,7 +245,7 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     found = expt.predict(patients.folder, tmp_path / "turned.csv", batch_size=4)
     assert [record["row"] for record in found] == [1, 3, 5, 6]
     assert [line.partition("row ")[2] for line in found.skipped] == [
-        "2: column bmi is empty",
+        "2: column bmi holds '', which is no number",
         "4: has 12 cells for 11 columns",
     ]
     assert capsys.readouterr().err.count("warning: ") == 2
@@ -358,7 +358,7 @@ def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(
     targets: Any, told: list[float] | None
 ) -> None:
     predicted = {"target": torch.tensor([7, 8]), "p": torch.tensor([[0.5, 0.25], [1.0, 0.0]])}
-    form, about = Outputs(), [{"index": 0}, {"index": 1}]
+    form, about = Form(), [{"index": 0}, {"index": 1}]
     found = [*form.records(Answers(about, form.arrays(predicted, targets)))]
     assert [record["target predicted"] for record in found] == [7, 8]
     assert [record["p"] for record in found] == [[0.5, 0.25], [1.0, 0.0]]
@@ -389,7 +389,7 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
     assert [[*record["probabilities"].values()] for record in found] == [
         pytest.approx(each, abs=1e-6) for each in chances.tolist()
     ]
-    with pytest.raises(ConfigError, match=r"wide\.npy: its samples are \[5\]"):
+    with pytest.raises(ConfigError, match=r"wide\.npy: samples are \[5\]"):
         expt.predict(images.folder, tmp_path / "wide.npy")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import shutil
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
-from expt.inference import sources, writing
+from expt.inference import files, writing
 from expt.inference.answers import Answers
-from expt.inference.mask_pictures import MaskPictures
 from expt.inference.plan import Asked, plan
 from expt.inference.predict import Predictor
 from tests.conftest import run
@@ -55,57 +52,36 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
-        ([photos.folder, "gone.png"], r"^gone\.png: there is no such file or folder$"),
-        (
-            [photos.folder, tmp_path / "empty"],
-            r"empty: no pictures lie in it or below it; expected \.jpg",
-        ),
-        (
-            [photos.folder, tmp_path / "x.heic"],
-            r"is a \.heic file, and the run was trained on dataset=image_folder; give",
-        ),
-        ([photos.folder, tmp_path / "x.csv"], r"is a \.csv file.*give pictures"),
-        ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read as \.npy"),
-        (
-            [photos.folder, tmp_path / "two.npz"],
-            r"holds the arrays a, b; call the one of the samples x or",
-        ),
-        ([photos.folder, a_file, tmp_path / "two.npz"], "give one kind at a time"),
+        ([photos.folder, "gone.png"], r"^gone\.png: there is no such file"),
+        ([photos.folder, tmp_path / "empty"], r"empty: no pictures lie in it.*\.jpg"),
+        ([photos.folder, tmp_path / "x.heic"], r"x\.heic: the run was trained on pictures"),
+        ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on pictures"),
+        ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read"),
+        ([photos.folder, tmp_path / "two.npz"], r"two\.npz: holds the arrays a, b; call one x or"),
+        ([photos.folder, a_file, tmp_path / "two.npz"], "pictures and arrays"),
         ([photos.folder], "name files or folders, or --split test"),
-        ([photos.folder, a_file, "--split", "test"], "not both"),
-        ([photos.folder, "--split", "tset"], "--split tset: not one of train, val, test"),
+        ([photos.folder, a_file, "--split", "test"], "name files or folders, or --split test"),
         (
-            [patients.folder, a_file],
-            r"is a \.png file, and the run was trained on dataset=diabetes; give tables",
+            [photos.folder, "--split", "tset"],
+            "--split tset: the run's dataset has train, val, test",
         ),
-        (
-            [patients.folder, tmp_path / "x.csv"],
-            r"has no column bmi, which the model takes; it has age, sex\.",
-        ),
-        (
-            [patients.folder, patients.data, "--top", 2],
-            "--top 2: is of classes, and the run's task is regression",
-        ),
+        ([patients.folder, a_file], "the run was trained on rows; give .csv"),
+        ([patients.folder, tmp_path / "x.csv"], r"has no column bmi.* it has age, sex\."),
+        ([patients.folder, patients.data, "--top", 2], "--top 2: .*regression"),
         ([photos.folder, a_file, "--top", 3], "--top 3: the run has 2 classes"),
-        ([photos.folder, a_file, "--device", "gpu"], "--device gpu: not one of auto, cpu, cuda"),
-        ([photos.folder, a_file, "--device", "cuda:77"], "--device cuda:77: this machine shows"),
+        ([photos.folder, a_file, "--device", "gpu"], "--device gpu: use auto, cpu"),
+        ([photos.folder, a_file, "--device", "cuda:77"], "--device cuda:77: use"),
         ([photos.folder, a_file, "--batch-size", 0], "--batch-size 0: must be 1 or more"),
         ([photos.folder, a_file, "--which", "first"], "invalid choice: 'first'"),
-        (
-            [photos.folder, a_file, "--output", "a.txt"],
-            r"--output a\.txt: name a \.csv, \.jsonl or \.npz",
-        ),
+        ([photos.folder, a_file, "--output", "a.txt"], r"--output a\.txt: name a file: \.csv"),
         (
             [photos.folder, a_file, "--output", tmp_path / "no" / "a.csv"],
-            "there is no folder .*no; make it",
+            "--output .*no is no folder",
         ),
         ([segmented.folder, a_file], "masks are no text"),
-        (
-            [segmented.folder, a_file, "--output", "a.csv"],
-            "as PNGs into a folder, or into one .npz",
-        ),
+        ([segmented.folder, a_file, "--output", "a.csv"], r"a folder \(of PNGs\) or an \.npz"),
         ([tmp_path / "nowhere", a_file], "nowhere: there is no such folder"),
-        ([tmp_path / "empty", a_file], "empty: is no folder of a run that has begun to train"),
+        ([tmp_path / "empty", a_file], "empty: is no folder of a run"),
         ([photos.folder.parent, a_file], r"holds \d+ runs; name one"),
     ]
     for words, expected in cases:
@@ -225,7 +201,7 @@ def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) 
     assert [path.name for path in (tmp_path / "split").iterdir()] == ["a.png"]
     assert "would take its place" in told(*words, "--output", tmp_path / "in", "--force")
     (tmp_path / "in" / "c.bmp").write_bytes((tmp_path / "in" / "c.png").read_bytes())
-    assert "would have one mask c.png; rename one" in told(*words, "--output", tmp_path / "more")
+    assert "would have one mask c.png" in told(*words, "--output", tmp_path / "more")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -241,11 +217,11 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
         late = writing.writer(tmp_path / name, force=False)
         late.__enter__().write(answers, predictor.form)
         (tmp_path / name).write_text("another's")
-        with pytest.raises(ConfigError, match="is there since this command was begun"):
+        with pytest.raises(ConfigError, match="is there by now"):
             late.__exit__(None, None, None)
         assert (tmp_path / name).read_text() == "another's"
         done = [*tmp_path.iterdir()]
-    masks = MaskPictures(tmp_path / "masks", [], str(tmp_path), force=False)
+    masks = writing.MaskPictures(tmp_path / "masks", [], str(tmp_path), force=False)
     mask = Answers(
         [{"path": str(tmp_path / "a.jpg")}],
         {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
@@ -269,20 +245,8 @@ def test_where_nothing_can_be_read_nothing_is_written(
         *given, "--output", pictures / "cat" / "1.png", "--force"
     )
     words = [photos.folder, damaged, damaged, "--output", tmp_path / "o.csv"]
-    assert told(*words) == "none of the 2 images could be read; nothing is written"
+    assert told(*words) == "none of 2 images could be read; nothing is written"
     assert not (tmp_path / "o.csv").exists()
-
-
-def test_a_terminal_shows_how_far_it_is(photos: Made) -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120)
-    with predict.Progress(
-        plan(Asked(run=photos.folder, split="test")), console, live=True
-    ) as progress:
-        progress.update(4)
-    assert re.search(
-        r"predict.*4/6 .*images/s {2}00:00 left", re.sub(r"\x1b\[[\d;?]*\w", "", text.getvalue())
-    )
 
 
 def test_the_command_from_another_folder(photos: Made, pictures: Path) -> None:
@@ -302,6 +266,6 @@ def test_a_link_that_leads_back_adds_no_file(tmp_path: Path) -> None:
     (tmp_path / "in" / "below").mkdir(parents=True)
     (tmp_path / "in" / "below" / "a.png").touch()
     (tmp_path / "in" / "below" / "back").symlink_to("..")
-    assert sources.listed(sources.PICTURES, [tmp_path / "in"], trained_on="") == [
+    assert files.list_files(files.PICTURES, [tmp_path / "in"]) == [
         str(tmp_path / "in" / "below" / "a.png")
     ]

@@ -79,13 +79,6 @@ def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
     ) == expected
 
 
-def test_the_random_state_of_an_earlier_version_is_loaded_too() -> None:
-    saved = random_state.state_dict(torch.device("cpu")) | {"python": random.getstate()}
-    expected = random.random()
-    random_state.load_state_dict(saved, torch.device("cpu"))
-    assert random.random() == expected
-
-
 def test_a_seed_is_that_of_torch_and_numpy() -> None:
     random_state.seed(2**32 + 7)
     drawn = (random.random(), np.random.rand(), torch.rand(1).item())

@@ -17,7 +17,7 @@ from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import duration, elapsed, shown_path
+from expt.runs.view.text import shown_path
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {
@@ -70,12 +70,6 @@ def test_the_progress_line_fits(
     assert "…" not in line
 
 
-def test_the_line_of_a_run_that_is_done_gives_way_to_its_summary(tmp_path: Path) -> None:
-    erase_line = "\x1b[2K"
-    assert shown(tmp_path, 80, 4000).endswith(erase_line)
-    assert not shown(tmp_path, 80, 240).endswith(erase_line)
-
-
 def test_in_a_file_it_is_lines_without_colour(tmp_path: Path) -> None:
     text = shown(tmp_path, 60, 4000, terminal=False)
     assert text.splitlines() == [
@@ -100,13 +94,6 @@ def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(
         f"epoch  11/200  loss 1.5000  {acc}val 0.2500{wide}  best",
         f"epoch  12/200  loss 1.5000  {acc}val 0.2500{wide}",
     ]
-
-
-def test_a_terminal_that_cannot_go_back_gets_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    assert shown(tmp_path, 80, 4000).count("epoch  1") == 2
 
 
 def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
@@ -180,21 +167,6 @@ def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
     printed = Printed(paths)
     paths.stdout(0, 1).write_text("x" * (MAX_LAST_BYTES + 1))
     assert list(printed.new(last=True))[1:] == [(1, f"... more in {paths.stdout(0, 1)}")]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "as_duration", "as_elapsed"),
-    [
-        (0.04, "00:00", "0.0 s"),
-        (59.94, "01:00", "59.9 s"),
-        (60, "01:00", "01:00"),
-        (3725, "1:02:05", "1:02:05"),
-    ],
-)
-def test_time_is_shown_in_minutes_and_where_it_is_short_in_tenths(
-    seconds: float, as_duration: str, as_elapsed: str
-) -> None:
-    assert (duration(seconds), elapsed(seconds)) == (as_duration, as_elapsed)
 
 
 def test_after_a_resume_the_steps_of_before_took_no_time(
@@ -283,7 +255,8 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])
     paths = RunPaths(tmp_path / "outputs" / "my day" / "run")
-    create_result(paths, world_size=2, devices=[])
+    config = {"task": {"name": "classification"}}
+    create_result(paths, world_size=2, devices=[], config=config)
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
     best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
     update_result(
@@ -348,19 +321,6 @@ def test_the_summary_says_that_no_epoch_was_the_best(
     )
     lines = [line for line in summary(paths) if line[:2] == ["no", "best"]]
     assert [line[-len(says) :] for line in lines] == [says] if says else not lines
-
-
-def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    create_result(paths, world_size=1, devices=["0"])
-    paths.operators.write_text("the slowest")
-    lines = summary(paths)
-    assert ["trained", "0.0", "s", "by", "1", "worker", "on", "0,", "0", "images/s"] in lines
-    assert ["the", "slowest"] in lines
-    assert any(line[:1] == ["trace"] for line in lines)
-    assert not any(line[:1] == ["compare"] for line in lines), (
-        "the report would not find it by itself"
-    )
 
 
 def test_a_run_that_is_over_before_the_first_look_is_told(tmp_path: Path) -> None:

@@ -198,13 +198,6 @@ def test_the_best_comes_first_whatever_the_objective(objective: str, order: str)
     assert names(in_order(runs, "best")) == order
 
 
-@pytest.mark.parametrize("tag", ["speed/samples_per_s", "best/accuracy/val", "running/accuracy"])
-def test_what_is_better_high_comes_first(tag: str) -> None:
-    assert (
-        names(in_order([run("a", metrics={tag: 1.0}), run("b", metrics={tag: 2.0})], tag)) == "ba"
-    )
-
-
 def test_the_best_of_a_run_under_way_is_read_from_its_metrics() -> None:
     assert (
         run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 from pathlib import Path
@@ -21,7 +20,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
     create_result,
-    objective_of,
     read_result,
     result_of_any,
     results,
@@ -126,24 +124,6 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
     assert (paths.folder / "result.json.damaged/mine").is_dir()
 
 
-def test_a_person_can_read_it(paths: RunPaths) -> None:
-    create_result(paths, name="lr=1", world_size=2)
-    assert (
-        paths.result.read_text()
-        == '{\n  "version": 1,\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
-    )
-
-
-def test_the_objective_is_nan_where_a_record_has_none() -> None:
-    assert objective_of({"objective": {"name": "loss/val", "value": 0.5}}) == 0.5
-    assert math.isnan(objective_of({"status": COMPLETED}))
-    assert math.isnan(objective_of({"objective": {"name": "loss/val", "value": None}}))
-
-
-def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths) -> None:
-    assert read_result(paths) == {}
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["", "on a disk without hard links"])
 def test_whoever_sees_a_new_record_sees_all_of_it(
     paths: RunPaths, links: bool, monkeypatch: pytest.MonkeyPatch
@@ -235,14 +215,6 @@ def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
     path = tmp_path / "error"
     write_error(path, failure(), 1)
     path.write_text(path.read_text()[:length])
-    assert read_error(path) is None
-
-
-@pytest.mark.parametrize("text", [None, "[]", "{}", '{"message": "torch could not pickle it"}'])
-def test_an_error_without_a_traceback_is_none(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "error"
-    if text is not None:
-        path.write_text(text)
     assert read_error(path) is None
 
 
