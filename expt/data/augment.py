@@ -37,21 +37,21 @@ class Augmentation:
 
     @staticmethod
     def draw(size: int, seed: int, epoch: int) -> Tensor:
-        """The random numbers of an epoch, int16 [5, size], a column for each position in the
-        epoch's order.
+        """Return the random numbers of an epoch, int16 [5, size], a column for each position.
 
         Drawn for all samples at once, they depend on no batch size, rank or device; setting one
-        option leaves the numbers of the others."""
+        option leaves the numbers of the others.
+        """
         generator = torch.Generator().manual_seed(mix(_SEED, seed, epoch))
         return torch.randint(1 << _BITS, (5, size), dtype=torch.int16, generator=generator)
 
     def in_turn(self, drawn: Tensor, samples: Tensor, of: Tensor, seed: int, epoch: int) -> Tensor:
-        """The numbers `drawn` [5, size] with those that mirror each of an epoch's `samples` [size]
-        in its turn.
+        """Return the numbers `drawn` [5, size] with those that mirror `samples` in turn.
 
         Half of the images begin mirrored, and each is so in every second epoch (Jordan, 2024): two
         epochs show all of them both ways, where chance would show every second one twice the same
-        way."""
+        way.
+        """
         if self.flip != "alternate":
             return drawn
         generator = torch.Generator().manual_seed(mix(_FIRST_TURN_SEED, seed))
@@ -60,9 +60,7 @@ class Augmentation:
         return drawn
 
     def move(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Images [b, C, H, W] of any type, black being 0, cropped and flipped with the numbers
-        `drawn` [5, b].
-        """
+        """Crop and flip images [b, C, H, W], black being 0, by the numbers `drawn` [5, b]."""
         if not (self.crop_padding or self.flip):
             return images
         height, width = images.shape[2:]
@@ -80,9 +78,7 @@ class Augmentation:
         return images.flatten(2).gather(2, taken).reshape(len(images), -1, height, width)
 
     def places(self, drawn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Which rows [b, height] and columns [b, width] of padded images come to be those of the
-        moved ones.
-        """
+        """Return which rows [b, height] and columns [b, width] of padded images are moved."""
         rows = torch.arange(height, device=drawn.device).expand(drawn.shape[1], -1)
         columns = torch.arange(width, device=drawn.device).expand(drawn.shape[1], -1)
         if self.flip:
@@ -93,7 +89,7 @@ class Augmentation:
         return rows, columns
 
     def padded(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] with what a crop may reach around them."""
+        """Return images [N, C, H, W] with what a crop may reach around them."""
         padding, (height, width) = self.crop_padding, images.shape[2:]
         if not padding or self.padding_mode == "constant":
             return functional.pad(images, (padding,) * 4)
@@ -111,9 +107,7 @@ class Augmentation:
         return images.mul_(1 - rows * columns)  # on a CPU a sixth of the time of masked_fill_
 
     def _within(self, drawn: Tensor, length: int) -> Tensor:
-        """float32 [b, length]: 1 for pixels that lie in the square, whose middle lies in the image,
-        else 0.
-        """
+        """Return float32 [b, length]: 1 for pixels in the square around a point, else 0."""
         offset = torch.arange(length, device=drawn.device) - (
             _scaled(drawn, length) - self.cutout // 2
         )
@@ -121,9 +115,7 @@ class Augmentation:
 
 
 def _reflected(places: Tensor, length: int) -> Tensor:
-    """Places beside 0 to length - 1 as those that a mirror at the edge shows there; the edge itself
-    comes once.
-    """
+    """Return places beside 0 to length - 1 as a mirror at the edge shows them."""
     places = places.abs()
     return torch.where(places < length, places, 2 * (length - 1) - places)
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expt.config.datasets import Augment
 from expt.data import indexing, transforms
 from expt.data.augment import Augmentation
 from expt.data.kind import DatasetConfig
@@ -80,7 +79,7 @@ class DataInfo:
 
 
 def shapes_told(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes in what `DataInfo.told` has told."""
+    """Return the shapes in what `DataInfo.told` has recorded."""
     others = {field.name for field in dataclasses.fields(DataInfo)}
     return {key: value for key, value in record.items() if key not in others}
 
@@ -102,7 +101,7 @@ class Data:
         return are_images(self.info.class_names, self.example)
 
     def blank(self, size: int) -> Batch:
-        """A batch of `size` samples, all zeros."""
+        """Return a batch of `size` samples, all zeros."""
         inputs, targets = mapped(
             lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example
         )
@@ -124,20 +123,18 @@ def build(
     mixup: float | None = None,
     cutmix: float | None = None,
 ) -> Data:
-    """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this
-    worker.
+    """Return the loaders of `dataset` on one worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large. The `task` says
-    what targets of a table or of a person's own samples are. `mixup` and `cutmix` are
-    of training alone: see Mixing, LoaderOptions.
-
-    Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit
-    it."""
+    `batch_size` is global, a multiple of `batch_parts`; `num_workers` processes read for this
+    worker. The `task` says what targets are. `mixup` and `cutmix` are of training only. Raise
+    DataError for the data, ConfigError for keys that do not fit it.
+    """
     source = dataset.open(task, device, num_workers)
     check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    warn_of_limit(dataset, len(train_idx), tells=shard.rank == 0)
+    if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):
+        warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(
@@ -159,10 +156,7 @@ def build(
         transforms=transforms.build(getattr(dataset, "transforms", None) or ()),
         mixing=mixing_of(source, mixup, cutmix),
     )
-    val, test = (
-        source.val and source.val.whole(in_order),
-        source.test and source.test.whole(in_order),
-    )
+    val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
@@ -178,11 +172,9 @@ def _info(
     source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
 ) -> DataInfo:
     names = source.class_names
-    counts = (
-        torch.bincount(source.classes[train], minlength=len(names))
-        if source.tells_classes
-        else torch.empty(0)
-    )
+    counts = torch.empty(0)
+    if source.tells_classes:
+        counts = torch.bincount(source.classes[train], minlength=len(names))
     return DataInfo(
         shapes=source.shapes,
         class_names=names,
@@ -209,7 +201,7 @@ def _origin(source: Source, train: Tensor) -> float:
 
 
 def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
-    """The training samples to train on, and those held out to validate [N]."""
+    """Return the samples to train on, and those held out to validate [N]."""
     size, limited_by = source.train.size, None if source.in_random_order else source.classes
     if dataset.folds is None or dataset.fold is None:
         return indexing.split(
@@ -242,52 +234,48 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
     """Raise ConfigError where a mean, std or augmentation does not fit the samples."""
-    if are_images(source.class_names, source.example):
-        _check_channels(dataset, source.shapes["channels"])
-        _check_augment(dataset.augment, source.shapes["image_size"])
-    elif source.normalises:
-        _check_channels(dataset, source.shapes["channels"])
-        if not source.moves and dataset.augment.is_set:
-            raise ConfigError(
-                "dataset.augment: would move images and leave their masks; leave it out"
-            )
-        _check_augment(dataset.augment, source.shapes["image_size"])
-    elif dataset.mean or dataset.std or dataset.augment.is_set:
-        raise ConfigError(
-            "dataset.mean, std and augment: are of images with classes; leave them out here"
-        )
+    augment, problems = dataset.augment, []
+    if not (source.normalises or are_images(source.class_names, source.example)):
+        if dataset.mean or dataset.std or augment.is_set:
+            problems = ["dataset.mean, std and augment: are of images; leave them out here"]
+    else:
+        channels, (height, width) = source.shapes["channels"], source.shapes["image_size"]
+        if not source.moves and augment.is_set:
+            problems = ["dataset.augment: moves images without their masks; leave it out"]
+        problems += [
+            f"dataset.{name} has {len(values)} values, but the images have {channels} channels;"
+            " give one per channel"
+            for name, values in (("mean", dataset.mean), ("std", dataset.std))
+            if values is not None and len(values) != channels
+        ]
+        problems += [
+            f"dataset.augment.{name}={value}: must be below {min(height, width)}, the images being"
+            f" {height}x{width}"
+            for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
+            if value >= min(height, width)
+        ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """What mixes the samples, if anything is to. Raises ConfigError where they cannot be mixed."""
+    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
     inputs = source.example[0]
-    for key, value, mixes, least in (
-        ("mixup", mixup, "adds tensors", 1),
-        ("cutmix", cutmix, "cuts images", 3),
-    ):
+    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            found = (
-                list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-            )
+            is_tensor = isinstance(inputs, Tensor)
+            found = list(inputs.shape) if is_tensor else f"a {type(inputs).__name__}"
+            what = "cuts images" if key == "cutmix" else "adds tensors"
             raise ConfigError(
-                f"{key}={value}: {mixes}, and a sample's inputs are {found}; use {key}=null"
+                f"{key}={value}: {what}, and a sample's inputs are {found}; use {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
-def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:
-    """Say that there are not as many `samples` to train on as are asked for."""
-    if tells and (limit := dataset.train_limit) and limit > samples:
-        warn(
-            f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are"
-            " used"
-        )
-
-
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
-    """The class of each training sample, int64 [N].
+    """Return the class of each training sample, int64 [N].
 
-    Raises ConfigError where it shows only once a sample is read.
+    Raise ConfigError where it shows only once a sample is read.
     """
     if not source.tells_classes:
         raise ConfigError(
@@ -296,26 +284,3 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
             " dataset.sampling=null"
         )
     return source.classes
-
-
-def _check_channels(dataset: DatasetConfig, channels: int) -> None:
-    problems = [
-        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give"
-        " one per channel"
-        for name, values in (("mean", dataset.mean), ("std", dataset.std))
-        if values is not None and len(values) != channels
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _check_augment(augment: Augment, image_size: tuple[int, int]) -> None:
-    smallest = min(image_size)
-    problems = [
-        f"dataset.augment.{name}={value}: must be below {smallest}, the images being"
-        f" {image_size[0]}x{image_size[1]}"
-        for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
-        if value >= smallest
-    ]
-    if problems:
-        raise ConfigError(problems)

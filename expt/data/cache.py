@@ -1,5 +1,6 @@
-"""Decoded datasets as uncompressed .npy files, mapped into memory: their pages are shared by all
-workers and runs.
+"""Decoded datasets as uncompressed .npy files, mapped into memory.
+
+Their pages are shared by all workers and runs.
 """
 
 from __future__ import annotations
@@ -57,10 +58,7 @@ def cache_dir() -> Path:
 
 
 def limit_bytes() -> int:
-    """How large the decoded datasets may be together: EXPT_CACHE_GB.
-
-    Raises ConfigError where that is no number.
-    """
+    """Return how large the decoded datasets may be together: EXPT_CACHE_GB."""
     given = os.environ.get("EXPT_CACHE_GB", str(LIMIT_GB))
     try:
         return int(float(given) * 1e9)
@@ -71,11 +69,11 @@ def limit_bytes() -> int:
 
 
 def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode()` makes of the files `sources`, kept until one of them changes (path, size or
-    time).
+    """Return what `decode()` makes of the files `sources`, kept until one of them changes.
 
     `label` begins the name of the entry. Where the cache cannot be written, `decode()` runs in
-    memory at every call."""
+    memory at every call.
+    """
     import numpy as np
 
     entry = _folder() / _name_of(label, sources)
@@ -98,18 +96,19 @@ def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -
 
 
 def read(name: str) -> Arrays | None:
-    """The entry `name`, mapped into memory, if there is one."""
+    """Return the entry `name`, mapped into memory, if there is one."""
     return _read(_folder() / name)
 
 
 def fill(
     name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]
 ) -> None:
-    """Create the entry `name` unless another process does: `write` gets a .npy file of len(labels)
-    images of `shape`.
+    """Create the entry `name` unless another process does.
 
-    An entry whose name is the same up to the last dot makes way. Raises OSError where it cannot be
-    written: the room on the disk is taken before `write` is called."""
+    `write` gets a .npy file of len(labels) images of `shape`. An entry whose name is the same up to
+    the last dot makes way. Raise OSError where it cannot be written: the room on the disk is taken
+    before.
+    """
     import numpy as np
 
     entry = _folder() / name
@@ -141,7 +140,7 @@ def entries() -> list[Entry]:
 
 
 def remove(path: Path) -> bool:
-    """Remove an entry, unless it is being written; whoever has mapped it keeps what it has mapped."""
+    """Remove an entry, unless it is being written; who has mapped it keeps it."""
     from filelock import Timeout
 
     with contextlib.suppress(Timeout, OSError), _lock(path, timeout=0):
@@ -157,7 +156,7 @@ def remove_left_over() -> None:
 
 
 def digest(words: Iterable[str]) -> str:
-    """A key of an entry that holds what is made of `words`."""
+    """Return a key of what is made of `words`."""
     return hashlib.sha256(
         "\0".join((str(_FORMAT), *words)).encode(errors="surrogateescape")
     ).hexdigest()[:16]
@@ -174,9 +173,7 @@ def _name_of(label: str, sources: Sequence[Path]) -> str:
 
 
 def _lock(entry: Path, timeout: float = -1) -> FileLock:
-    """That of all entries whose names are the same up to the last dot, and of what is to become
-    one.
-    """
+    """Return the lock of all entries whose names are the same up to the last dot."""
     from filelock import FileLock  # late: for who writes
 
     return FileLock(entry.with_name(f".{_kind(entry)}.lock"), timeout=timeout)
@@ -214,10 +211,7 @@ def _read(entry: Path) -> Arrays | None:
 
 @contextlib.contextmanager
 def _new(entry: Path) -> Iterator[Path]:
-    """A folder that becomes `entry` once it is filled without an error, in place of its kind.
-
-    Its lock must be held.
-    """
+    """Yield a folder that becomes `entry` once it is filled without an error; hold its lock."""
     beside = entry.with_name(f"{_NEW}{entry.name}")
     shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
     beside.mkdir()

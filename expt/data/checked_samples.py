@@ -16,14 +16,11 @@ from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, DataError, ExptError, RunFailed
 
 Check = Callable[[Any], Any]
-"""Gives a sample as it is to be used. Raises DataError that says what is wrong with it."""
+"""Returns a sample as it is to be used. Raises DataError that says what is wrong with it."""
 
 
 class CheckedSamples(Dataset[Any]):
-    """A Dataset whose samples are checked. Raises, when it is read, by its index: DataError for one
-    that is wrong, and
-    what `in_words` makes of what the dataset raises.
-    """
+    """A Dataset whose samples are checked; what it raises is an error for a person."""
 
     def __init__(self, dataset: Dataset[Any], check: Check) -> None:
         self._dataset, self._check = dataset, check
@@ -36,7 +33,7 @@ class CheckedSamples(Dataset[Any]):
 
 
 def checked(check: Check, index: int, sample: Any) -> Any:
-    """What `check` makes of the sample. Raises DataError that names its index."""
+    """Return what `check` makes of the sample. Raise DataError that names its index."""
     try:
         return check(sample)
     except DataError as error:
@@ -44,7 +41,7 @@ def checked(check: Check, index: int, sample: Any) -> Any:
 
 
 def read(dataset: Dataset[Any], index: int) -> Any:
-    """The sample. Raises what `in_words` makes of an error."""
+    """Return a sample. Raise what `in_words` makes of an error."""
     try:
         return dataset[index]
     except Exception as error:
@@ -52,11 +49,11 @@ def read(dataset: Dataset[Any], index: int) -> Any:
 
 
 def in_words(error: Exception, whose: str) -> Exception:
-    """What a person's dataset raised, in one line, with its place there.
+    """Return what a custom dataset raised, in one line, with its place there.
 
-    DataError for a mistake, which another try would raise again; RunFailed for what the disk or the
-    network may have a part in. What is told already, and what the memory did not suffice for, stays
-    as it is."""
+    It is a DataError for a mistake, which another try would raise again; RunFailed for what may be
+    due to a disk or network. Errors for a person, and of memory, stay as they are.
+    """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
     frame, told = own_frame(error), secrets.said(error)
@@ -66,9 +63,9 @@ def in_words(error: Exception, whose: str) -> Exception:
 
 
 def to_tensor(image: Any) -> Tensor:
-    """A PIL image, array HW or HWC, or tensor HW or CHW, as a uint8 or float32 tensor CHW.
+    """Return a PIL image, array HW or HWC, or tensor HW or CHW as a uint8 or float32 tensor CHW.
 
-    Raises TypeError for anything else.
+    Raise TypeError for anything else.
     """
     if isinstance(image, Tensor):
         tensor = image
@@ -98,10 +95,7 @@ def _describe(image: Any) -> str:
 
 
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
-    """A sample (image, label) as a tensor and a number.
-
-    Raises DataError where they are not as they should be.
-    """
+    """Return a sample (image, label) as a tensor and a number. Raise DataError for another."""
     image, label = labelled(sample, "image")
     try:
         tensor = to_tensor(image)
@@ -116,7 +110,7 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
 
 
 def labelled(sample: Any, what: str) -> tuple[Any, Any]:
-    """A sample (`what`, label). Raises DataError where it is none."""
+    """Return a sample (`what`, label). Raise DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
     found = (
@@ -128,18 +122,18 @@ def labelled(sample: Any, what: str) -> tuple[Any, Any]:
 
 
 def class_of(label: Any, num_classes: int) -> int:
-    """The label as a number. Raises DataError where it is none of a class."""
+    """Return the label as a number. Raise DataError where it is none of a class."""
     number = _integral(label)
     if number is None or not 0 <= number < num_classes:
         raise DataError(
-            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or"
+            f"its label is {label!r}, expected 0 to {num_classes - 1}; fix the label, or"
             " dataset.num_classes"
         )
     return number
 
 
 def _integral(label: Any) -> int | None:
-    """A label as an integer; None where it is none: 2.7 must not become class 2."""
+    """Return a label as an integer, if it is one: 2.7 must not become class 2."""
     try:
         number = int(label)
         return number if float(label) == number else None
@@ -147,58 +141,33 @@ def _integral(label: Any) -> int | None:
         return None
 
 
-Structure = Any
-"""Containers of one kind as they are, and in place of a tensor its dtype, of else its type."""
-_MEND = "make all alike, or give the dataset a method collate(samples) -> batch"
+def structure_of(sample: Any) -> Any:
+    """Return its containers, with a dtype in place of a tensor, and a type of anything else.
 
-
-def structure_of(sample: Any) -> Structure:
-    """What is to be equal of all samples; lengths of tensors may differ, which torch tells of."""
+    Lengths of tensors may differ, which torch reports.
+    """
     if isinstance(sample, Tensor | np.ndarray):
-        return sample.dtype
+        return str(sample.dtype)
     if isinstance(sample, Mapping):
         return {key: structure_of(below) for key, below in sample.items()}
     if isinstance(sample, list | tuple):
         return [structure_of(below) for below in sample]
-    return float if isinstance(sample, bool | int | float | np.number | np.bool_) else type(sample)
+    is_number = isinstance(sample, bool | int | float | np.number | np.bool_)
+    return "number" if is_number else type(sample).__name__
 
 
-def like(expected: Structure, check: Check) -> Check:
-    """A `check` that also refuses a sample of another structure than the first's."""
+def like(expected: Any, check: Check) -> Check:
+    """Return a `check` that also refuses a sample of another structure than the first's.
+
+    In a batch it would be lost, or cast, without a word.
+    """
 
     def also(sample: Any) -> Any:
-        if sample is None:
-            raise DataError("it is None; return (inputs, targets) from __getitem__")
-        found = structure_of(sample)
-        if found != expected:
-            where, one, other = _difference(found, expected, "")
+        if (found := structure_of(sample)) != expected:
             raise DataError(
-                f"{where or 'it'} is {one}, and of the first training sample {other}; {_MEND}"
+                f"it holds {found}, and the first training sample {expected}; make all alike, or"
+                " give the dataset a method collate(samples) -> batch"
             )
         return check(sample)
 
     return also
-
-
-def _difference(found: Structure, expected: Structure, path: str) -> tuple[str, str, str]:
-    """Where they first differ, and what is there."""
-    pairs: dict[Any, tuple[Any, Any]] = {}
-    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
-        pairs = {key: (found[key], expected[key]) for key in found}
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        pairs = dict(enumerate(zip(found, expected, strict=True)))
-    for key, (one, other) in pairs.items():
-        if one != other:
-            return _difference(one, other, f"{path}[{key!r}]")
-    return path, _told(found), _told(expected)
-
-
-def _told(structure: Structure) -> str:
-    """In words."""
-    if isinstance(structure, dict):
-        return f"a dict of {', '.join(map(str, structure)) or 'nothing'}"
-    if isinstance(structure, list):
-        return f"{len(structure)} values"
-    if isinstance(structure, type):
-        return {float: "a number", type(None): "None"}.get(structure, f"a {structure.__name__}")
-    return f"a tensor of {str(structure).removeprefix('torch.')}"

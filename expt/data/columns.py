@@ -1,4 +1,4 @@
-"""The columns of a table: a .csv, .npz or .parquet as numbers, labels and classes. Free of torch."""
+"""The columns of a table: a .csv, .npz or .parquet as numbers, labels, classes. Free of torch."""
 
 from __future__ import annotations
 

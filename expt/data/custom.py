@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -40,21 +40,25 @@ _SOME = 8  # samples, whose targets tell where all lie
 
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
-    """Its parts; its first sample tells the shapes, and the configured `task` what its targets are.
-
-    Raises ConfigError and DataError.
-    """
+    """Return its parts; the first sample gives the shapes, the `task` what its targets are."""
     cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
     if not hasattr(cls, "__len__"):
         raise ConfigError(
             f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which"
             " samples are whose, depends on it"
         )
-    train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
-    test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
+    key = f"dataset._target_={dataset.target}"
+    train, test = (
+        user_class.construct(key, cls, (), {**dataset.kwargs, **more})
+        for more in (dataset.train, dataset.test)
+    )
     for name, part in (("training", train), ("test", test)):
-        if _size(part, dataset.target, name) == 0:
-            raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
+        try:
+            size = len(cast(Sized, part))
+        except Exception as error:
+            raise DataError(str(in_words(error, f"{key}: len() of its {name} part"))) from error
+        if size == 0:
+            raise DataError(f"{key}: its {name} part has no samples")
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
@@ -63,7 +67,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     if getattr(task, "TARGETS", None) == "any" and _is_integer(
         found.example[1]
-    ):  # a class of how many, or a count
+    ):  # a class, or a count
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
         return dataclasses.replace(found, shapes=shapes)
     return found
@@ -76,7 +80,7 @@ def _of_classes(
     num_workers: int,
     task: Any,
 ) -> Source:
-    """Samples (inputs, label): images, or inputs of any kind."""
+    """Return samples (inputs, label): images, or inputs of any kind."""
     names = _names(dataset, train)
     try:
         inputs, _ = first = samples.first(train)
@@ -104,10 +108,8 @@ def _of_classes(
 
 
 def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:
-    """Of its classes."""
-    names = tuple(
-        map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes)))
-    )
+    number = cast(int, dataset.num_classes)
+    names = tuple(map(str, getattr(train, "classes", None) or range(number)))
     if len(names) != dataset.num_classes:
         raise ConfigError(
             f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)};"
@@ -117,7 +119,7 @@ def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
-    """Channels, height and width; None where it is no image."""
+    """Return channels, height and width; None where it is no image."""
     try:
         channels, height, width = to_tensor(inputs).shape
     except TypeError:
@@ -135,7 +137,7 @@ def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
 
 
 def _seconds(dataset: Custom, train: Dataset[Any]) -> float:
-    """For a sample, where that decides who reads it."""
+    """Return the time for a sample, where that decides who reads it."""
     is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
     return seconds_for(train) if is_open else math.inf
 
@@ -149,7 +151,7 @@ def _own_samples(
     first: Any,
     labelled: Labelled | None = None,
 ) -> Source:
-    """Samples of any kind, which are like the `first`."""
+    """Return samples of any kind, which are like the `first`."""
     if not hasattr(train, "collate"):  # which may make anything of anything
         check = like(structure_of(first), check)
     example = samples.example(train, first, check)
@@ -186,9 +188,7 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
 
 
 def _classes_of(dataset: Dataset[Any]) -> Tensor:
-    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else
-    all are of one.
-    """
+    """Return each sample's class, by the attribute `targets`; without it all are of one."""
     size = len(cast(Sized, dataset))
     try:
         targets = torch.as_tensor(getattr(dataset, "targets", ()))
@@ -197,98 +197,54 @@ def _classes_of(dataset: Dataset[Any]) -> Tensor:
     return targets if targets.shape == (size,) else torch.zeros(size)
 
 
-def _size(part: Dataset[Any], target: str, name: str) -> int:
-    try:
-        return len(cast(Sized, part))
-    except Exception as error:
-        told = in_words(error, f"dataset._target_={target}: len() of its {name} part")
-        raise DataError(f"{told}; let __len__ return the number of its samples") from error
-
-
-def _construct(dataset: Custom, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
-    return user_class.construct(f"dataset._target_={dataset.target}", cls, (), arguments)
-
-
-_Wrong = Callable[[Any, Any], "str | None"]
-"""Says what is wrong with a sample's inputs and targets, which may be of any kind."""
-
-
 def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
-    """What looks at the samples of `dataset`, where the configured `task` takes not any."""
-    if getattr(task, "TARGETS", None) == "mask":
+    """Return what looks at samples: a GPU says nothing, or little, of a wrong target."""
+    targets = getattr(task, "TARGETS", None)
+    if targets == "mask":
         return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
-    if getattr(task, "TARGETS", None) == "labels":
-        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _label))
-    if getattr(task, "TARGETS", None) == "numbers":
-        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _number))
-    if getattr(task, "TARGETS", None) == "tokens" and hasattr(dataset, "vocab_size"):
-        return functools.partial(_unless, wrong=_tokens(dataset.vocab_size))
-    return _any
-
-
-def _any(sample: Any) -> Any:
-    return sample
+    if targets == "labels":
+        return _checked_labels
+    if targets == "tokens" and hasattr(dataset, "vocab_size"):
+        return functools.partial(_checked_tokens, vocab_size=dataset.vocab_size)
+    return lambda sample: sample
 
 
 def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
-    """The sample (inputs, label), its label a number. Raises DataError where it is no class."""
+    """Return the sample (inputs, label), its label a number. Raise DataError for no class."""
     inputs, label = labelled(sample, "inputs")
     return inputs, class_of(label, num_classes)
 
 
-def _unless(sample: Any, wrong: _Wrong) -> Any:
-    """The sample as it is. Raises DataError where something is wrong with its inputs and targets."""
-    if isinstance(sample, list | tuple) and len(sample) == 2 and (told := wrong(*sample)):
-        raise DataError(told)
+def _parts_of(sample: Any) -> tuple[Any, Any]:
+    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
+    return (sample[0], sample[1]) if is_pair else (None, None)
+
+
+def _checked_labels(sample: Any) -> Any:
+    _, target = _parts_of(sample)
+    if isinstance(target, Tensor | np.ndarray):
+        wrong = (target != 0) & (target != 1)
+        if wrong.any():
+            raise DataError(
+                f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; fix"
+                " it, or use task=regression"
+            )
     return sample
 
 
-def _target(
-    dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any
-) -> str | None:
-    """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no
-    tensor yet.
-    """
-    if isinstance(target, Tensor | np.ndarray | np.number | float | int):
-        return wrong(torch.as_tensor(target))
-    if hasattr(dataset, "collate"):
-        return None
-    return (
-        f"its target is a {type(target).__name__}, expected a tensor; return torch.tensor(target)"
-    )
-
-
-def _label(target: Tensor) -> str | None:
-    if not (wrong := (target != 0) & (target != 1)).any():
-        return None
-    return (
-        f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or"
-        " use task=regression"
-    )
-
-
-def _number(target: Tensor) -> str | None:
-    if not (wrong := ~torch.isfinite(target)).any():
-        return None
-    return f"its target holds {target[wrong][0].item()}; mend it, or leave the sample out"
-
-
-def _tokens(vocab_size: int) -> _Wrong:
-    def check(inputs: Any, targets: Any) -> str | None:
-        for name, tokens, also in (("inputs", inputs, ()), ("targets", targets, (NO_TARGET,))):
-            if not isinstance(tokens, Tensor):
-                continue
-            if tokens.is_floating_point():
-                return f"its {name} are {tokens.dtype}; let them be tokens, int64"
-            wrong = (tokens < 0) | (tokens >= vocab_size)
-            for number in also:
-                wrong &= tokens != number
-            if wrong.any():
-                more = "".join(f", or {number} where nothing counts" for number in also)
-                return (
-                    f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
-                    f" {vocab_size - 1} (vocab_size){more}; mend it, or vocab_size"
-                )
-        return None
-
-    return check
+def _checked_tokens(sample: Any, vocab_size: int) -> Any:
+    for name, tokens in zip(("inputs", "targets"), _parts_of(sample), strict=True):
+        if not isinstance(tokens, Tensor):
+            continue
+        if tokens.is_floating_point():
+            raise DataError(f"its {name} are {tokens.dtype}; let them be tokens, int64")
+        wrong = (tokens < 0) | (tokens >= vocab_size)
+        if name == "targets":
+            wrong &= tokens != NO_TARGET
+        if wrong.any():
+            more = f", or {NO_TARGET} where nothing counts" if name == "targets" else ""
+            raise DataError(
+                f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
+                f" {vocab_size - 1} (vocab_size){more}; fix it, or vocab_size"
+            )
+    return sample

@@ -1,6 +1,4 @@
-"""Samples for a run's weights: its own, or another dataset's, by the run's normalisation and its
-classes.
-"""
+"""Samples for a run's weights, by its normalisation and classes: its own, or another dataset's."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ class EvaluationData:
         return sum(loader.size for loader in self.loaders)
 
     def batches(self) -> Iterator[Batch]:
-        """This worker's samples, each once over all workers, in their order and without
-        augmentation.
-        """
+        """Yield this worker's samples, each once over all workers, in their order."""
         for batch in itertools.chain.from_iterable(loader.evaluation() for loader in self.loaders):
             yield (
                 batch
@@ -60,11 +56,12 @@ def load(
     own: bool,
     num_workers: int = 0,
 ) -> EvaluationData:
-    """The samples of a split, for the model of a run whose record says `trained_on` of its data.
+    """Return the samples of a split, for the model of a run.
 
-    The mean and std of `options` are the run's. `own` samples are those that it was trained and
-    evaluated with. Raises ConfigError where the model does not take the dataset's samples,
-    DataError for the data."""
+    Its record says `trained_on` of its data, and the mean and std of `options` are the run's. `own`
+    samples are those that it was trained and evaluated with. Raise ConfigError where the model does
+    not take the samples, DataError for the data.
+    """
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:
@@ -82,7 +79,7 @@ def load(
 def _loaders(
     dataset: DatasetConfig, source: Source, split: Split, options: LoaderOptions, *, tells: bool
 ) -> list[Loader]:
-    """Raises ConfigError where the dataset has no such part."""
+    """Return the split's loaders. Raise ConfigError where the dataset has no such part."""
     if split == "all":
         parts = (source.train, source.val, source.test)
         return [part.whole(options) for part in parts if part and part.size]
@@ -151,9 +148,9 @@ def _numbers(
     *,
     tells: bool,
 ) -> Tensor | None:
-    """The run's number of each class, by its name; None where all are equal.
+    """Return the run's number of each class, by its name; None where all are equal.
 
-    Raises ConfigError for an unknown one.
+    Raise ConfigError for an unknown one.
     """
     if tuple(names) == tuple(known) or not (names or known):
         return None
@@ -186,14 +183,12 @@ def _numbers(
 def _are_taken_by_number(
     dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]
 ) -> bool:
-    """Whether names are missing on one side; a folder called 1, or an integer in a table, is a
-    name.
-    """
+    """Return whether names are missing on one side; a folder called 1 has a name."""
     if all(name.isdigit() for name in (*names, *known)):
         return _are_numbers(names) and not dataset.names_classes
     return _are_numbers(names) or _are_numbers(known)
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Whether they are what classes without names are called."""
+    """Return whether they are what classes without names are called."""
     return [*names] == [str(number) for number in range(len(names))]

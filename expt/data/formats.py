@@ -22,10 +22,11 @@ _MEND = "delete it and download it again"
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """The uint8 array of an IDX file with `dims` dimensions, plain (mapped into memory) or gzip.
+    """Return the uint8 array of an IDX file with `dims` dimensions, plain (mapped) or gzip.
 
-    Format: http://yann.lecun.com/exdb/mnist. Raises DataError for another format or a wrong number
-    of bytes."""
+    Format: http://yann.lecun.com/exdb/mnist. Raise DataError for another, or a wrong number of
+    bytes.
+    """
     start = 4 + 4 * dims
     header = _take(path, start)
     if len(header) < start:
@@ -50,10 +51,9 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) -> Arrays:
-    """The batches named `members`, in that order: `sources` are their files, or the one tar.gz that
-    holds them.
+    """Return the batches named `members`, of the files `sources` or of one tar.gz.
 
-    Raises DataError for a missing or malformed batch.
+    Raise DataError for a missing or malformed batch.
     """
     batches = (
         _from_archive(sources[0], members)
@@ -68,7 +68,7 @@ def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) 
 
 
 def _take(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes, decompressed; fewer when the file ends earlier, or is cut short."""
+    """Return the first `limit` bytes, decompressed; fewer when the file ends earlier."""
     data = bytearray()
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -99,7 +99,7 @@ def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], Non
 def _from_archive(
     archive: Path, members: Sequence[str]
 ) -> Generator[tuple[str, IO[bytes]], None, None]:
-    """Members are read where they lie: nothing is extracted, so no path in the archive is trusted."""
+    """Read members without extracting them: no path in the archive is trusted."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             found = {Path(info.name).name: info for info in tar if info.isfile()}
@@ -151,9 +151,7 @@ _ALLOWED = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays, numbers, text and containers; any other name in the file is refused, not
-    imported.
-    """
+    """An unpickler of arrays, numbers, text, containers; nothing that a file names is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:

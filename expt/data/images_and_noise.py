@@ -12,11 +12,12 @@ from expt.data.kinds.originals import Digits, Downloaded
 
 
 class ImagesAndNoise(Dataset[dict[str, Tensor]]):
-    """{"image": [1, H, W] in [0, 1], "noise": [noise]}: the digits, or Fashion-MNIST of the folder
-    `root`.
+    """Samples of an image and of noise: {"image": [1, H, W] in [0, 1], "noise": [noise]}.
 
-    The noise is drawn here, and not in the model, so it depends on the seed, the epoch and the sample
-    alone, whatever the number of workers."""
+    The images are the digits, or Fashion-MNIST of the folder `root`. The noise is drawn here, not
+    in the model, so it depends on the seed, the epoch and the sample only, whatever the number of
+    workers.
+    """
 
     def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
         how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}

@@ -1,5 +1,6 @@
-"""Which samples a worker takes, and in which order: index arithmetic that depends on no device and
-no process.
+"""Index arithmetic: which samples a worker takes, and in which order.
+
+It depends on no device and no process.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Piece(NamedTuple):
 
 
 def mix(*numbers: int) -> int:
-    """A seed below 2**32 from several integers; differs whenever exactly one of them does, by less
-    than 2**32.
+    """Return a seed below 2**32 from several integers.
+
+    It differs whenever exactly one of them does, by less than 2**32.
     """
     # torch's CPU generator uses the low 32 bits of its seed only, so they must hold everything.
     return zlib.crc32(
@@ -40,16 +42,16 @@ def mix(*numbers: int) -> int:
 
 
 def permutation(size: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch, int64 [size]; the same for every rank and world size."""
+    """Return the order of an epoch, int64 [size]; the same for every rank and world size."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(mix(seed, epoch)))
 
 
 def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
-    """An order of as many samples as `classes` [size] tells of, int64 [size], the same for every
-    rank and world size.
+    """Return an order of as many samples as `classes` [size], int64, the same for every rank.
 
     Every class that is there comes equally often, and so does every sample of a class; but for one,
-    drawn anew."""
+    drawn anew.
+    """
     drawn = torch.Generator().manual_seed(mix(_BALANCE_SEED, seed, epoch))
     members = [torch.nonzero(classes == each).flatten() for each in torch.unique(classes)]
     base, extra = divmod(len(classes), len(members))
@@ -65,7 +67,7 @@ def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 def times_before(order: Tensor) -> Tensor:
-    """How often each of an order's samples has come before in it, int64 [size]."""
+    """Return how often each of an order's samples has come before in it, int64 [size]."""
     by_sample, places = order.argsort(stable=True), torch.arange(len(order))
     is_first = order[by_sample].diff(prepend=torch.tensor([-1])) != 0
     found = torch.empty_like(order)
@@ -76,12 +78,12 @@ def times_before(order: Tensor) -> Tensor:
 def split(
     size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Indices for training and for validation, each int64 and ascending; the run's seed has no part
-    in them.
+    """Return indices for training and for validation, each int64 and ascending.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never
     all of them); training `limit` of the others: the first, or of each class its share where the
-    samples' `classes` [size] are given."""
+    samples' `classes` [size] are given. The run's seed has no part in them.
+    """
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
@@ -91,11 +93,11 @@ def split(
 def split_fold(
     strata: Tensor, folds: int, fold: int, limit: int | None, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `split`, where part `fold` of `folds` validates: each sample is in one of them, the same
-    for all runs.
+    """Return indices as `split` does, where `fold` of `folds` validates, alike for all runs.
 
-    The folds' sizes differ by one sample at most, and so do their samples of each class in `strata`
-    [size]."""
+    Each sample is in one fold. The folds' sizes differ by one sample at most, and so do their
+    samples of each class in `strata` [size].
+    """
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
     val, train = (
@@ -112,9 +114,7 @@ def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor
 
 
 def _shares(classes: Tensor) -> Tensor:
-    """An order of samples of whose first N each class has its share, rounded; drawn alike for all
-    runs.
-    """
+    """Return an order of whose first N samples each class has its share, alike for all runs."""
     drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     members, counts = torch.unique(classes[drawn], return_inverse=True, return_counts=True)[1:]
     by_class = members.argsort(stable=True)
@@ -131,25 +131,21 @@ def num_batches(size: int, batch_size: int, drop_last: bool) -> int:
 
 
 def local_slice(batch_len: int, rank: int, world_size: int) -> slice:
-    """The rank's contiguous part of a batch; parts differ by one sample at most, the larger ones
-    first.
-    """
+    """Return the rank's contiguous share of a batch; they differ by one, the larger first."""
     base, extra = divmod(batch_len, world_size)
     start = rank * base + min(rank, extra)
     return slice(start, start + base + (rank < extra))
 
 
 def eval_range(size: int, rank: int, world_size: int) -> slice:
-    """The rank's contiguous part of an evaluation: unequal rather than padded, so that every sample
-    counts once.
-    """
+    """Return the rank's contiguous share of an evaluation: unequal, so each sample counts once."""
     return local_slice(size, rank, world_size)
 
 
 def train_pieces(
     size: int, batch_size: int, drop_last: bool, rank: int, world_size: int, skip: int = 0
 ) -> Iterator[Piece]:
-    """The rank's piece of each global batch of an epoch, after the first `skip` batches."""
+    """Yield the rank's piece of each global batch of an epoch, after the first `skip` batches."""
     for batch in range(skip, num_batches(size, batch_size, drop_last)):
         first = batch * batch_size
         length = min(batch_size, size - first)
@@ -163,10 +159,9 @@ def train_pieces(
 def with_partners(
     pieces: Sequence[Piece], batch_size: int, skip: int
 ) -> tuple[Tensor, list[Piece]]:
-    """Positions int64 [N] that hold for each piece its first sample's partner, then its own; and
-    where each lies there.
+    """Return positions int64 [N] that hold for each piece its first sample's partner, then its own.
 
-    The pieces are a worker's, of the global batches from number `skip` on.
+    And where each piece is there. The pieces are a worker's, from batch number `skip` on.
     """
     positions = list[int]()
     wider = list[Piece]()
@@ -180,7 +175,7 @@ def with_partners(
 
 
 def eval_pieces(size: int, chunk: int, rank: int, world_size: int) -> Iterator[Piece]:
-    """The rank's part of an evaluation, in chunks; none when there are fewer samples than workers."""
+    """Yield the rank's share of an evaluation, in chunks; none where there are too few samples."""
     mine = eval_range(size, rank, world_size)
     for start in range(mine.start, mine.stop, chunk):
         stop = min(start + chunk, mine.stop)

@@ -53,9 +53,7 @@ class IterableLoader(ShardedLoader):
         self._num_workers, self._finish = min(num_workers, 1), finish
 
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in
-        this epoch.
-        """
+        """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
         length = len(cast(Sized, self._dataset))
         samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
@@ -87,9 +85,7 @@ class IterableLoader(ShardedLoader):
 
 
 class _Chosen(IterableDataset[Any]):
-    """For each of the lists of positions `wanted` its samples; an error for a person is handed on
-    as a value.
-    """
+    """The samples at each of the lists of positions `wanted`; an error for a person as a value."""
 
     def __init__(
         self,
@@ -132,7 +128,7 @@ def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[A
 
 
 def first_of(dataset: IterableDataset[Any]) -> Any:
-    """Its first sample. Raises DataError for one that has none."""
+    """Return its first sample. Raise DataError for one that has none."""
     with seeded(0):
         return _next(_begun(dataset), 0, dataset)
 
@@ -157,36 +153,24 @@ def _next(samples: Iterator[Any], read: int, dataset: IterableDataset[Any]) -> A
 
 COMPARED = 64
 """Of its first samples, as an evaluation and the first epochs get them."""
-_EPOCHS = (1, 2)
-
-
-class _Sample(NamedTuple):
-    whole: bytes
-    """A digest of its bits, and one of its targets' alone."""
-    targets: bytes
-    has_class: bool
-    """Whether its target is one integer, which no augmentation changes."""
 
 
 def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) -> None:
-    """Raise ConfigError where the samples of a stream change places between epochs: the `held_out`
-    are trained on then.
+    """Raise ConfigError where the samples of a stream change places between epochs.
 
-    Warns where it can't be told whether they do, or are augmented alone. `seed` is the run's.
+    The samples `held_out`, which are known by their places, would be trained on. Warn where it
+    can't be said whether they do, or are only augmented. `seed` is the run's.
     """
     if not isinstance(held_out, IterableLoader) or not dataset.custom_class:
         return
-    evaluated, *trained = (
-        _first(held_out, *seeds) for seeds in ((0, 0), *((seed, epoch) for epoch in _EPOCHS))
-    )
+    evaluated, *trained = (_first(held_out, *seeds) for seeds in ((0, 0), (seed, 1), (seed, 2)))
     found = {_order(evaluated, epoch) for epoch in trained}
     key, without = (
         f"dataset._target_={dataset.custom_class}",
         "dataset.val_fraction=0 eval_split=test",
     )
-    without = (
-        without if dataset.folds is None else f"dataset.folds=null dataset.fold=null {without}"
-    )
+    if dataset.folds is not None:
+        without = f"dataset.folds=null dataset.fold=null {without}"
     if "another" in found:
         raise ConfigError(
             f"{key}: gives its samples in another order in each epoch, and val is held out by their"
@@ -195,46 +179,48 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
         )
     if "unknown" in found:
         warn(
-            f"{key}: its first samples are others in each epoch; should __iter__ shuffle, and not"
-            " augment alone, val, which is held out by their places, is trained on: use a"
-            f" map-style Dataset then, or {without}"
+            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val, which is"
+            f" held out by their places, is trained on: use a map-style Dataset then, or {without}"
         )
 
 
+class _Sample(NamedTuple):
+    whole: bytes
+    """A digest of its bits, and one of its targets'."""
+    targets: bytes
+    has_class: bool
+    """Whether its target is one integer, which no augmentation changes."""
+
+
 def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
+    found = []
     with seeded(0):  # for a `collate` that draws
-        return [_digested(*sample) for sample in loader.first_samples(COMPARED, seed, epoch)]
-
-
-def _digested(inputs: Any, targets: Any) -> _Sample:
-    has_class = (
-        isinstance(targets, Tensor) and targets.numel() == 1 and not targets.is_floating_point()
-    )
-    return _Sample(_digest((inputs, targets)), _digest(targets), has_class)
+        for inputs, targets in loader.first_samples(COMPARED, seed, epoch):
+            single = isinstance(targets, Tensor) and targets.numel() == 1
+            has_class = single and not targets.is_floating_point()
+            found.append(_Sample(_digest((inputs, targets)), _digest(targets), has_class))
+    return found
 
 
 def _digest(tree: Any) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for tensor in leaves(tree):
         found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
-        found.update(
-            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found.update(raw.numpy().tobytes())
     return found.digest()
 
 
 def _order(
     one: Sequence[_Sample], other: Sequence[_Sample]
 ) -> Literal["same", "another", "unknown"]:
-    """Of the `other` beside that of `one`, of as many samples."""
+    """Return how the `other` order compares with `one`, of as many samples."""
     pairs = list(zip(one, other, strict=True))
     if all(before.whole == after.whole for before, after in pairs):
         return "same"
     times, there = Counter(sample.whole for sample in one), {sample.whole for sample in other}
-    if any(
-        times[before.whole] == 1 and before.whole != after.whole and before.whole in there
-        for before, after in pairs
-    ):
+    moved = (times[old.whole] == 1 and old.whole != new.whole for old, new in pairs)
+    if any(each and old.whole in there for each, (old, _) in zip(moved, pairs, strict=True)):
         return "another"
     if any(before.targets != after.targets for before, after in pairs):
         return "another" if all(sample.has_class for sample in one) else "unknown"

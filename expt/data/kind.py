@@ -84,7 +84,7 @@ class DatasetConfig:
         return False
 
     def has_masks(self, segments: bool) -> bool:
-        """Whether its samples are images with a mask, for a task that `segments` or another."""
+        """Return whether its samples have masks, for a task that `segments` or another."""
         return False
 
     def mask_classes(self) -> int | None:

@@ -64,7 +64,7 @@ class Order(NamedTuple):
     """how often each came before in the epoch, int64 [N]; None: none comes twice"""
 
     def at(self, positions: Tensor) -> Order:
-        """What stands at these positions of it."""
+        """Return what is at these positions."""
         drawn, times = (
             None if part is None else part[..., positions] for part in (self.drawn, self.times)
         )
@@ -94,19 +94,13 @@ class Loader(Protocol):
         """Batches per epoch; the same number on every worker."""
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """This worker's parts of the global batches of an epoch; the first `skip` are passed over
-        unread.
-        """
+        """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
 
     def indices(self, epoch: int, number: int) -> Tensor:
-        """Which samples of the dataset this worker's part of an epoch's batch `number` (from 0)
-        holds, int64 [b].
-        """
+        """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""
 
     def evaluation(self) -> Iterator[Batch]:
-        """This worker's samples, each once over all workers; workers may get unequal numbers of
-        batches, or none.
-        """
+        """Yield this worker's samples, each once over all workers, in batches of unequal number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +143,7 @@ class Load(Protocol):
     """Makes loaders of some of a dataset's samples."""
 
     def __call__(self, indices: Tensor, options: LoaderOptions, /) -> Loader:
-        """A loader of the samples at `indices`."""
+        """Return a loader of the samples at `indices`."""
 
 
 class ShardedLoader(ABC):
@@ -168,7 +162,7 @@ class ShardedLoader(ABC):
 
     @property
     def samples(self) -> Tensor:
-        """Which samples of the dataset's part these are, int64 [N], in the order of an evaluation."""
+        """Which samples of the dataset's part these are, int64 [N], in order."""
         return self._indices
 
     def __len__(self) -> int:
@@ -191,9 +185,7 @@ class ShardedLoader(ABC):
         )
 
     def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
-        """The batches; who asks for one more has the next epoch's order prepared, while a GPU
-        computes on the last.
-        """
+        """Yield the batches; then prepare the next epoch's order, while a GPU computes."""
         yield from batches
         self._ahead = self._whole_order(next_epoch)
 
@@ -236,13 +228,13 @@ class ShardedLoader(ABC):
         return self._batches(Order(self._indices), pieces)
 
     def first(self, number: int) -> Iterator[Batch]:
-        """The split's first samples as an evaluation sees them, all of them on this worker."""
+        """Yield the split's first samples as an evaluation sees them, on this worker."""
         first = self._indices[:number]
         return self._batches(Order(first), indexing.eval_pieces(len(first), MIN_EVAL_BATCH, 0, 1))
 
     @abstractmethod
     def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:
-        """A batch for each of `pieces`, which are ranges of `order`."""
+        """Yield a batch for each of `pieces`, which are ranges of `order`."""
 
 
 class Finish:
@@ -266,9 +258,7 @@ class Finish:
 
 
 class Normalise:
-    """Images as float32, (pixel - mean) / std per channel, pixels counted in [0, 1]; None leaves
-    them there.
-    """
+    """Makes (pixel - mean) / std of images, float32, pixels counted in [0, 1]."""
 
     def __init__(
         self,
@@ -290,9 +280,7 @@ class Normalise:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 in 0..255, or float in [0, 1], [b, C, H, W] on the device; float32 images are
-        overwritten.
-        """
+        """Normalise images [b, C, H, W], uint8 or float in [0, 1]; float32 is overwritten."""
         pixels = images.to(torch.float32, memory_format=self._layout)
         if self._identity:
             return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels

@@ -1,4 +1,4 @@
-"""Samples of an image and a mask of class numbers: of files, of pictures, or of a custom dataset."""
+"""Samples of an image and a mask of class numbers: files, pictures, or a custom dataset's."""
 
 from __future__ import annotations
 

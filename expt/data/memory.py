@@ -1,6 +1,4 @@
-"""The loader of images that fit in memory: several batches are one gather, augmented and normalised
-as a whole.
-"""
+"""The loaders of samples that fit in memory: several batches are one gather."""
 
 from __future__ import annotations
 
@@ -53,8 +51,7 @@ def place(images: Tensor, device: torch.device) -> Tensor:
 
 
 class InMemoryLoader(ShardedLoader):
-    """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit; see
-    Loader.
+    """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit.
 
     `indices` choose the split's samples; only images from `place` are shared between loaders.
     """
@@ -82,9 +79,7 @@ class InMemoryLoader(ShardedLoader):
             yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
-        """The batches of `pieces`, several at a time: the calls of a gather cost more than what it
-        moves.
-        """
+        """Yield several batches at a time: the calls of a gather cost more than what it moves."""
         samples = to_device(
             order.samples, self._labels.device
         )  # once per epoch, so that no batch waits for a copy
@@ -109,8 +104,7 @@ def _eval_batch_size(options: LoaderOptions) -> int | None:
 
 
 class InMemorySampleLoader(ShardedLoader):
-    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory;
-    see Loader.
+    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory.
 
     `indices` choose the split's samples; only tensors from `place` are shared between loaders.
     """
@@ -132,7 +126,7 @@ class InMemorySampleLoader(ShardedLoader):
                 yield Batch(inputs, targets, block[0].global_size, block[0].weightless)
 
     def _blocks(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[Any, list[Piece]]]:
-        """The batches of `pieces`, several at a time, as InMemoryLoader's."""
+        """Yield several batches at a time, as InMemoryLoader's."""
         orders = {
             tensor.device: to_device(order, tensor.device) for tensor in leaves(self._samples)
         }
@@ -145,9 +139,7 @@ class InMemorySampleLoader(ShardedLoader):
 
 
 def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
-    """Runs of pieces of one size, evenly spaced, that hold up to `samples` together; at least one
-    piece each.
-    """
+    """Yield runs of pieces of one size, evenly spaced, of up to `samples`, or one piece."""
     for size, run in itertools.groupby(pieces, key=_size):
         most = max(1, samples // size[0])
         while block := list(itertools.islice(run, most)):
@@ -159,9 +151,7 @@ def _size(piece: Piece) -> tuple[int, int, bool]:
 
 
 def _spread(values: Tensor, block: list[Piece]) -> Tensor:
-    """What `values` [..., N] hold at the positions of a block's pieces, one after the other [...,
-    samples].
-    """
+    """Return what `values` [..., N] hold at the positions of a block's pieces [..., samples]."""
     first, last = block[0], block[-1]
     taken = values[..., first.start : last.stop]
     if len(block) == 1:

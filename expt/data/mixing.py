@@ -1,8 +1,9 @@
-"""Mixup and cutmix of whole batches: each sample with the one before it in the *global* batch, the
-first with the last.
+"""Mixup and cutmix of whole batches: each sample with the one before it in the *global* batch.
 
-The maths are those of torchvision.transforms.v2.MixUp and CutMix on the global batch. A worker
-reads the sample before its share too, so that any number of workers sees the same."""
+The first is mixed with the last. The maths are those of torchvision.transforms.v2.MixUp and CutMix
+on the global batch. A worker reads the sample before its share too, so that any number of workers
+sees the same.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +47,7 @@ class Mixing:
     """the same, of the area (Yun et al. 2019, arXiv:1905.04899); None: no cutmix"""
 
     def mixed(self, batches: Iterator[Batch], seed: int, epoch: int, skip: int) -> Iterator[Batch]:
-        """An epoch's batches from number `skip` on, mixed; of each the first sample is only a
-        partner.
+        """Yield an epoch's batches from number `skip` on, mixed, without their first sample.
 
         Targets are float32 [b, num_classes] then: the share of each class.
         """
@@ -68,9 +68,7 @@ class Mixing:
     def drawn(
         self, seed: int, epoch: int, number: int, image_size: tuple[int, ...]
     ) -> tuple[float, Box | None]:
-        """How much of a sample stays in batch `number`, and the box that is its partner's, where it
-        is cutmix.
-        """
+        """Return how much of a sample stays in batch `number`, and its partner's box in cutmix."""
         # RandomState's numbers are the same in every version of NumPy; torch's Beta takes no
         # generator.
         generator = np.random.RandomState(mix(_SEED, seed, epoch, number))
@@ -86,7 +84,7 @@ class Mixing:
 
 
 def box_of(share: float, y: int, x: int, image_size: tuple[int, ...]) -> Box:
-    """A box of 1 - share of the image, around row y and column x and clipped at the edges."""
+    """Return a box of 1 - share of the image, around row y and column x, clipped at the edges."""
     height, width = image_size
     half = 0.5 * math.sqrt(1 - share)
     rows, columns = int(half * height), int(half * width)

@@ -1,6 +1,4 @@
-"""Batches made on a stream of their own, so that a GPU prepares the next while it computes on this
-one.
-"""
+"""Batches made on a stream of their own: a GPU prepares the next while it computes on this one."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ _Made = TypeVar("_Made", bound=tuple[Any, ...])
 
 
 def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made]:
-    """`batches`, tuples that start with two trees of tensors on `device`, made on a side stream
-    where that is a GPU.
+    """Yield `batches`, made on a side stream where `device` is a GPU.
 
-    The host runs ahead of the GPU, so a batch is copied, gathered and augmented while the step
-    before it computes; nobody waits but the stream that uses it. On a CPU there is no other core to
-    do so."""
+    They are tuples that start with two trees of tensors on the device. The host runs ahead of the
+    GPU, so a batch is copied, gathered and augmented while the step before it computes; only the
+    stream that uses it waits. On a CPU there is no other core to do so.
+    """
     if device.type != "cuda":
         yield from batches
         return

@@ -30,22 +30,20 @@ def loading(
     labelled: Labelled | None = None,
     sample_s: float = math.inf,
 ) -> Load:
-    """What makes a loader of the samples at given indices.
+    """Return what makes a loader of the samples at given indices.
 
-    A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as
-    torch's default_collate does, unless the dataset has a method `collate`, which makes a batch of
-    a list of samples."""
+    A sample is (inputs, targets), anything else is inputs only. Samples are stacked as torch's
+    default_collate does, unless the dataset has a method `collate`, which makes a batch of a list.
+    """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         own = getattr(dataset, "collate", None)
         collate: Callable[[list[Any]], tuple[Any, Any]] = functools.partial(collated, own=own)
         if labelled and own:
-            collate = functools.partial(
-                _labelled, own=own, kind=labelled, mixes=options.mixing is not None
-            )
-        how: Any = {"collate": collate, "num_workers": num_workers} | (
-            labelled.finish(options) if labelled else {}
-        )
+            mixes = options.mixing is not None
+            collate = functools.partial(_labelled, own=own, kind=labelled, mixes=mixes)
+        how: Any = {"collate": collate, "num_workers": num_workers}
+        how |= labelled.finish(options) if labelled else {}
         if isinstance(dataset, IterableDataset):
             return IterableLoader(dataset, indices, options, check=check, **how)
         how["sample_s"] = sample_s
@@ -55,35 +53,24 @@ def loading(
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
-    """Inputs and targets of a batch, numbers in float32 where they were in float64.
-
-    Raises DataError.
-    """
+    """Return inputs and targets of a batch, float64 as float32. Raise DataError."""
     try:
         batch = (own or default_collate)(samples)
     except DataError:
         raise
     except Exception as error:
         frame = own_frame(error)
-        mend = "give the dataset a method collate(samples) -> batch"
-        if own:
-            where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-            mend = f"mend the dataset's method collate{where}"
-        raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {mend}") from error
-    inputs, targets = (
-        batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
-    )
-    if next(leaves((inputs, targets)), None) is None:
+        where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+        fix = f"fix the dataset's method collate{where}" if own else "give the dataset a collate"
+        raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {fix}") from error
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
+    inputs, targets = batch if is_pair else (batch, None)
+    tensors = [*leaves((targets, inputs))]
+    if not tensors or any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
-            f"a batch holds no tensor, it is a {type(batch).__name__}; return tensors from collate"
+            f"a batch, a {type(batch).__name__}, must hold tensors [samples, ...], and no other"
         )
-    lengths = {len(tensor) if tensor.dim() else None for tensor in leaves((targets, inputs))}
-    if None in lengths:
-        raise DataError(
-            "a batch holds a tensor without a dimension for its samples; let its first be [samples,"
-            " ...]"
-        )
-    if own and (size := len(next(leaves((targets, inputs))))) != len(samples):
+    if own and (size := len(tensors[0])) != len(samples):
         raise DataError(
             f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once;"
             " let it keep them, and leave others out of the dataset"
@@ -99,38 +86,34 @@ def _labelled(
 
 
 def _single(tensor: Tensor) -> Tensor:
-    tensor = (
-        tensor.detach()
-    )  # no process hands on what hangs on others, as of a model that `collate` asks
+    tensor = tensor.detach()  # one that requires grad can't be sent to another process
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
 def first(dataset: Dataset[Any]) -> Any:
-    """The first sample. Raises DataError where there is none."""
+    """Return the first sample. Raise DataError where there is none."""
     return first_of(dataset) if isinstance(dataset, IterableDataset) else read(dataset, 0)
 
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
-    """Inputs and targets of the first `sample`, zeros. Raises DataError."""
+    """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
     batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(tensor[0]), batch)
     return found
 
 
 def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any]:
-    """What a model may ask for: `channels` and `image_size` of inputs that are one tensor,
-    `num_classes` outputs.
+    """Return what a model may ask for.
 
-    A table's row [features] is an image of one row. Of a dataset of tokens, which has an attribute
-    `vocab_size`, that and its `context`, the most tokens of a sample. Raises DataError where it has
-    the first alone."""
+    It is `channels` and `image_size` of inputs that are one tensor (a row [features] is an image of
+    one row), and `num_classes` outputs; of a dataset of tokens its `vocab_size` and `context`.
+    """
     found: dict[str, Any] = {}
     if hasattr(dataset, "vocab_size"):
         if not hasattr(dataset, "context"):
-            name = type(dataset).__name__
             raise DataError(
-                f"{name} has a vocab_size, but no context; let that be the most tokens that a"
-                " sample has"
+                f"{type(dataset).__name__} has a vocab_size, but no context; let that be the most"
+                " tokens that a sample has"
             )
         return {"vocab_size": dataset.vocab_size, "context": dataset.context}
     if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
@@ -143,45 +126,36 @@ def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any
 
 @dataclass(frozen=True)
 class Labelled:
-    """What is known of all of them."""
+    """Samples of one class each, which a `collate` makes, or whose inputs are no images."""
 
     num_classes: int
     classifies: bool
-    """whether the targets are to be classes, and not what a task of a person's own takes"""
+    """whether the targets are classes, and not what a custom task takes"""
     channels: int | None = None
     """of images [C, H, W], which are normalised and augmented; None: inputs of another kind"""
 
     def of(self, example: tuple[Any, Any]) -> Labelled:
-        """The same, with the channels of the inputs where these are images."""
+        """Return the same, with the channels of the inputs where these are images."""
         inputs = example[0]
         is_image = isinstance(inputs, Tensor) and inputs.dim() == 3 and _has_pixels(inputs)
         return dataclasses.replace(self, channels=inputs.shape[0] if is_image else None)
 
     def finish(self, options: LoaderOptions) -> dict[str, Any]:
-        """How a loader is to finish their inputs, as its keyword."""
+        """Return how a loader is to finish their inputs, as its keyword."""
         return {} if self.channels is None else {"finish": Finish(options, channels=self.channels)}
 
     def checked(self, batch: tuple[Any, Any], *, mixes: bool) -> tuple[Any, Any]:
-        """A batch of `collate`.
-
-        Raises DataError for one of which the model or the task could make no sense.
+        """Return a batch of `collate`. Raise DataError for one that makes no sense.
 
         Only class numbers can be drawn, and mixed.
         """
         inputs, targets = batch
         if self.channels is not None:
-            if (
-                not isinstance(inputs, Tensor)
-                or inputs.dim() != 4
-                or inputs.shape[1] != self.channels
-            ):
+            is_batch = isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_pixels(inputs)
+            if not is_batch or inputs.shape[1] != self.channels:
                 raise DataError(
-                    f"collate makes inputs of {_told(inputs)}, and of the first sample images of"
-                    f" {self.channels} channels; let them be [samples, channels, height, width]"
-                )
-            if not _has_pixels(inputs):
-                raise DataError(
-                    f"collate makes images of {inputs.dtype}; let them be uint8, or float in [0, 1]"
+                    f"collate makes inputs of {_told(inputs)}; let them be images [samples,"
+                    f" {self.channels}, height, width] as the first, uint8, or float in [0, 1]"
                 )
             inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
         return inputs, self._classes(targets, mixes) if self.classifies else targets
@@ -192,19 +166,14 @@ class Labelled:
             if wrong.any():
                 raise DataError(
                     f"collate makes the label {int(targets[wrong][0])}, expected 0 to"
-                    f" {self.num_classes - 1}; mend it, or dataset.num_classes"
+                    f" {self.num_classes - 1}; fix it, or dataset.num_classes"
                 )
             return targets.long()
         takes_shares = self.channels is None and not mixes
-        if (
-            takes_shares
-            and isinstance(targets, Tensor)
-            and targets.shape[1:] == (self.num_classes,)
-        ):
-            return targets.float()
-        also = (
-            f", or the share of each class, [samples, {self.num_classes}]" if takes_shares else ""
-        )
+        is_share = isinstance(targets, Tensor) and targets.shape[1:] == (self.num_classes,)
+        if takes_shares and is_share:
+            return targets.float()  # type: ignore[no-any-return]
+        also = f", or shares of the classes, [samples, {self.num_classes}]" if takes_shares else ""
         raise DataError(
             f"collate makes targets of {_told(targets)}; let them be class numbers, int64"
             f" [samples]{also}"
@@ -220,8 +189,5 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _told(value: Any) -> str:
-    return (
-        f"{value.dtype} {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
-    )
+    is_tensor = isinstance(value, Tensor)
+    return f"{value.dtype} {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"

@@ -21,7 +21,7 @@ class Part(NamedTuple):
     load: Load
 
     def whole(self, options: LoaderOptions) -> Loader:
-        """A loader of all its samples."""
+        """Return a loader of all its samples."""
         return self.load(torch.arange(self.size), options)
 
 
@@ -79,9 +79,7 @@ class Source:
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:
-    """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one
-    class.
-    """
+    """Return whether samples like `example` are images [C, H, W] of pixels, each of one class."""
     inputs = example[0]
     return (
         bool(class_names)

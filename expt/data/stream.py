@@ -1,6 +1,4 @@
-"""The loader of datasets too large for memory: torch's DataLoader reads this worker's samples
-ahead.
-"""
+"""The loader of what does not fit in memory: torch's DataLoader reads this worker's samples."""
 
 from __future__ import annotations
 
@@ -120,11 +118,11 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class StreamLoader(SampleLoader):
-    """Batches of a Dataset of (image, label), whose images all have the `shape` (channels, height,
-    width).
+    """Batches of a Dataset of (image, label), whose images all have one `shape`, [C, H, W].
 
-    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raises
-    DataError, while iterating, for a sample with another shape or with a label out of range."""
+    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raise
+    DataError, while iterating, for a sample with another shape or with a label out of range.
+    """
 
     def __init__(
         self,
@@ -294,7 +292,7 @@ class Collated:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[Any, Any] | ExptError:
-        """Inputs and targets."""
+        """Return inputs and targets."""
         wrong = next((sample for sample in samples if isinstance(sample, ExptError)), None)
         if wrong is not None:
             return wrong
@@ -305,7 +303,7 @@ class Collated:
 
 
 def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Images [b, C, H, W] and their labels [b]."""
+    """Return images [b, C, H, W] and their labels [b]."""
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
@@ -325,7 +323,7 @@ def _data_loader(
 
 
 def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
-    """What torch's DataLoader is told of its processes."""
+    """Return the arguments of torch's DataLoader for its processes."""
     # Fork, where it exists: a loader process must be this process's child to die with it, and
     # starts in milliseconds.
     forks = (

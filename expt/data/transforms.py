@@ -1,6 +1,4 @@
-"""Transforms of training images, one by one, from their configuration: torchvision.transforms.v2,
-or one's own.
-"""
+"""Transforms of training images, one by one: torchvision.transforms.v2, or custom ones."""
 
 from __future__ import annotations
 
@@ -21,10 +19,7 @@ _BEYOND = 0.5
 
 
 def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
-    """An instance of each `{_target_: a.B, ...}`.
-
-    Raises ConfigError for what is no class, or makes nothing to call.
-    """
+    """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for no callable."""
     try:
         made = user_class.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
@@ -40,10 +35,9 @@ def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
 
 
 class Transformed(Dataset[tuple[Tensor, Any]]):
-    """A dataset of (image, label) with each image transformed to the `shape` (channels, height,
-    width).
+    """A dataset of (image, label) with each image transformed to one `shape`, [C, H, W].
 
-    Raises DataError for a sample that a transform does not take, or makes another shape of.
+    Raise DataError for a sample that a transform does not take, or makes another shape of.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same containers with `function` of each tensor; all else stays as it is."""
+    """Return the same containers with `function` of each tensor; all else stays as it is."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -22,16 +22,14 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:
-    """Its tensors, in order."""
+    """Return its tensors, in order."""
     found: list[Tensor] = []
     mapped(found.append, tree)
     return iter(found)
 
 
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Its tensors, each with where it is, as in `inputs['row'][0]` where the tree is called
-    `inputs`.
-    """
+    """Yield its tensors, each with where it is, such as `inputs['row'][0]` of `inputs`."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):

@@ -29,14 +29,13 @@ _EVAL_TOKENS = 2**15
 
 
 class Windows:
-    """Consecutive windows of a part of a text: `context` tokens, and of each the next; the last may
-    be shorter.
+    """Consecutive windows of a part of a text: `context` tokens, and of each the next.
 
-    Each token of the part but its first is a target, once.
+    Each token of the part but its first is a target, once; the last window may be shorter.
     """
 
     def __init__(self, extent: Extent, context: int, tokens: np.ndarray | None = None) -> None:
-        """Take the `tokens` [N] of a text that a tokenizer has read, else the bytes of its files."""
+        """Take the `tokens` [N] that a tokenizer has read, else the bytes of its files."""
         self._start, self._stop, self.context = extent.start, extent.stop, context
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
@@ -75,7 +74,7 @@ class Windows:
         return inputs.clamp_(min=0), targets
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
-        """Of the whole text, over the ends of files."""
+        """Return tokens of the whole text, over the ends of files."""
         first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
         pieces = []
         for file, end in zip(

@@ -227,14 +227,8 @@ class _Comparison:
                 self._check_weights("weights")
             self._step(scale, advances=number < build.total_steps(self._config, self._data))
             beat()
-        expected = self._outputs(self._whole)
-        with self._failing():
-            outputs = self._outputs(self._tested)
-        found = None
-        for mine, full in zip(outputs, expected, strict=True):
-            allowed = self._share(full, GRADIENTS) * _size(full)
-            found = found or _apart("output in an evaluation", mine, full, allowed)
-        self._agree(found)
+        if self._config.is_sharded:
+            self._check_outputs()
         return True
 
     @torch.no_grad()
@@ -271,21 +265,24 @@ class _Comparison:
 
     def _step(self, scale: float, *, advances: bool) -> None:
         starts = [one.detach().clone() for one in self._whole.module.parameters()]
-        versions = [one._version for one in self._whole.module.parameters()]
+        guards = [(name, *_guarded(full)) for name, full, _ in self._parameters() if full.numel()]
         self._precision.factor = scale
         self._gradients(self._whole)
-        self._refuse_writes(versions)
-        largest = self._average(self._whole)
-        with self._failing():
-            self._gradients(self._tested)
-        if not self._config.is_sharded:
-            self._average(self._tested)
-        self._check_gradients(largest)
+        largest = self._average()
+        if self._config.is_sharded:
+            self._refuse_writes(guards)
+            with self._failing():
+                self._gradients(self._tested)
+            self._check_gradients(largest)
+        else:  # an optimizer is compared, not a model
+            for _, full, mine in self._parameters():
+                mine.grad = None if full.grad is None else full.grad.clone()
         self._update(self._whole, advances)
         with self._failing():
             self._update(self._tested, advances)
         self._check_weights("update", starts)
-        self._check_buffers()
+        if self._config.is_sharded:
+            self._check_buffers()
         self._move(starts)
         self._give_whole()
 
@@ -295,15 +292,16 @@ class _Comparison:
         loop.accumulate_gradients(learner, self._batch, lambda *_: None)
         learner.drop_unused()
 
-    def _refuse_writes(self, versions: list[int]) -> None:
+    def _refuse_writes(self, guards: list[tuple[str, Tensor, Tensor]]) -> None:
         """Raise where a pass has written to weights, which is lost on gathered ones."""
-        named = zip(versions, self._whole.module.named_parameters(), strict=True)
-        written = [name for version, (name, one) in named if one._version != version]
-        if written and self._config.is_sharded:
-            raise ConfigError(
-                f"{_where(self._config)}: the model writes to {written[0]} in a forward or backward"
-                " pass, where it has a copy that is dropped; use strategy=ddp"
-            )
+        for name, alias, square in guards:
+            try:
+                torch.autograd.grad(square, alias)
+            except RuntimeError as error:  # "modified by an inplace operation"
+                raise ConfigError(
+                    f"{_where(self._config)}: the model writes to {name} in a forward or backward"
+                    " pass, where it has a copy that is dropped; use strategy=ddp"
+                ) from error
 
     def _update(self, learner: Learner, advances: bool) -> None:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
@@ -316,9 +314,9 @@ class _Comparison:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
-    def _average(self, learner: Learner) -> float:
-        """Give each worker the mean of all gradients, as DDP does; return their largest number."""
-        every = [*learner.module.parameters()]
+    def _average(self) -> float:
+        """Give the whole model the mean of all gradients, as DDP does; return the largest."""
+        every = [*self._whole.module.parameters()]
         mine = [-1.0 if one.grad is None else _size(one.grad) for one in every]
         largest = collectives.max_across_workers(mine, self._worker.device)
         for parameter, size in zip(every, largest, strict=True):
@@ -389,9 +387,18 @@ class _Comparison:
         sums = Sums(self._tested.task, self._worker.device)
         return Snapshot(self._tested, Position(1, 1), sums, self._worker)
 
+    def _check_outputs(self) -> None:
+        """Raise where the outputs or the loss of an evaluation differ."""
+        found, expected = None, self._outputs(self._whole)
+        with self._failing():
+            outputs = self._outputs(self._tested)
+        for mine, full in zip(outputs, expected, strict=True):
+            allowed = self._share(full, GRADIENTS) * _size(full)
+            found = found or _apart("output in an evaluation", mine, full, allowed)
+        self._agree(found)
+
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
-        """Return the outputs and the loss of an evaluation of this worker's samples."""
         random_state.seed(self._config.seed + 1 + self._worker.rank)
         collectives.broadcast_buffers(learner.evaluated)
         outputs = learner.task.forward(learner.evaluated.eval(), self._batch)
@@ -433,6 +440,15 @@ class _Comparison:
                 f"{_where(self._config)}: fails before the first epoch, where the whole model does"
                 f" not{self._when}\n{type(error).__name__}: {first_line(error)}"
             ) from error
+
+
+def _guarded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an alias of `weight`, and what has no gradient by it once `weight` is written to."""
+    alias = weight.detach()
+    if not (alias.is_floating_point() or alias.is_complex()):
+        alias = alias.to(torch.float32)
+    alias.requires_grad_()
+    return alias, alias[(0,) * alias.dim()].square().abs()
 
 
 def _as_held(full: Tensor, mine: Tensor) -> Tensor:

@@ -251,9 +251,7 @@ def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture
     for rank in (0, 1):
         build_data(digits(train_limit=2000), shard=Shard(rank, 2))
     build_data(digits(train_limit=1293))
-    told = (
-        "warning: dataset.train_limit=2000: there are 1293 samples to train on, and all are used\n"
-    )
+    told = "warning: dataset.train_limit=2000: there are 1293 samples to train on, all are used\n"
     assert capsys.readouterr().err == told
 
 

@@ -141,11 +141,11 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     for more, told in (
         (
             ["dataset.target=image", "dataset.input=[old]"],
-            "dataset.target=image: holds images, not numbers; name a",
+            "dataset.target=image: holds images, and is to hold numbers",
         ),
         (
             ["dataset.input=[image]"],
-            "dataset.input=image: holds images, not numbers; name a column of numbers",
+            "dataset.input=image: holds images, and is to hold numbers",
         ),
         (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
         (
@@ -190,9 +190,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
             )
         )
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
-    with pytest.raises(
-        DataError, match=r"dataset.target=kind: holds int64, not masks; name a column of images"
-    ):
+    with pytest.raises(DataError, match=r"dataset.target=kind: holds int64, and is to hold images"):
         build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
     with pytest.raises(
         DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"

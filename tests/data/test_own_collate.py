@@ -126,12 +126,12 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
         (
             "raises",
             (
-                "samples cannot be made a batch: RuntimeError: collate was called; mend the"
+                "samples cannot be made a batch: RuntimeError: collate was called; fix the"
                 " dataset's method collate"
             ),
         ),
-        ("nothing", "a batch holds no tensor, it is a NoneType; return tensors from collate"),
-        ("labels", "collate makes the label 2, expected 0 to 1; mend it, or dataset.num_classes"),
+        ("nothing", "a batch, a NoneType, must hold tensors [samples, ...]"),
+        ("labels", "collate makes the label 2, expected 0 to 1; fix it, or dataset.num_classes"),
         (
             "fractions",
             (
@@ -142,12 +142,9 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
         (
             "row",
-            (
-                "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2"
-                " channels; let"
-            ),
+            ("collate makes inputs of torch.float32 [4, 5]; let them be images [samples, 2,"),
         ),
-        ("ints", "collate makes images of torch.int64; let them be uint8, or float in [0, 1]"),
+        ("ints", "collate makes inputs of torch.int64 [4, 2, 3, 3]; let them be images"),
     ],
 )
 @pytest.mark.parametrize("name", ["Pictures", "Stream"])

@@ -196,7 +196,7 @@ CASES = {
     "a sample longer than the context": Bad(f"{TOKENS}long", "a sample has 6 tokens, and the model takes 4; cut it, o"),
     "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8", "a sample's targets are torch.float32"),
     # masks
-    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2", "is 9x8, and its image sizes/train/images/1."),
+    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2", "is 9x8, and its image 8x8"),
     "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'", "the model gives [8, 2, 8, 8] where [8, 2, 4, 4] is"),
     "own masks of other classes": Bad(f"{OWN_MASKS}'mask values'", "sample 5: its mask holds the class 2, expected 0"),
     "own masks of floats": Bad(f"{OWN_MASKS}'mask of floats'", "sample 0: its mask is torch.float32 [8, 8], expected"),

@@ -123,32 +123,28 @@ class HuggingFace(Images):
         from expt.data.images import of_pictures
         from expt.data.rows import of_rows
 
-        splits = _splits(self)
-        if not isinstance(self.input, str):
-            rows, parts = _table(self, self.input, splits, task)
+        splits = _splits(self, task)
+        if self.has_rows:
+            rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
         if task.TARGETS == "mask":
-            return _masks(self, self.input, splits, task, num_workers)
+            return _masks(self, splits, task, num_workers)
         if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
-            return _numbered(self, self.input, splits, task, num_workers, scales)
+            return _numbered(self, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
-        sets = _pictures(self, self.input, splits, numbers)
+        sets = _pictures(self, splits, numbers)
         classes = torch.tensor(numbers["train"])
         return of_pictures(sets, tuple(map(str, names)), classes, num_workers)
 
 
 def _pictures(
-    dataset: HuggingFace,
-    column: str,
-    splits: Mapping[str, Any],
-    targets: Mapping[str, Any],
-    target: Any = int,
+    dataset: HuggingFace, splits: Mapping[str, Any], targets: Mapping[str, Any], target: Any = int
 ) -> dict[str, Pictures]:
     from expt.data.images import Pictures
 
     rows: dict[str, Any] = {
-        part: _Rows(split, column, targets[part]) for part, split in splits.items()
+        part: _Rows(split, dataset, targets[part]) for part, split in splits.items()
     }
     mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
     mode = MODES[dataset.channels] if dataset.channels else mode
@@ -156,193 +152,170 @@ def _pictures(
 
 
 def _numbered(
-    dataset: HuggingFace,
-    column: str,
-    splits: Mapping[str, Any],
-    task: Any,
-    num_workers: int,
-    scales: Any,
+    dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int, scales: Any
 ) -> Source:
     """Return images with numbers to predict, or labels."""
     import torch
 
     from expt.data.images import of_numbers
 
-    targets, names = dict[str, torch.Tensor](), tuple[str, ...]()
-    _refuse_pictures(splits["train"], {"target": names_of(dataset.target)})
-    for part, split in splits.items():
-        path = Path(dataset.path) / part
-        cells = {name: _column(split, name) for name in names_of(dataset.target)}
-        values, names = columns.numbers_of(path, cells, names_of(dataset.target))
-        if task.TARGETS == "labels":
-            columns.check_labels(path, names, values)
-        targets[part] = torch.from_numpy(values).float()
+    read = {part: _read_targets(dataset, part, split, task) for part, split in splits.items()}
+    targets = {part: torch.from_numpy(values).float() for part, (values, _) in read.items()}
     return of_numbers(
-        lambda scaled: _pictures(dataset, column, splits, targets, scaled),
+        lambda scaled: _pictures(dataset, splits, targets, scaled),
         targets["train"],
-        names,
+        read["train"][1],
         num_workers,
         scales=scales,
         standardises=dataset.standardise_targets,
     )
 
 
-def _masks(
-    dataset: HuggingFace,
-    column: str,
-    splits: Mapping[str, Any],
-    task: Any,
-    num_workers: int,
-) -> Source:
+def _read_targets(
+    dataset: HuggingFace, part: str, split: Any, task: Any
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    path, names = Path(dataset.path) / part, names_of(dataset.target)
+    values, names = columns.numbers_of(path, {each: _column(split, each) for each in names}, names)
+    if task.TARGETS == "labels":
+        columns.check_labels(path, names, values)
+    return values, names
+
+
+def _masks(dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int) -> Source:
     from expt.data.masks import MaskPictures, of_mask_pictures, values_of
 
-    values = values_of(dataset, task)
-    (target,) = names_of(dataset.target)
-    if type(splits["train"].features[target]).__name__ != "Image":
-        told = _told(splits["train"].features[target])
-        raise DataError(
-            f"dataset.target={target}: holds {told}, not masks; name a column of images"
-        )
-    sets = {}
+    values, how = values_of(dataset, task), {}
     for part, split in splits.items():
-        pairs: Any = _Pairs(split, column, target)
-        sets[part] = MaskPictures(
-            pairs, values, channels=dataset.channels or 3, size=dataset.image_size
-        )
-    return of_mask_pictures(sets, values.num_classes, num_workers)
+        pairs: Any = _Rows(split, dataset, None)
+        size = dataset.image_size
+        how[part] = MaskPictures(pairs, values, channels=dataset.channels or 3, size=size)
+    return of_mask_pictures(how, values.num_classes, num_workers)
 
 
 def _classes(
     dataset: HuggingFace, splits: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, list[int]]]:
-    """Return the names of the classes, and by part the class of each row."""
+    """Return the names of the classes, and by part the class of each row, by its name."""
     (target,) = names_of(dataset.target)
-    classes = {part: _column(split, target) for part, split in splits.items()}
-    names = _class_names(splits["train"], target, classes["train"])
-    named = {part: _by_name(splits[part], names, classes[part], target) for part in splits}
-    return names, {part: _numbers(values, names, target, part) for part, values in named.items()}
+    cells = {part: _column(split, target) for part, split in splits.items()}
+    names = getattr(splits["train"].features[target], "names", None)
+    if names is None and {type(cell) for cell in cells["train"]} not in ({int}, {str}):
+        odd = next((cell for cell in cells["train"] if type(cell) not in (int, str)), "both kinds")
+        raise DataError(f"dataset.target={target}: holds {odd!r}; a class is an integer or a text")
+    names = list(names or sorted({*cells["train"]}))
+    known = {name: number for number, name in enumerate(names)}
+    numbers = dict[str, list[int]]()
+    for part, split in splits.items():
+        # A split may count the classes in another order, or have only their numbers.
+        own = getattr(split.features[target], "names", None) or names
+        is_number = isinstance(own[0], str)
+        numbers[part] = []
+        for row, cell in enumerate(cells[part]):
+            by_name = is_number and isinstance(cell, int) and 0 <= cell < len(own)
+            number = known.get(own[cell] if by_name else cell)
+            if number is None:
+                raise DataError(
+                    f"dataset.target={target}: row {row} of {part} has {cell!r}, which is no class"
+                    " of train"
+                )
+            numbers[part].append(number)
+    return names, numbers
 
 
 def _table(
-    dataset: HuggingFace, features: Sequence[str], splits: Mapping[str, Any], task: Any
+    dataset: HuggingFace, splits: Mapping[str, Any], task: Any
 ) -> tuple[Rows, dict[str, np.ndarray]]:
     """Return the rows of all parts one after the other, and where those of each are."""
     import numpy as np
 
-    _refuse_pictures(splits["train"], {"input": features, "target": names_of(dataset.target)})
-    found, lengths = dict[str, list[np.ndarray]](), [len(split) for split in splits.values()]
+    features, targets = list[np.ndarray](), list[np.ndarray]()
+    names, places = tuple[str, ...](), dict[str, np.ndarray]()
     for part, split in splits.items():
-        path = Path(dataset.path) / part
-        cells = {name: _column(split, name) for name in (*features, *names_of(dataset.target))}
-        values, feature_names = columns.numbers_of(path, cells, features)
-        found.setdefault("features", []).append(values)
-        if task.TARGETS != "class":
-            answers, target_names = columns.numbers_of(path, cells, names_of(dataset.target))
-            found.setdefault("targets", []).append(answers)
-            if task.TARGETS == "labels":
-                columns.check_labels(path, target_names, answers)
-    names: Sequence[str] = ()
+        cells = {name: _column(split, name) for name in dataset.input}
+        values, feature_names = columns.numbers_of(
+            Path(dataset.path) / part, cells, [*dataset.input]
+        )
+        first = sum(len(each) for each in features)
+        places[part] = np.arange(first, first + len(values))
+        features.append(values)
+    target_names = names_of(dataset.target)
     if task.TARGETS == "class":
         known, numbers = _classes(dataset, splits)
-        found["targets"] = [np.array(each, np.int64) for each in numbers.values()]
-        target_names, names = names_of(dataset.target), [str(name) for name in known]
-    whole = {key: np.concatenate(values) for key, values in found.items()}
-    ends = np.cumsum(lengths)
-    parts = {
-        part: np.arange(end - size, end)
-        for part, end, size in zip(splits, ends, lengths, strict=True)
-    }
-    return (
-        Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)),
-        parts,
-    )
-
-
-def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
-    """Raise DataError for a column of pictures: their pixels would be taken for numbers."""
-    for key, names in chosen.items():
-        for name in names:
-            if type(split.features[name]).__name__ == "Image":
-                raise DataError(
-                    f"dataset.{key}={name}: holds images, not numbers; name a column of numbers"
-                )
+        targets, names = (
+            [np.array(each, np.int64) for each in numbers.values()],
+            tuple(map(str, known)),
+        )
+    else:
+        for part, split in splits.items():
+            values, target_names = _read_targets(dataset, part, split, task)
+            targets.append(values)
+    whole = np.concatenate(features), np.concatenate(targets)
+    return Rows(*whole, feature_names, target_names, names), places
 
 
 class _Rows:
-    """(picture, target) of a split."""
+    """(picture, target) of a split; without targets these are pictures, too."""
 
-    def __init__(self, split: Any, column: str, numbers: Sequence[Any]) -> None:
-        self._split, self._column, self._numbers = split.select_columns([column]), column, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        picture = self._split[index][self._column]
-        if picture is None:
-            raise DataError(f"dataset.input={self._column}: row {index} has no image; remove it")
-        return picture, self._numbers[index]
-
-
-class _Pairs:
-    """(picture, mask) of a split."""
-
-    def __init__(self, split: Any, image: str, mask: str) -> None:
-        self._split, self._columns = (
-            split.select_columns([image, mask]),
-            {"input": image, "target": mask},
-        )
+    def __init__(self, split: Any, dataset: HuggingFace, targets: Sequence[Any] | None) -> None:
+        self._image, self._mask = dataset.input, names_of(dataset.target)[0]
+        chosen = [self._image] if targets is not None else [self._image, self._mask]
+        self._split, self._targets = split.select_columns(chosen), targets
 
     def __len__(self) -> int:
         return len(self._split)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         row = self._split[index]
-        for key, column in self._columns.items():
-            if row[column] is None:
-                raise DataError(f"dataset.{key}={column}: row {index} has no picture; remove it")
-        return row[self._columns["input"]], row[self._columns["target"]]
+        for column, picture in row.items():
+            if picture is None:
+                raise DataError(f"column {column}: row {index} has no image; remove it")
+        target = row[self._mask] if self._targets is None else self._targets[index]
+        return row[self._image], target
 
 
-def _splits(dataset: HuggingFace) -> dict[str, Any]:
-    """Return those of train, val and test that there are."""
+def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
+    """Return those of train, val and test that there are, once their columns are checked."""
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
-    parts = {
-        part: next((found[name] for name in names if name in found), None)
-        for part, names in _PARTS.items()
-    }
-    splits = {part: split for part, split in parts.items() if split is not None and len(split)}
+    splits = {}
+    for part, names in _PARTS.items():
+        split = next((found[name] for name in names if name in found), None)
+        if split is not None and len(split):
+            splits[part] = split
     if "train" not in splits:
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to train on; its splits are"
             f" {', '.join(found)}"
         )
     features = splits["train"].features
-    refuse_twice({"input": names_of(dataset.input), "target": names_of(dataset.target)})
-    chosen = [
-        (key, name) for key in ("input", "target") for name in names_of(getattr(dataset, key))
-    ]
-    for key, column in chosen:
-        if wrong := [part for part, split in splits.items() if column not in split.features]:
-            known = ", ".join(features)
-            raise ConfigError(
-                f"dataset.{key}={column}: {wrong[0]} has no such column; its columns are {known}"
-            )
-    if isinstance(dataset.input, str) and type(features[dataset.input]).__name__ != "Image":
-        raise DataError(
-            f"dataset.input={dataset.input}: holds {_told(features[dataset.input])}, not images; "
-            f"for rows of numbers name a list of columns, as in 'dataset.input=[{dataset.input}]'"
-        )
+    chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
+    refuse_twice(chosen)
+    for key, names in chosen.items():
+        wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
+        for column in names:
+            for part, split in splits.items():
+                if column not in split.features:
+                    raise ConfigError(
+                        f"dataset.{key}={column}: {part} has no such column; its columns are"
+                        f" {', '.join(features)}"
+                    )
+            kind = type(features[column]).__name__
+            if (kind == "Image") != wants_images:
+                there = getattr(features[column], "dtype", None) or kind
+                wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
+                raise DataError(
+                    f"dataset.{key}={column}: holds {'images' if kind == 'Image' else there}, and"
+                    f" is to hold {wanted if key == 'input' else wanted.split(',')[0]}"
+                )
     return splits
 
 
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     try:
-        # Else tqdm makes a lock for several processes, of which Python says at the end of a failed
-        # run that it is left.
+        # Else tqdm makes a lock for several processes, which Python reports at the end of a failed
+        # run.
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
@@ -361,52 +334,4 @@ def _loaded(dataset: HuggingFace) -> Any:
 
 
 def _column(split: Any, name: str) -> list[Any]:
-    """Return the cell of each row."""
     return list(split.select_columns([name])[name])
-
-
-def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
-    """Return a ClassLabel's names, else the texts or integers that there are, in order."""
-    feature = split.features[target]
-    if type(feature).__name__ == "ClassLabel":
-        return list(feature.names)
-    if {type(value) for value in values} not in ({int}, {str}):
-        wrong = next(
-            (value for value in values if type(value) not in (int, str)), "texts and integers"
-        )
-        raise DataError(
-            f"dataset.target={target}: holds {wrong!r}; a class is an integer or a text"
-        )
-    return sorted(set(values))
-
-
-def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -> list[Any]:
-    """Return targets by their names, if a split's ClassLabel counts them otherwise than train's."""
-    own = getattr(split.features[target], "names", None)
-    if own is None or list(own) == list(names):
-        return values
-    return [
-        own[value] if isinstance(value, int) and 0 <= value < len(own) else value
-        for value in values
-    ]
-
-
-def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str) -> list[int]:
-    """Return the class of each row by its number."""
-    known = {name: number for number, name in enumerate(names)}
-    found = []
-    for row, value in enumerate(values):
-        number = known.get(
-            value, value if isinstance(names[0], str) and isinstance(value, int) else None
-        )
-        if number is None or not 0 <= number < len(names):
-            raise DataError(
-                f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of"
-                " train"
-            )
-        found.append(number)
-    return found
-
-
-def _told(feature: Any) -> str:
-    return getattr(feature, "dtype", None) or type(feature).__name__
