@@ -10,6 +10,8 @@ import graphlib
 import itertools
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -398,3 +400,74 @@ def test_a_private_part_is_noticed(source: str) -> None:
     assert _foreign_private_names(
         ast.parse(f"loader._batches; {source}")
     ) == _foreign_private_names(ast.parse(source))
+
+
+# A lone name is its process's, and torch.backends holds settings: neither is a part of another's.
+SETTINGS = ("sys.", "torch.backends.")
+REPLACED = {
+    "torch._dynamo",  # the first step 1 s sooner: see training/patches/unguarded
+    "torch.distributed.group.WORLD",
+    "multiprocessing.util.spawnv_passfds",
+    "inspect.getframeinfo",
+    "dataclasses._create_fn",
+}
+
+
+@each_module
+def test_nothing_of_others_is_replaced_in_the_source(module: Module) -> None:
+    found = {name for name in _assigned_of_others(module.tree) if not name.startswith(SETTINGS)}
+    assert found <= REPLACED
+    assert len(REPLACED) <= 5
+
+
+def _assigned_of_others(tree: ast.AST) -> Iterator[str]:
+    """Yield the attributes of what is imported from elsewhere that the source assigns or deletes."""
+    known = dict[str, str]()
+    for node in nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                known[alias.asname or whole] = whole
+        elif isinstance(node, ast.ImportFrom):
+            known |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
+    for node in nodes(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            root, _, rest = ast.unparse(node).partition(".")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            root, _, rest = ast.unparse(node.args[0]).partition(".")
+        else:
+            continue
+        if not (name := known.get(root, "expt")).startswith("expt"):
+            yield f"{name}.{rest}"
+
+
+def test_an_assignment_to_a_part_of_another_is_noticed() -> None:
+    source = "import torch.nn as nn; nn.Linear.forward = 1; setattr(nn.Module, 'a', 2); x.y = 3"
+    assert list(_assigned_of_others(ast.parse(source))) == [
+        "torch.nn.Linear.forward",
+        "torch.nn.Module",
+    ]
+
+
+SCAN = """
+import sys
+import expt.worker.main
+found = set()
+for name, module in list(sys.modules.items()):
+    if name.partition(".")[0] in ("expt", "__main__"):
+        continue
+    for scope in (module, *(each for each in vars(module).values() if isinstance(each, type))):
+        if str(getattr(scope, "__module__", name)).startswith("expt"):
+            continue
+        for attribute, value in list(vars(scope).items()):
+            if str(getattr(value, "__module__", "")).partition(".")[0] == "expt":
+                found.add(f"{name}: {getattr(scope, '__name__', scope)}.{attribute}")
+print("\\n".join(sorted(found)))
+"""
+
+
+def test_a_worker_leaves_others_modules_and_classes_as_they_are() -> None:
+    run = subprocess.run([sys.executable, "-c", SCAN], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

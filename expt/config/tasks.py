@@ -21,7 +21,6 @@ from expt.config.constraints import STRICT, Key, Target
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
-    from expt.tasks.task import Facts, Task
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
@@ -58,45 +57,9 @@ class TaskConfig:
         """Return what of the run's other settings does not go with the task, one line each."""
         return []
 
-    def build(self, facts: Facts) -> Task:
-        """Return the task for such data."""
+    def build(self, facts: Any) -> Any:
+        """Return the Task for such data, given as Facts."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class TargetTask(Target):
-    """A custom Task, with the names of its metrics and which way each is better."""
-
-    TARGETS: ClassVar[Targets] = "any"
-    metrics: Annotated[
-        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
-    ] = dataclasses.field(default_factory=dict)
-
-    @property
-    def own_metrics(self) -> dict[str, Better]:
-        """Those that the task itself measures."""
-        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
-
-    def problems(self, config: RunConfig) -> list[str]:
-        """Return the names of metrics that can't be tags."""
-        return [
-            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores, and"
-            " not loss, which is always there"
-            for name in self.metrics
-            if name == "loss" or not name.isidentifier()
-        ]
-
-    def build(self, facts: Facts) -> Task:
-        """Return an instance of the class.
-
-        Raises ConfigError where it is no Task, or does not take its arguments.
-        """
-        from expt.config import user_class
-        from expt.tasks.task import Task
-
-        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
-        task.metrics = self.own_metrics
-        return task
 
 
 @functools.cache
@@ -106,7 +69,7 @@ def kinds() -> dict[str, Any]:
     conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
     names = sorted(file.stem for file in (conf / "task").glob("*.yaml"))
     found = {name: importlib.import_module(f"expt.tasks.{name}").Config for name in names}
-    return {**found, "_target_": TargetTask}
+    return {**found, "_target_": importlib.import_module("expt.tasks.custom").Config}
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
@@ -125,7 +88,7 @@ def metrics_of(task: Any) -> dict[str, Better]:
 def _kind(task: Any) -> Any:
     if not isinstance(task, Mapping):
         return type(task)
-    return TargetTask if "_target_" in task else kinds().get(str(task.get("name")))
+    return kinds().get("_target_" if "_target_" in task else str(task.get("name")))
 
 
 def _better(metric: Any) -> Better:

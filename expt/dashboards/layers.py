@@ -13,7 +13,6 @@ from expt.dashboards.events import Writer
 from expt.runs import tags
 from expt.training import sharding
 from expt.training.learner import Learner
-from expt.training.patches.foreach_norm import norms_of
 
 
 class LayerValues:
@@ -101,7 +100,7 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
     flat = [sharding.local(tensor) for group in tensors for tensor in group]
     if not flat:
         return torch.zeros(len(tensors))
-    each = torch.stack([norm.float() for norm in norms_of(flat)])
+    each = torch.stack([torch.linalg.vector_norm(tensor).float() for tensor in flat])
     group = _group_of_each(tuple(map(len, tensors)), each.device)
     return torch.zeros(len(tensors), device=each.device).index_add_(0, group, each**2).sqrt()
 

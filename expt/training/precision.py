@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from expt.training.collectives import sum_across_workers
 from expt.training.patches.backward import backward
-from expt.training.patches.fused_step import step_unless
 from expt.training.sharding import is_sharded, local
 
 Amp: TypeAlias = bool | Literal["bf16", "fp16"]
@@ -82,12 +81,11 @@ class Precision:
         self.scaler.scale(loss).backward()
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-        """Clip and apply the gradients, then drop them.
+        """Clip and apply the gradients, then drop them; return whether the update was made.
 
-        Waits for the device only where the optimiser makes it.
-
-        Left out where a gradient is not finite, in float16 or with `skip_non_finite`; returns False
-        if it is known to have been, for which a GPU would have to be waited for."""
+        It is left out where a gradient is not finite: in float16, of which nobody is told here, and
+        with `skip_non_finite`, for which the device is waited for.
+        """
         skips = self._skip and not self.scaler.is_enabled()
         bad = (
             self._any_not_finite(optimizer) if skips else None
@@ -97,14 +95,14 @@ class Precision:
             self.left_out = sum_across_workers(self._spoilt) > 0
             self._spoilt.zero_()
         self._clip(optimizer, parameters)
+        skipped = bad is not None and bool(bad.item())
         if bad is not None:
             self.skipped += bad
-            step_unless(bad, optimizer)
-        else:
+        if not skipped:
             self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        return bad is None or bad.is_cuda or not bad.item()
+        return not skipped
 
     def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
         """All workers see alike: they have the same gradients."""

@@ -265,12 +265,12 @@ class _Comparison:
 
     def _step(self, scale: float, *, advances: bool) -> None:
         starts = [one.detach().clone() for one in self._whole.module.parameters()]
-        versions = [one._version for one in self._whole.module.parameters()]
+        guards = [(name, *_guarded(full)) for name, full, _ in self._parameters() if full.numel()]
         self._precision.factor = scale
         self._gradients(self._whole)
         largest = self._average()
         if self._config.is_sharded:
-            self._refuse_writes(versions)
+            self._refuse_writes(guards)
             with self._failing():
                 self._gradients(self._tested)
             self._check_gradients(largest)
@@ -292,15 +292,16 @@ class _Comparison:
         loop.accumulate_gradients(learner, self._batch, lambda *_: None)
         learner.drop_unused()
 
-    def _refuse_writes(self, versions: list[int]) -> None:
+    def _refuse_writes(self, guards: list[tuple[str, Tensor, Tensor]]) -> None:
         """Raise where a pass has written to weights, which is lost on gathered ones."""
-        named = zip(versions, self._whole.module.named_parameters(), strict=True)
-        written = [name for version, (name, one) in named if one._version != version]
-        if written:
-            raise ConfigError(
-                f"{_where(self._config)}: the model writes to {written[0]} in a forward or backward"
-                " pass, where it has a copy that is dropped; use strategy=ddp"
-            )
+        for name, alias, square in guards:
+            try:
+                torch.autograd.grad(square, alias)
+            except RuntimeError as error:  # "modified by an inplace operation"
+                raise ConfigError(
+                    f"{_where(self._config)}: the model writes to {name} in a forward or backward"
+                    " pass, where it has a copy that is dropped; use strategy=ddp"
+                ) from error
 
     def _update(self, learner: Learner, advances: bool) -> None:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
@@ -439,6 +440,15 @@ class _Comparison:
                 f"{_where(self._config)}: fails before the first epoch, where the whole model does"
                 f" not{self._when}\n{type(error).__name__}: {first_line(error)}"
             ) from error
+
+
+def _guarded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an alias of `weight`, and what has no gradient by it once `weight` is written to."""
+    alias = weight.detach()
+    if not (alias.is_floating_point() or alias.is_complex()):
+        alias = alias.to(torch.float32)
+    alias.requires_grad_()
+    return alias, alias[(0,) * alias.dim()].square().abs()
 
 
 def _as_held(full: Tensor, mine: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, shared_memory
 from expt.training.collectives import Worker
-from expt.training.patches import ddp_times, unguarded
+from expt.training.patches import unguarded
 from expt.training.precision import Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
 
@@ -124,7 +123,7 @@ def parallelise(
     elif memory:
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
-    return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
+    return parallel, lambda _: None
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:

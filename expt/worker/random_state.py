@@ -43,9 +43,7 @@ def state_dict(device: torch.device) -> dict[str, Any]:
 def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
     """Continue with the random numbers that follow what `state_dict` found."""
     version, words, gauss = state["python"]
-    if isinstance(words, bytes):  # earlier versions saved the numbers themselves
-        words = tuple(np.frombuffer(words, np.uint32).tolist())
-    random.setstate((version, words, gauss))
+    random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))
     torch.set_rng_state(_from_bytes(state["torch"]))

@@ -168,10 +168,7 @@ class _Slots(dict[Place, torch.Tensor]):
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
-    keys = [
-        key for key in ("sums", "finite", "logged") if key in workers[0]
-    ]  # an older version's has fewer
-    rows = {key: [worker[key] for worker in workers] for key in keys}
+    rows = {key: [worker[key] for worker in workers] for key in ("sums", "finite", "logged")}
     return {
         key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist()
         for key, numbers in rows.items()

@@ -31,7 +31,6 @@ class Renamed(MLP):
         DDP._guarded_forward = DDP._inside_ddp_forward
         _rewrite("_run_ddp_forward", "_inside_ddp_forward", "_guarded_forward")
         del DDP._inside_ddp_forward
-        del DDP._get_ddp_logging_data
         guarded = SGD.step
         SGD.step = lambda self: guarded(self)
         OPERATORS.mkldnn = SimpleNamespace()

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.models.convnet import ConvNet
+from expt.tasks.custom import Config as TargetTask
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker

@@ -20,13 +20,13 @@ from expt.command import evaluation_settings
 from expt.config.constraints import Target
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
-from expt.config.tasks import TargetTask
 from expt.data.fingerprint import content_of
 from expt.data.kinds.custom import Custom
 from expt.errors import ConfigError
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
+from expt.tasks.custom import Config as TargetTask
 from expt.worker.evaluation import carry_out
 from expt.worker.run import Run
 from tests.conftest import Configured

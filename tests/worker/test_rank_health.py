@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from expt.errors import RunFailed
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
-from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import train_epoch
-from expt.training.patches import ddp_times
 from expt.worker import rank_health
-from tests import ranks
 from tests.training.test_loop import batches, learner, plain
 from tests.worker.conftest import ALONE
 
@@ -72,20 +67,6 @@ def test_what_nobody_has_measured_is_no_number() -> None:
     assert (found["ranks/step_ms_min"], found["ranks/step_ms_max"]) == (150, 200)
     fallen = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=-0.5, device=CPU, wish=False)
     assert (fallen.step_ms, fallen.all_reduce_share) == (200, 0)
-
-
-def test_torch_tells_of_no_time_before_it_has_measured_one(tmp_path: Path) -> None:
-    def each(worker: Worker) -> list[float | None]:
-        parallel = DistributedDataParallel(nn.Linear(3, 2))
-        found: list[float | None] = []
-        for step in range(3):
-            found.append(ddp_times.all_reduce_s(parallel, step))
-            parallel(torch.ones(1, 3)).sum().backward()
-        return [*found, ddp_times.all_reduce_s(parallel, 3)]
-
-    found, _ = ranks.together(tmp_path, 2, each)
-    assert found[:2] == [None, None]
-    assert all(isinstance(seconds, float) for seconds in found[2:]), found
 
 
 def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:

@@ -1,0 +1,50 @@
+"""A task of a custom class."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Key, Target
+from expt.config.tasks import Better, TargetMetric, Targets
+from expt.tasks.task import Facts, Task
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Config(Target):
+    """A custom Task, with the names of its metrics and which way each is better."""
+
+    TARGETS: ClassVar[Targets] = "any"
+    metrics: Annotated[
+        dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
+    ] = dataclasses.field(default_factory=dict)
+
+    @property
+    def own_metrics(self) -> dict[str, Better]:
+        """Those that the task itself measures."""
+        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
+
+    def problems(self, config: RunConfig) -> list[str]:
+        """Return the names of metrics that can't be tags."""
+        return [
+            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores, and"
+            " not loss, which is always there"
+            for name in self.metrics
+            if name == "loss" or not name.isidentifier()
+        ]
+
+    def build(self, facts: Facts) -> Task:
+        """Return an instance of the class.
+
+        Raises ConfigError where it is no Task, or does not take its arguments.
+        """
+        from expt.config import user_class  # late: it imports the configuration of all tasks
+
+        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
+        task.metrics = self.own_metrics
+        return task
