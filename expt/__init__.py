@@ -9,10 +9,8 @@ if TYPE_CHECKING:
     from expt.api import evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import ConfigError, RunFailed, SweepFailed
     from expt.inference.load import TrainedModel, load
-    from expt.python.interval import Interval, interval
-    from expt.python.predictions import Predictions
-    from expt.python.result import Metrics, Result, Runs
-    from expt.python.sweep_result import FailedResult, SweepResult
+    from expt.python.arguments import Interval, interval
+    from expt.python.results import FailedResult, Metrics, Predictions, Result, Runs, SweepResult
     from expt.runs.view.curves import History
     from expt.tasks.task import PhasedTask, Task
     from expt.training.callback import Callback, View
@@ -45,15 +43,13 @@ __all__ = [
     "run",
     "sweep",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 _FROM = {
     "api": ("evaluate", "list_runs", "predict", "rerun", "run", "sweep"),
-    "python.interval": ("Interval", "interval"),
-    "python.predictions": ("Predictions",),
-    "python.result": ("Metrics", "Result", "Runs"),
-    "python.sweep_result": ("FailedResult", "SweepResult"),
+    "python.arguments": ("Interval", "interval"),
+    "python.results": ("FailedResult", "Metrics", "Predictions", "Result", "Runs", "SweepResult"),
     "errors": ("ConfigError", "RunFailed", "SweepFailed"),
     "inference.load": ("TrainedModel", "load"),  # imports torch, as the next do
     "runs.view.curves": ("History",),

@@ -13,10 +13,8 @@ from expt.command.rerun import rerun as rerun_of
 from expt.command.words import Options, options_of
 from expt.errors import ConfigError, SweepFailed, warn
 from expt.launch import forkserver
-from expt.python.keywords import folder_word, words_of
-from expt.python.predictions import Predictions
-from expt.python.result import Result, Runs
-from expt.python.sweep_result import SweepResult
+from expt.python.arguments import folder_word, words_of
+from expt.python.results import Predictions, Result, Runs, SweepResult
 from expt.runs.named_checkpoint import Which, run_and_which
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below

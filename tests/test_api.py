@@ -19,7 +19,7 @@ import pytest
 import expt
 from expt import api
 from expt.errors import SweepFailed
-from expt.python.sweep_result import FailedResult, SweepResult
+from expt.python.results import FailedResult, SweepResult
 from tests.conftest import python
 
 

@@ -77,7 +77,7 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
     )
     assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
         trained(fork, name="late")
 
 

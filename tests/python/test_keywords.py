@@ -22,8 +22,7 @@ from torch import nn
 import expt
 from expt.command.compose import parse as parsed
 from expt.errors import ConfigError
-from expt.python.keywords import folder_word, words_of
-from expt.python.values import text_of
+from expt.python.arguments import folder_word, text_of, words_of
 
 
 class Net(nn.Module):

@@ -1,0 +1,453 @@
+"""Keyword arguments as the words of a command: `optimizer={"lr": 0.1}` as `optimizer.lr=0.1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expt.command.words import Exact
+from expt.config.groups import GROUPS
+from expt.config.keys import holders
+from expt.errors import ConfigError
+from expt.python import main_module
+from expt.runs.typed import quoted
+
+OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
+"""Groups whose choice may be a person's own class."""
+_LISTS_OF_CLASSES = ("callbacks", "dataset.transforms")
+
+
+def words_of(
+    arguments: Sequence[str | Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    *,
+    sweep: bool = False,
+) -> list[str]:
+    """The words for what expt.run or expt.sweep is called with.
+
+    Raises ConfigError for what cannot be said in words.
+    """
+    words = list[str]()
+    for argument in arguments:
+        if isinstance(argument, str):
+            words.append(argument)
+        elif isinstance(argument, Mapping):
+            words += [
+                word
+                for key, value in argument.items()
+                for word in _Setting(str(key), sweep).words(value)
+            ]
+        else:
+            raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, as in epochs=3")
+    return words + [
+        word for key, value in settings.items() for word in _Setting(key, sweep).words(value)
+    ]
+
+
+def folder_word(folder: str | Path | None, *, sweep: bool) -> list[str]:
+    """The word that chooses the folder, if one is given; of a sweep `latest` too."""
+    key = f"hydra.{'sweep' if sweep else 'run'}.dir"
+    if sweep and folder == "latest":
+        return [f"{key}=latest"]
+    return [] if folder is None else [Exact(f"{key}={text_of('folder', folder)}")]
+
+
+class _Setting:
+    """One key, dotted, and how its value becomes words."""
+
+    def __init__(self, key: str, sweep: bool) -> None:
+        self._key, self._sweep = key, sweep
+        group, _, below = key.partition(".")
+        self._is_group = not below and group in GROUPS
+        self._is_open = self._is_group or key in holders() or group == "hydra"
+
+    def words(self, value: Any) -> Iterator[str]:
+        """One or several for `value`; the choice of a group comes before what is set of it."""
+        value = as_setting(value, self._key, self._key) if self._may_be_class else value
+        if isinstance(value, Interval):
+            if not self._sweep:
+                raise ConfigError(
+                    f"{self._key}={value}: many values make a search; use expt.sweep with"
+                    " search=..."
+                )
+            yield Exact(f"{self._key}={value}")
+        elif self._key == "search":
+            yield from _of_search(value)
+        elif self._sweep and (axis := _axis(self._key, value)) is not None:
+            yield self._word(axis, ",".join(map(self._text, axis)))
+        elif self._key == "task.metrics" and isinstance(value, Mapping):
+            for name, metric in value.items():
+                yield Exact(
+                    f"++task.metrics.{name}={text_of(f'{self._key}.{name}', as_setting(metric, name, None))}"
+                )
+        elif isinstance(value, Mapping) and self._is_open:
+            yield from self._below(value)
+        else:
+            yield self._word([value], self._text(value))
+
+    @property
+    def _may_be_class(self) -> bool:
+        return self._key in OF_CLASSES
+
+    def _word(self, values: Sequence[Any], text: str) -> str:
+        if self._is_group:
+            self._refuse_no_choice(values)
+        return Exact(f"{self._key}={text}")
+
+    def _refuse_no_choice(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, list | tuple) and not self._sweep:
+                raise ConfigError(
+                    f"{self._key}={value!r}: several values make a sweep; use expt.sweep"
+                )
+            if isinstance(value, Mapping) and "_target_" not in value:
+                one = f"{self._key}={{'name': ..., 'key': [...]}}"
+                raise ConfigError(
+                    f"{self._key}={value!r}: an axis has names and classes; sweep a key of one as"
+                    f" in {one}"
+                )
+            if not isinstance(value, str | Mapping) and not (
+                self._may_be_class and hasattr(value, "__name__")
+            ):
+                self._text(value)  # says what an instance is
+                names = [name for name in GROUPS[self._key] if name != "_target_"]
+                raise ConfigError(f"{self._key}={value!r}: not one of {', '.join(names)}.")
+
+    def _below(self, values: Mapping[str, Any]) -> Iterator[str]:
+        target = values.get("_target_")
+        if self._is_group and target is not None:
+            yield from self._class(values)
+            return
+        if self._is_group and "name" in values:
+            yield from _Setting(self._key, self._sweep).words(values["name"])
+        for name, value in values.items():
+            if not (self._is_group and name == "name"):
+                yield from _Setting(f"{self._key}.{name}", self._sweep).words(value)
+
+    def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """The class with its arguments; of one that is an axis the first value, and the axis by
+        itself.
+        """
+        axes = {}
+        if self._sweep:
+            axes = {
+                name: axis
+                for name, value in values.items()
+                if (axis := _axis(f"{self._key}.{name}", value))
+            }
+        first = {**values, **{name: axis[0] for name, axis in axes.items()}}
+        yield Exact(f"{self._key}={self._text(first)}")
+        for name, axis in axes.items():
+            yield from _Setting(f"{self._key}.{name}", sweep=True).words(axis)
+
+    def _text(self, value: Any) -> str:
+        if self._may_be_class:
+            value = as_setting(value, self._key, self._key)
+            if isinstance(value, Mapping) and isinstance(value.get("_target_"), type):
+                value = {**value, **as_setting(value["_target_"], self._key, self._key)}
+            return text_of(self._key, value)
+        if self._key in _LISTS_OF_CLASSES and value is not None:
+            if not isinstance(value, list | tuple):
+                axis = "; in a sweep a list is an axis" if self._sweep else ""
+                one = getattr(value, "__name__", "...")
+                raise ConfigError(
+                    f"{self._key}={one}: several may be given{axis}; give a tuple, as in ({one},)"
+                )
+            group = self._key if self._key == "callbacks" else None
+            value = [as_setting(each, f"{self._key}[{at}]", group) for at, each in enumerate(value)]
+        return text_of(self._key, value)
+
+
+def _of_search(value: Any) -> Iterator[str]:
+    """The words of a sampler's name, or of a dict of its `name` and keys, in which a list is no
+    axis.
+    """
+    settings = value if isinstance(value, Mapping) else {"name": value}
+    if "name" not in settings:
+        raise ConfigError(
+            f"search={value!r}: names no sampler; give one, as in search={{'name': 'tpe', 'runs':"
+            " 64}"
+        )
+    yield Exact(f"search={text_of('search', settings['name'])}")
+    for name, setting in settings.items():
+        if name == "when" and isinstance(setting, Mapping):
+            several = {
+                key: [words] if isinstance(words, str) else words for key, words in setting.items()
+            }
+            setting = [f"{key}: {word}" for key, words in several.items() for word in words]
+        if name != "name":
+            yield Exact(f"search.{name}={text_of(f'search.{name}', setting)}")
+
+
+def _axis(key: str, value: Any) -> list[Any] | None:
+    """The values of an axis of a sweep: those of a list, a range or an array; None where `value` is
+    one value.
+
+    A tuple is one value. Raises ConfigError for an axis without values.
+    """
+    if not isinstance(value, list | range):
+        if (
+            isinstance(value, type)
+            or not callable(getattr(value, "tolist", None))
+            or getattr(value, "ndim", 1) == 0
+        ):
+            return None
+        value = value.tolist()
+    if not value:
+        raise ConfigError(
+            f"{key}={list(value)!r}: an axis of a sweep needs values; one value that is empty is ()"
+        )
+    return list(value)
+
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+_GIVEN = {
+    *("channels", "image_size", "num_classes", "train"),
+    *("params", "optimizer", "total_steps"),
+}
+"""What expt gives to the constructors that name it."""
+
+
+def text_of(key: str, value: Any) -> str:
+    """`value` in Hydra's grammar. `key` is what an error calls it.
+
+    Texts are taken as they stand, never for an interpolation or a list. A path is its text, an
+    enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML could
+    hold."""
+    value = _plain(key, value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    if isinstance(value, str):
+        return _quoted(key, value)
+    if isinstance(value, list):
+        return f"[{','.join(text_of(f'{key}[{at}]', each) for at, each in enumerate(value))}]"
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{_name(key, name)}:{text_of(f'{key}.{name}', each)}" for name, each in value.items()
+        )
+        return f"{{{','.join(pairs)}}}"
+    raise ConfigError(_not_of_yaml(key, value))
+
+
+def as_setting(value: Any, key: str, group: str | None) -> Any:
+    """`value` where a class stands for what is built of it, as in `model=Net`,
+    functools.partial(Net, width=16) too.
+    """
+    if isinstance(value, functools.partial):
+        if value.args:
+            raise ConfigError(
+                f"{key}: name the arguments of functools.partial({_name_of(value.func)}, ...)"
+            )
+        return {"_target_": dotted(key, value.func, group), **value.keywords}
+    return (
+        {"_target_": dotted(key, value, group)}
+        if isinstance(value, type) and not _is_enum(value)
+        else value
+    )
+
+
+def _plain(key: str, value: Any) -> Any:
+    """The kinds that YAML has; anything else as it is."""
+    if isinstance(value, enum.Enum):
+        return _plain(key, value.value)
+    if isinstance(value, os.PathLike):
+        path = os.fspath(value)
+        return path if isinstance(path, str) else os.fsdecode(path)
+    if isinstance(value, functools.partial):
+        return as_setting(value, key, None)
+    if isinstance(value, Mapping):
+        target = value.get("_target_")
+        return (
+            {**value, "_target_": dotted(key, target, None)} if isinstance(target, type) else value
+        )
+    if isinstance(value, tuple | range):
+        return list(value)
+    if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
+        return value.tolist()
+    return value
+
+
+def _quoted(key: str, text: str) -> str:
+    """A text in quotes: its backslashes, its quotes and what OmegaConf would take for an
+    interpolation are escaped.
+    """
+    if text == "???":
+        raise ConfigError(f"{key}='???': stands for a value that is missing; give another")
+    if "${" in text:
+        text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
+    return quoted(text)
+
+
+def _name(key: str, name: object) -> str:
+    if (
+        isinstance(name, str)
+        and _KEY.fullmatch(name)
+        and name.lower() not in ("null", "true", "false", "nan", "inf")
+    ):
+        return name
+    raise ConfigError(
+        f"{key}: has the key {name!r}; use letters, digits, - and _, and a letter first"
+    )
+
+
+def _not_of_yaml(key: str, value: Any) -> str:
+    if isinstance(value, type):
+        mend = f"{{'_target_': {value.__name__}}} gives an instance of it"
+        return f"{key}={value.__name__}: is a class, of which a setting holds none; {mend}"
+    if inspect.isroutine(value):
+        return (
+            f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a"
+            " value"
+        )
+    if kind := instance_of(value):
+        name = type(value).__name__
+        arguments = "".join(
+            f"; with arguments as {{'_target_': {name}, '{each}': ...}}"
+            for each in _own(type(value))
+        )
+        why = "each worker builds its own, as a rerun does from the record"
+        return (
+            f"{key}: is {kind} that is built already, and {why}; give the class {name}{arguments}"
+        )
+    if isinstance(value, set | frozenset):
+        return f"{key}={value!r}: a set has no order; give a list"
+    if dataclasses.is_dataclass(value):
+        return f"{key}: give a dict, as of dataclasses.asdict"
+    shown = repr(value)
+    told = shown if len(shown) < 60 else f"{type(value).__name__}(...)"
+    return f"{key}={told}: is of no kind that YAML has; give a number, a text, a list or a dict"
+
+
+def _own(cls: type) -> list[str]:
+    """The first argument of the constructor that expt does not give, if there is one."""
+    try:
+        names = inspect.signature(cls).parameters.values()
+    except ValueError:
+        return []
+    named = [
+        each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    return [name for name in named if name not in _GIVEN][:1]
+
+
+def _is_enum(value: type) -> bool:
+    return issubclass(value, enum.Enum)
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+BASES = {
+    "model": ("torch.nn", "Module"),
+    "dataset": ("torch.utils.data", "Dataset"),
+    "optimizer": ("torch.optim", "Optimizer"),
+    "scheduler": ("torch.optim.lr_scheduler", "LRScheduler"),
+    "task": ("expt.tasks.task", "Task"),
+    "callbacks": ("expt.training.callback", "Callback"),
+}
+"""What a group builds; whoever has made a class of it has imported its module."""
+_KINDS = {
+    "Module": "a module",
+    "Dataset": "a dataset",
+    "Optimizer": "an optimiser",
+    "LRScheduler": "a scheduler",
+}
+
+
+def dotted(key: str, cls: Any, group: str | None) -> str:
+    """The name of `cls`, as in `mine.Net`; `group` says what it is to be a subclass of.
+
+    Raises ConfigError for what a worker could not import: a function, a class within another or
+    within a function, and one of `__main__` of which the source is not known."""
+    if not isinstance(cls, type):
+        what = "a function" if inspect.isroutine(cls) else f"an object ({type(cls).__name__})"
+        raise ConfigError(f"{key}={getattr(cls, '__name__', cls)!s}: is {what}; give a class")
+    if group in BASES and not _is_subclass(cls, *BASES[group]):
+        raise ConfigError(
+            f"{key}={cls.__name__}: refused, it is not a subclass of {'.'.join(BASES[group])}"
+        )
+    if "." in cls.__qualname__:
+        where = (
+            "a function" if "<locals>" in cls.__qualname__ else cls.__qualname__.rpartition(".")[0]
+        )
+        mend = "define it at the top of a module or a cell"
+        raise ConfigError(
+            f"{key}={cls.__name__}: is defined inside {where}, where no worker finds it; {mend}"
+        )
+    if cls.__module__ == "__main__":
+        return main_module.dotted(key, cls)
+    there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+    if there is not cls:
+        raise ConfigError(
+            f"{key}={cls.__name__}: {cls.__module__} has no such class now, or another; import it"
+            " from there anew"
+        )
+    return f"{cls.__module__}.{cls.__name__}"
+
+
+def instance_of(value: object) -> str:
+    """What `value` is, as in `a module`, where it is what a group builds; else an empty text."""
+    return next(
+        (
+            _KINDS.get(name, f"a {name}")
+            for module, name in BASES.values()
+            if _is_a(value, module, name)
+        ),
+        "",
+    )
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    return not isinstance(value, type) and _is_subclass(type(value), module, name)
+
+
+def _is_subclass(cls: type, module: str, name: str) -> bool:
+    base = getattr(sys.modules.get(module), name, None)
+    return isinstance(base, type) and issubclass(cls, base)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """See `interval`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __str__(self) -> str:
+        """In Hydra's grammar."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        text = f"interval({self.low!r},{self.high!r})"
+        text = f"int({text})" if whole else text
+        return f"tag(log,{text})" if self.log else text
+
+
+def interval(low: float, high: float, *, log: bool = False) -> Interval:
+    """All numbers from `low` to `high`, an axis of a search: whole ones where both are, by their
+    logarithm with `log`.
+
+    >>> str(interval(1e-4, 1.0, log=True))
+    'tag(log,interval(0.0001,1.0))'
+    >>> str(interval(16, 256))
+    'int(interval(16,256))'
+    """
+    return Interval(low, high, log)

@@ -1,0 +1,323 @@
+"""What a run has come to, as a notebook or a script asks for it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+
+from expt.config.tasks import metrics_of
+from expt.errors import RunFailed, SweepFailed, did_you_mean
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, PAUSED, Best, FoundRecord, Record, read_result
+from expt.runs.sweep import by_objective
+from expt.runs.view.curves import History, figure
+from expt.runs.view.leaderboard import leaderboard
+from expt.runs.view.query import ListedRun
+from expt.runs.worker_error import in_one_line
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from expt.inference.load import TrainedModel
+
+
+class Metrics(dict[str, float]):
+    """The last value of every tag, as in `metrics["accuracy/test"]`; a notebook completes the tags."""
+
+    def __missing__(self, tag: str) -> float:
+        raise KeyError(f"{tag}: the run has no such metric.{did_you_mean(tag, self)}")
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run: its folder, and what result.json says of it."""
+
+    folder: Path
+    """Absolute."""
+    record: Record
+    """All that result.json says."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Result:
+        """That of the run in `folder`."""
+        return cls(folder.absolute(), read_result(RunPaths(folder)))
+
+    def __repr__(self) -> str:
+        numbers: dict[str, float] = self.record.get("metrics", {})
+        shown = metrics_of(self.config.get("task"))
+        named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
+        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named) or "none"
+        best, seconds = self.best, sum(self.record.get("epoch_s") or [])
+        reached = (
+            f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
+        )
+        return (
+            f"expt.Result {self.status}\n  folder   {self.folder}\n  metrics  {metrics}\n"
+            f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"
+        )
+
+    def _repr_html_(self) -> str:
+        from expt.runs.view import html  # late: for a notebook alone
+
+        return html.of_run(self.folder, self.record, self.history)
+
+    @property
+    def status(self) -> str:
+        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` of a folder without
+        a record.
+        """
+        return self.record.get("status", "none")
+
+    @property
+    def metrics(self) -> Metrics:
+        """The final value of every tag, as in `metrics["accuracy/test"]`; empty where none was
+        measured yet.
+        """
+        return Metrics(self.record.get("metrics", {}))
+
+    @property
+    def history(self) -> History:
+        """The epochs in order: `history[0]["loss/val"]`, `history["loss/val"]`, `.to_pandas()`.
+
+        Read anew.
+        """
+        return History.of(RunPaths(self.folder))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every setting that the run had, nested, as in `config["optimizer"]["lr"]`."""
+        return self.record.get("config") or {}
+
+    @property
+    def best(self) -> Best | None:
+        """The best epoch by the run's objective: `metric`, `value`, `epoch`; None where none was
+        measured.
+        """
+        return self.record.get("best")
+
+    @property
+    def objective(self) -> float | None:
+        """The value that the run was to optimise; None where it was not measured."""
+        objective = self.record.get("objective")
+        return objective["value"] if objective else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the run has failed; None where it has not."""
+        return self.record.get("error")
+
+    def load(
+        self, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
+    ) -> TrainedModel:
+        """The run's model, ready to use, as `expt.load(result.folder, which)` gives it; raises what
+        that raises.
+        """
+        from expt.inference.load import load  # late: it imports torch
+
+        return load(self.folder, which, device=device)
+
+    def plot(self, file: str | Path | None = None) -> Figure:
+        """The loss and the metrics by epoch, as a figure of matplotlib, which a notebook shows;
+        written to `file` too.
+
+        Raises ConfigError without matplotlib.
+        """
+        drawing = figure(self.record, self.history)
+        if file is not None:
+            drawing.savefig(file)
+        return drawing
+
+
+class Runs(list[Result]):
+    """Runs as `expt report` lists them, the newest first."""
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each run: what `expt report` shows, every setting by its key, and the last
+        value of every tag.
+
+        Raises ImportError without pandas.
+        """
+        from pandas import DataFrame
+
+        return DataFrame([ListedRun(result.folder, result.record).values for result in self])
+
+
+WIDTH = 110
+"""Of a leaderboard as a text [characters]."""
+
+
+@dataclass(frozen=True, repr=False)
+class FailedResult(Result):
+    """A run of a sweep that has failed: it has a folder, a record and an error, and no numbers that
+    could be meant.
+    """
+
+    reason: str = ""
+
+    @property
+    def status(self) -> str:
+        """`failed`, even where the record could not say so."""
+        return FAILED
+
+    @property
+    def error(self) -> str:
+        """Why."""
+        return self.reason
+
+    @property
+    def metrics(self) -> Metrics:
+        """Raises RunFailed. What the run had measured until then is in `history`."""
+        raise RunFailed(
+            f"{self.folder.name} failed, and has no metrics: {in_one_line(self.reason)}"
+        )
+
+    @property
+    def objective(self) -> None:
+        """None."""
+        return
+
+    def __repr__(self) -> str:
+        return (
+            f"expt.Result failed\n  folder   {self.folder}\n  error    {in_one_line(self.reason)}"
+        )
+
+
+class SweepResult(Runs):
+    """The runs of a sweep, in the order of its grid; those that have failed raise where their
+    metrics are asked for.
+    """
+
+    @classmethod
+    def of(cls, folders: Iterable[Path]) -> SweepResult:
+        """Of runs of which none has failed."""
+        return cls(map(Result.of, folders))
+
+    @classmethod
+    def of_failed(cls, error: SweepFailed) -> SweepResult:
+        """Of a sweep in which runs have failed."""
+        return cls(
+            (
+                FailedResult(folder, Result.of(folder).record, error.failed[folder])
+                if folder in error.failed
+                else Result.of(folder)
+            )
+            for folder in error.runs
+        )
+
+    @property
+    def completed(self) -> Runs:
+        """Those that have completed."""
+        return Runs(result for result in self if result.status == COMPLETED)
+
+    @property
+    def paused(self) -> Runs:
+        """Those that a search has stopped early, for now: they can go on."""
+        return Runs(result for result in self if result.status == PAUSED)
+
+    @property
+    def failed(self) -> Runs:
+        """Those that have failed; `error` says why."""
+        return Runs(result for result in self if isinstance(result, FailedResult))
+
+    @property
+    def best(self) -> Result:
+        """The completed run whose objective is best; of a search by its first goal, of those that
+        keep its constraints.
+
+        Raises RunFailed where there is none.
+        """
+        if (searched := self._best_of_search()) is not None:
+            return searched
+        ranked = by_objective(
+            (run, run.record) for run in self.completed if run.objective is not None
+        )
+        if not ranked:
+            raise RunFailed("no run of the sweep has completed and measured its objective")
+        if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
+            raise RunFailed(
+                f"the runs were chosen by {' and '.join(sorted(names))}: none is best by all"
+            )
+        return ranked[0]
+
+    def _best_of_search(self) -> Result | None:
+        """None where the runs are not those of one search."""
+        if len({run.folder.parent for run in self}) != 1 or not any(
+            "search" in run.record for run in self
+        ):
+            return None
+        from expt.search.conclusion import search_in  # late: a grid has no need of it
+
+        found = self._found()
+        search = search_in(self[0].folder.parent, found)
+        best = search.best(found) if search else None
+        if search is not None and best is None:
+            raise RunFailed(
+                "no run of the search has completed, measured its objectives and kept its"
+                " constraints"
+            )
+        return next(
+            (run for run in self if best is not None and run.folder == best["folder"]), None
+        )
+
+    def _found(self) -> list[FoundRecord]:
+        return [
+            {
+                **run.record,
+                "folder": run.folder,
+                "status": run.status,
+                **({"error": run.error} if run.error else {}),
+            }
+            for run in self
+        ]
+
+    def __repr__(self) -> str:
+        if not self:
+            return "expt.SweepResult of no runs"
+        text = io.StringIO()
+        Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
+        told = f", {len(self.paused)} paused" if self.paused else ""
+        told += f", {len(self.failed)} failed" if self.failed else ""
+        failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
+        return "\n".join(
+            [f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures]
+        )
+
+    def _repr_html_(self) -> str:
+        from expt.runs.view import html  # late: for a notebook alone
+
+        return html.of_sweep(self._found())
+
+
+class Predictions(list[dict[str, Any]]):
+    """Of each sample, in order: where it is from, and what the run's model says of it; keys as in a
+    .jsonl.
+    """
+
+    skipped: Sequence[str] = ()
+    """What could not be read, a line each; it is left out of the list."""
+
+    def __repr__(self) -> str:
+        lines = [
+            f"expt.Predictions of {len(self):,} samples",
+            *(f"  {record}" for record in self[:3]),
+        ]
+        more = [f"  ... {len(self) - 3:,} more; .to_pandas() is a table"] if len(self) > 3 else []
+        return "\n".join([*lines, *more])
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each sample, with the columns of a .csv. Raises ImportError without pandas."""
+        from pandas import DataFrame
+
+        from expt.inference.writing import flat
+
+        return DataFrame([flat(record) for record in self])
