@@ -58,7 +58,9 @@ OF_SURROUNDINGS = (
 
 
 def _set_surroundings(root: Path) -> None:
-    """Give this process what it would have in a shell, however it was started: by nohup, cron, CI."""
+    """Give this process what it would have in a shell, however it was started: by nohup, cron,
+    CI.
+    """
     for number in {*signals.ASKING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD}:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, usual)

@@ -231,7 +231,8 @@ CASES = {
     ),
     "multilabel": Case(
         (
-            *("task=multilabel", "task.threshold=0.4", "dataset=table", "dataset.path=x", "dataset.targets=x"),
+            *("task=multilabel", "task.threshold=0.4", "dataset=table", "dataset.path=x",
+                "dataset.targets=x"),
             *(*MLP_WORDS, extra("ap", "classification.MultilabelAveragePrecision", num_labels=3)),
         ),
         Labels,
@@ -248,7 +249,8 @@ CASES = {
     ),
     "segmentation": Case(
         (
-            *("task=segmentation", "dataset=segmentation_folder", "dataset.root=x", "dataset.num_classes=3"),
+            *("task=segmentation", "dataset=segmentation_folder", "dataset.root=x",
+                "dataset.num_classes=3"),
             "task.num_classes=3",
             *("model=unet", "model.widths=[3,4]", "model.batch_norm=false"),
         ),

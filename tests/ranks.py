@@ -21,7 +21,9 @@ TIMEOUT_S = 20.0
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
-    """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be new."""
+    """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be
+    new.
+    """
     pipes, ranks = _started(folder, size, each)
     try:
         found = [mine.recv() for mine, _ in pipes]

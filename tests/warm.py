@@ -50,7 +50,9 @@ fork copies.
 
 
 class Command:
-    """A command under way, or a program in place of it, with what a test needs of subprocess.Popen."""
+    """A command under way, or a program in place of it, with what a test needs of
+    subprocess.Popen.
+    """
 
     def __init__(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], program: str = ""

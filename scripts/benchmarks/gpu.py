@@ -66,7 +66,8 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
 
 def _on_one_gpu(bench: Bench, model: str, batch_size: int) -> Training:
     return Training(
-        model=model, data=bench.data(bench.images_for(model), 256), batch_size=batch_size, epochs=bench.epochs,
+        model=model, data=bench.data(bench.images_for(model), 256), batch_size=batch_size,
+        epochs=bench.epochs,
         workers=1, gpus=1, amp=True,
     )  # fmt: skip
 

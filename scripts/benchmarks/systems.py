@@ -201,7 +201,9 @@ def num_gpus() -> int:
 
 
 def free_port() -> int:
-    """A port of this machine that was free a moment ago, for the systems that want to be given one."""
+    """A port of this machine that was free a moment ago, for the systems that want to be given
+    one.
+    """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

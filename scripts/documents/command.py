@@ -47,10 +47,8 @@ def main() -> None:
         for answer in answers:
             said = answer.wrong(exact=exact)
             wrong += said is not None
-            print(
-                f"{page.name}: $"
-                f" {answer.command.words}\n{said or ('as shown' if answer.command.shown else 'ran')}"
-            )
+            print(f"{page.name}: $ {answer.command.words}")
+            print(said or ("as shown" if answer.command.shown else "ran"))
         if chosen.write:
             page.write_text(with_answers(text, answers), encoding="utf-8")
     sys.exit(1 if wrong and not chosen.write else 0)

@@ -67,7 +67,9 @@ def difference(shown: Sequence[str], printed: Sequence[str], *, exact: bool = Tr
 
 
 def _missing(shown: Sequence[str], printed: Sequence[str]) -> str | None:
-    """The first line that does not come, in order, among those printed; adjacent ones need not be."""
+    """The first line that does not come, in order, among those printed; adjacent ones need not
+    be.
+    """
     runs = {_unnumbered(line) for line in printed if _of_a_sweep(line)}
     rest = iter([line for line in printed if not _of_a_sweep(line)])
     for line in shown:

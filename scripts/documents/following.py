@@ -56,7 +56,8 @@ def follow(
         (folder / "scripts").symlink_to(Path(env.get("PYTHONPATH", ROOT)) / "scripts")
     script = "\n".join(_as_shell(step, index) for index, step in enumerate(found))
     words = ["bash", "--norc", "-c", script]
-    with subprocess.Popen(words, cwd=folder, env=dict(env), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    with subprocess.Popen(words, cwd=folder, env=dict(env), text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, start_new_session=True) as shell:  # fmt: skip
         try:
             printed, _ = shell.communicate(timeout=timeout_s)

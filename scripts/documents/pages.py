@@ -1,4 +1,6 @@
-"""What a page of Markdown asks its reader to write and to type, and what it shows of the answers."""
+"""What a page of Markdown asks its reader to write and to type, and what it shows of the
+answers.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def launcher_settings(name: str) -> list[Setting]:
         "bool": "`true` or `false`",
         "int | None": "integer or `null`",
     }
-    return [Setting(f"hydra.launcher.{key}", named.get(kind, ""), default, meaning, _when(f"hydra.launcher.{key}"))
+    return [Setting(f"hydra.launcher.{key}", named.get(kind, ""), default, meaning,
+        _when(f"hydra.launcher.{key}"))
             for key, kind, default, meaning in rows]  # fmt: skip
 
 
@@ -238,8 +239,10 @@ def _merged(each: list[tuple[str, Setting]], names: Sequence[str]) -> str:
         for value, names in defaults.items()
     )
     meanings = _by_value([(name, one.meaning) for name, one in each])
-    meaning = " ".join((f"*{', '.join(of)}:* " if len(meanings) > 1 else "") + f"{_sentence(text, each[0][1].kind)}"
-                       for text, of in meanings.items())  # fmt: skip
+    meaning = " ".join(
+        (f"*{', '.join(of)}:* " if len(meanings) > 1 else "") + _sentence(text, each[0][1].kind)
+        for text, of in meanings.items()
+    )
     kinds = " / ".join(_by_value([(name, one.kind) for name, one in each]))
     of = "" if having == list(names) else f" · **of** {', '.join(having)}"
     return _item(each[0][1], kinds, default, meaning, of)

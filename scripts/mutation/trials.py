@@ -21,7 +21,8 @@ from pathlib import Path
 from scripts.mutation.belonging import tests_of
 from scripts.mutation.changes import ROOT, Change
 
-COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md",
+COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md",
+    "CONTRIBUTING.md",
           "CHANGELOG.md", "docs", "BENCHMARKS.md")  # fmt: skip
 SURVIVED, NOTICED, TIMED_OUT = "survived", "noticed", "timed out"
 FOREIGN = 99
@@ -75,7 +76,7 @@ def warm() -> None:
         "pydantic",
         "pytest",
         "rich.live",
-        "torch",  # fmt: skip
+        "torch",
         "torch.utils.tensorboard",
         "tensorboard.backend.event_processing.event_accumulator",
     ):

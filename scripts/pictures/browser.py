@@ -31,8 +31,8 @@ const inside = name => [...nodes(document)].filter(node => node.localName === na
 _TEXT = """
 const visible = parent => parent.checkVisibility ? parent.checkVisibility() : true;
 return inside(arguments[0]).flatMap(root => [...nodes(root)]).filter(
-  node => node.nodeType === 3 && node.data.trim() && !["STYLE", "SCRIPT"].includes(node.parentNode.nodeName)
-    && visible(node.parentNode)
+  node => node.nodeType === 3 && node.data.trim()
+    && !["STYLE", "SCRIPT"].includes(node.parentNode.nodeName) && visible(node.parentNode)
 ).map(node => node.data.trim());
 """
 

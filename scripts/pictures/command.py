@@ -156,7 +156,9 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def at_rest(browser: Browser) -> bytes:
-    """A screenshot, once two that follow each other are the same: charts move until they are drawn."""
+    """A screenshot, once two that follow each other are the same: charts move until they are
+    drawn.
+    """
     seen: list[bytes] = [b""]
 
     def still() -> bool:

@@ -42,7 +42,9 @@ IMAGES = 60_000
 
 
 def main() -> None:
-    """Run every system with each seed, print what it took, and write the numbers and the picture."""
+    """Run every system with each seed, print what it took, and write the numbers and the
+    picture.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--seconds", type=int, default=600, help="of the clock, for each search")
@@ -85,8 +87,10 @@ def _measured(system: str, seed: int, args: argparse.Namespace, folder: Path, da
         command = [sys.executable, "-m", "scripts.searching.by_hand", "--data", str(data), *words]
         return _followed(command, args, folder, _printed)
     sampler = ["search=random"] if system == RANDOM else ["search=tpe", "search.rungs=asha"]
-    fixed = [f"search.seed={seed}", f"search.budget={args.seconds}s", "search.runs=10000", f"epochs={args.epochs}",
-             "dataset=fashion_mnist", f"dataset.root={args.root}", f"dataset.train_limit={args.limit}",
+    fixed = [f"search.seed={seed}", f"search.budget={args.seconds}s", "search.runs=10000",
+        f"epochs={args.epochs}",
+             "dataset=fashion_mnist", f"dataset.root={args.root}",
+             f"dataset.train_limit={args.limit}",
              f"dataset.val_fraction={args.held_out / IMAGES}", "world_size=1",
              "tensorboard.images=false", f"hydra.launcher.max_concurrent={args.cores}"]  # fmt: skip
     command = [

@@ -46,7 +46,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     fixed = [
-        f"dataset=fashion_mnist dataset.root={args.root} dataset.train_limit={args.train_limit}",  # fmt: skip
+        f"dataset=fashion_mnist dataset.root={args.root} dataset.train_limit={args.train_limit}",
         f"world_size=1 hydra.launcher.max_concurrent={args.cores} tensorboard.images=false",
     ]
     words = " ".join(fixed).split()

@@ -1,4 +1,6 @@
-"""Random configurations on digits, each trained by expt and by a plain loop: no number may differ."""
+"""Random configurations on digits, each trained by expt and by a plain loop: no number may
+differ.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def draw(chance: random.Random) -> Settings:
     pick = chance.choice
     found: Settings = {
         "model": pick(["mlp", "convnet"]), "init": pick(["default", "kaiming"]),
-        "optimizer": pick(["sgd", "adam", "adamw"]), "scheduler": pick(["constant", "cosine", "step", "one_cycle"]),
-        "batch_size": pick([24, 48, 72, 120]), "epochs": pick([2, 3]), "seed": chance.randrange(1000),
-        "drop_last": pick([True, False]), "label_smoothing": pick([0.0, 0.1]), "gradient_clip": pick([None, 0.5, 5.0]),
+        "optimizer": pick(["sgd", "adam", "adamw"]), "scheduler": pick(["constant", "cosine",
+            "step", "one_cycle"]),
+        "batch_size": pick([24, 48, 72, 120]), "epochs": pick([2, 3]),
+        "seed": chance.randrange(1000),
+        "drop_last": pick([True, False]), "label_smoothing": pick([0.0, 0.1]),
+        "gradient_clip": pick([None, 0.5, 5.0]),
         "lr_scaling": pick(["none", "linear", "sqrt"]), "base_batch_size": 64,
         "dataset.val_fraction": pick([0.1, 0.25]), "dataset.train_limit": pick([None, 333, 500]),
         "optimizer.weight_decay": pick([0.0, 0.01]),

@@ -111,7 +111,8 @@ def _net(settings: Settings) -> nn.Module:
     else:
         net = ConvNet(
             **shape,
-            widths=(6, 8), kernels=(3, 3), strides=(1, 2), paddings=("same", "same"), batch_norm=False, pool=1,
+            widths=(6, 8), kernels=(3, 3), strides=(1, 2), paddings=("same", "same"),
+            batch_norm=False, pool=1,
             global_average=True, hidden=16, dropout=0.0,
         )  # fmt: skip
     if settings["init"] == "kaiming":

@@ -11,15 +11,10 @@ from tests.conftest import as_typed
 from tests.worker.conftest import TrainTogether
 from tests.worker.conftest import train_together as train_together  # the fixture
 
-NET = as_typed(
+WORDS = as_typed(
     "model=convnet model.widths=[8,8] model.kernels=[3,3] model.strides=[1,2] "
-    "model.paddings=[same,same]"
-)
-WORDS = (
-    *NET,
-    *as_typed(
-        "model.hidden=null model.dropout=0 dataset.train_limit=320 epochs=2 log_every=1 threads=1"
-    ),
+    "model.paddings=[same,same] model.hidden=null model.dropout=0 dataset.train_limit=320 "
+    "epochs=2 log_every=1 threads=1"
 )
 
 Numbers = dict[str, list[tuple[int, float]]]

@@ -21,25 +21,18 @@ from expt.command.help import EXAMPLES
 from expt.command.words import WORDS, options_of
 from scripts.documents.pages import Command, File, steps
 from tests.composing import composer
-from tests.conftest import run
+from tests.conftest import as_typed, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
 NO_SETTINGS = {
-    "KEY",
-    "device",
-    "weights_only",
-    "MASTER_PORT",
-    "early_stop.metric",
-    "split",
-    "which",
-    "folder",
-    "quiet",
+    *as_typed("KEY device weights_only MASTER_PORT early_stop.metric split which folder quiet"),
+    *as_typed(
+        "hydra.run.dir hydra.sweep.dir hydra.mode hydra/launcher hydra/callbacks hydra/sweeper"
+    ),
 }
-"""What else stands before an equals sign; `split` and `which` are of expt evaluate, the last two
-keywords of Python.
-"""
+"""What else stands before an equals sign."""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
 
@@ -136,13 +129,9 @@ def refused(command: Command) -> bool:
 
 @pytest.mark.slow
 def test_what_the_documents_say_can_be_pasted() -> None:
-    written = {document: written_in(document) for document in DOCUMENTS}
-    assert len(written[ROOT / "README.md"]) > 5
-    assert sum(map(len, written.values())) > 100
-    typed = dict.fromkeys(
-        command.partition(" | ")[0] for commands in written.values() for command in commands
-    )
-    for words in through_bash([*typed]):
+    written = [command for document in DOCUMENTS for command in written_in(document)]
+    assert len(written) > 100
+    for words in through_bash([*dict.fromkeys(each.partition(" | ")[0] for each in written)]):
         check(words)
 
 
@@ -162,17 +151,8 @@ def test_the_settings_that_a_document_names_are_there(document: Path) -> None:
     text = document.read_text()
     if document.stem == "coming_from":  # its tables' first column is a peer's
         text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
-    known = {
-        *keys(),
-        *NO_SETTINGS,
-        "hydra.run.dir",
-        "hydra.sweep.dir",
-        "hydra.mode",
-        "hydra/launcher",
-    }
-    named = set(re.findall(r"`([\w./]+)=[^`]*`", text))
-    unknown = {key for key in named - known if not key.startswith("hydra.launcher.")}
-    assert not unknown
+    named = set(re.findall(r"`([\w./]+)=[^`]*`", text)) - {*keys(), *NO_SETTINGS}
+    assert not {key for key in named if not key.startswith("hydra.launcher.")}
 
 
 def test_what_help_says_can_be_pasted() -> None:
@@ -184,12 +164,13 @@ def test_what_help_says_can_be_pasted() -> None:
         check(words)
 
 
-OWN = (
-    "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self, *, channels, image_size,"
-    " num_classes):\n"
-)
-OWN += "        pixels = channels * image_size[0] * image_size[1]\n"
-OWN += "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(pixels, num_classes))\n"
+OWN = """
+import torch
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        pixels = channels * image_size[0] * image_size[1]
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(pixels, num_classes))
+"""
 
 
 def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
@@ -197,14 +178,8 @@ def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
     (tmp_path / "my conf/model").mkdir(parents=True)
     (tmp_path / "my conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
     typed = ["--config-dir", "my conf", "model=mine", "hydra.run.dir=it's lr=0.1, (mine)"]
-    words = [
-        *typed,
-        "epochs=1",
-        "world_size=1",
-        "checkpoint.every_steps=1",
-        "tensorboard.images=false",
-    ]
-    failed = run(*words, cwd=tmp_path, EXPT_FAULT="0:5:raise:once")
+    few = as_typed("epochs=1 world_size=1 checkpoint.every_steps=1 tensorboard.images=false")
+    failed = run(*typed, *few, cwd=tmp_path, EXPT_FAULT="0:5:raise:once")
     assert failed.returncode == 1
     told, *_ = PRINTED.findall(failed.stderr)
     ((_, *again),) = through_bash([told])
@@ -215,23 +190,15 @@ def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
 
 
 def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
-    (tmp_path / "own_net.py").write_text(
-        OWN.replace("        super", "        if channels == 3: raise OSError\n        super")
-    )
+    failing = "        if channels == 3: raise OSError\n        super"
+    (tmp_path / "own_net.py").write_text(OWN.replace("        super", failing))
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
-    grid = [
-        "model=mine",
-        "dataset=synthetic",
-        "dataset.channels=1,3",
-        "dataset.train_size=200",
-        "dataset.test_size=64",
-    ]
-    words = ["-m", *grid, "epochs=1", "hydra.sweep.dir=a sweep, (mine)", "tensorboard.images=false"]
-    swept = run(*words, cwd=tmp_path)
+    data = "dataset=synthetic dataset.channels=1,3 dataset.train_size=200 dataset.test_size=64"
+    words = as_typed(f"-m model=mine {data} epochs=1 tensorboard.images=false")
+    swept = run(*words, "hydra.sweep.dir=a sweep, (mine)", cwd=tmp_path)
     assert swept.returncode == 1
-    told = PRINTED.findall(swept.stdout)
-    again, look = through_bash(told)
+    again, look = through_bash(PRINTED.findall(swept.stdout))
     assert Path(tmp_path, look[2]).is_dir()
     done = run(*again[3:], "--cfg", "job", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -116,17 +116,14 @@ def test_a_rank_that_is_slow_shows(
 def test_a_rank_whose_weights_drift_ends_the_run(
     odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        RunFailed, match="after epoch 1 the weights of rank 1 differ from those of rank 0"
-    ) as caught:
-        trained(*odd_one_out, "+model.how=drift", "epochs=2")
+    words = (*odd_one_out, "+model.how=drift")
+    with pytest.raises(RunFailed, match="after epoch 1 the weights of rank 1 differ") as caught:
+        trained(*words, "epochs=2")
     assert "Traceback" not in str(caught.value)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert [event.value for event in events.Scalars("ranks/unequal_weights")] == [1.0]
-    values = trained(
-        *odd_one_out, "+model.how=drift", "epochs=1", "tensorboard.health=false", name="unchecked"
-    ).result
-    assert values["status"] == "completed"
+    unchecked = trained(*words, "epochs=1", "tensorboard.health=false", name="unchecked")
+    assert unchecked.result["status"] == "completed"
 
 
 def hparams_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -171,30 +168,9 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(
 
 def test_a_models_own_settings_stand_under_its_name() -> None:
     """TensorBoard shows first what differs, which would be what tells one model from another."""
-    own: dict[str, Value] = {
-        "model": "mlp",
-        "model.hidden": "[256]",
-        "dataset": "digits",
-        "dataset.augment.flip": True,
-    }
+    own: dict[str, Value] = {"model": "mlp", "model.hidden": "[256]", "dataset": "digits"}
     assert columns({**own, "epochs": 3}) == {
-        "model": "mlp", "mlp.hidden": "[256]", "dataset": "digits", "digits.augment.flip": True, "epochs": 3
+        "model": "mlp", "mlp.hidden": "[256]", "dataset": "digits", "epochs": 3
     }  # fmt: skip
-    person: dict[str, Value] = {
-        "model": "_target_",
-        "model.target": "mine.Net",
-        "model.kwargs.width": 16,
-    }
-    assert columns({**person, "optimizer": "_target_", "optimizer.target": "a.B", "optimizer.kwargs.lr": 0.1}) == {
-        "model": "mine.Net", "Net.width": 16, "optimizer": "a.B", "optimizer.lr": 0.1
-    }  # fmt: skip
-
-
-def test_a_single_run_has_its_row(trained: Trained) -> None:
-    done = trained("epochs=1", "world_size=1", "dataset.train_limit=320", name="outputs/run")
-    experiment, rows = hparams_tab(done.folder.parent)
-    assert rows.keys() == {"run"}
-    assert {info.name for info in experiment.hparam_infos} == columns(
-        hyperparameters(done.result["config"])
-    ).keys()
-    assert len(list(done.folder.parent.rglob("events.out.tfevents.*"))) == 1
+    person: dict[str, Value] = {"model": "_target_", "model.target": "mine.Net"}
+    assert columns({**person, "model.kwargs.width": 16}) == {"model": "mine.Net", "Net.width": 16}

@@ -25,7 +25,8 @@ class Turned(Dataset):
     classes = [*"9876543210"]  # the numbers of digits from the other end
     def __init__(self, train):
         import expt.data, numpy
-        found, part = numpy.load(expt.data.__file__.replace("__init__.py", "digits.npz")), "train" if train else "test"
+        found = numpy.load(expt.data.__file__.replace("__init__.py", "digits.npz"))
+        part = "train" if train else "test"
         self.images, self.targets = found[f"{part}_images"], found[f"{part}_labels"]
     def __len__(self):
         return len(self.images)

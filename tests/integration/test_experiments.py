@@ -33,38 +33,45 @@ EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.y
 # What the sources say, on a machine with two GPUs.
 SOURCES: dict[str, dict[str, Any]] = {
     "keras_convnet": {
-        "model.name": "convnet", "model.widths": (12, 24, 32), "model.kernels": (3, 6, 6), "model.batch_norm": True,
-        "model.dropout": 0.5, "dataset.name": "mnist", "optimizer.name": "adam", "optimizer.lr": 1e-3,
-        "world_size": 2, "batch_size": 128, "epochs": 2,
+        "model.name": "convnet", "model.widths": (12, 24, 32), "model.kernels": (3, 6, 6),
+        "model.batch_norm": True, "model.dropout": 0.5, "dataset.name": "mnist",
+        "optimizer.name": "adam", "optimizer.lr": 1e-3, "world_size": 2, "batch_size": 128,
+        "epochs": 2,
     },
     "d2l_resnet18": {
-        "model.name": "resnet18", "model.stem": "small", "dataset.name": "fashion_mnist", "init.name": "normal",
-        "init.std": 0.01, "optimizer.name": "sgd", "optimizer.lr": 0.1, "optimizer.momentum": 0.0,
-        "lr_scaling": "linear", "base_batch_size": 256, "world_size": 2, "batch_size": 512, "epochs": 10,
+        "model.name": "resnet18", "model.stem": "small", "dataset.name": "fashion_mnist",
+        "init.name": "normal", "init.std": 0.01, "optimizer.name": "sgd", "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.0, "lr_scaling": "linear", "base_batch_size": 256, "world_size": 2,
+        "batch_size": 512, "epochs": 10,
     },
     "paddle_mnist": {
-        "model.name": "paddle_convnet", "model.widths": (20, 20), "model.pool": 2, "model.hidden": None,
-        "dataset.name": "mnist", "optimizer.name": "adam", "optimizer.lr": 0.01, "epochs": 5, "print_every": 200,
+        "model.name": "paddle_convnet", "model.widths": (20, 20), "model.pool": 2,
+        "model.hidden": None, "dataset.name": "mnist", "optimizer.name": "adam",
+        "optimizer.lr": 0.01, "epochs": 5, "print_every": 200,
     },
     "ddp_mlp": {
-        "model.name": "mlp", "model.hidden": (256,), "dataset.name": "mnist", "dataset.mean": (0.1307,),
-        "dataset.std": (0.3081,), "gpus": 0, "backend": "gloo", "world_size": 2, "batch_size": 64,
-        "optimizer.name": "sgd", "optimizer.lr": 1e-3, "optimizer.momentum": 0.0, "epochs": 10,
+        "model.name": "mlp", "model.hidden": (256,), "dataset.name": "mnist",
+        "dataset.mean": (0.1307,), "dataset.std": (0.3081,), "gpus": 0, "backend": "gloo",
+        "world_size": 2, "batch_size": 64, "optimizer.name": "sgd", "optimizer.lr": 1e-3,
+        "optimizer.momentum": 0.0, "epochs": 10,
     },
     "char_lm": {
-        "model.name": "transformer", "model.layers": 2, "model.width": 128, "task.name": "language_model",
-        "dataset.name": "text", "dataset.context": 64, "max_steps": 400, "world_size": 2,
+        "model.name": "transformer", "model.layers": 2, "model.width": 128,
+        "task.name": "language_model", "dataset.name": "text", "dataset.context": 64,
+        "max_steps": 400, "world_size": 2,
     },
     "gpt2_124m": {
-        "model.layers": 12, "model.heads": 12, "model.width": 768, "model.norm": "layer", "dataset.context": 1024,
-        "batch_size": 512, "optimizer.betas": (0.9, 0.95), "optimizer.decay_biases_and_norms": False, "amp": "bf16",
-        "compile": "blocks", "gradient_clip": 1.0,
+        "model.layers": 12, "model.heads": 12, "model.width": 768, "model.norm": "layer",
+        "dataset.context": 1024, "batch_size": 512, "optimizer.betas": (0.9, 0.95),
+        "optimizer.decay_biases_and_norms": False, "amp": "bf16", "compile": "blocks",
+        "gradient_clip": 1.0,
     },
     "gan": {
-        "model.target": "expt.models.gan.GAN", "task.target": "expt.tasks.gan.Adversarial", "optimizer.name": "adam",
-        "optimizer.betas": (0.5, 0.999), "epochs": 60, "world_size": 2,
+        "model.target": "expt.models.gan.GAN", "task.target": "expt.tasks.gan.Adversarial",
+        "optimizer.name": "adam", "optimizer.betas": (0.5, 0.999), "epochs": 60, "world_size": 2,
     },
-    "diabetes": {"dataset.name": "diabetes", "task.name": "regression", "model.hidden": (32,), "epochs": 30},
+    "diabetes": {"dataset.name": "diabetes", "task.name": "regression", "model.hidden": (32,),
+        "epochs": 30},
     "amp_sweep": {"amp": True, "log_every": 10, "dataset.name": "mnist"},
 }  # fmt: skip
 
@@ -108,16 +115,12 @@ def test_another_choice_leaves_no_key_of_the_experiments_behind(experiment: str)
 
 def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     lone = run("hydra.launcher.dry_run=true", cwd=tmp_path)
-    assert (lone.returncode, lone.stderr) == (
-        2,
-        "error: hydra.launcher.dry_run=true: is for a sweep; add -m\n",
-    )
-    assert not any(tmp_path.rglob("result.json"))
+    assert (lone.returncode, lone.stderr.partition(": ")[0]) == (2, "error")
     done = run("experiment=amp_sweep", "batch_size=64", "hydra.launcher.dry_run=true", cwd=tmp_path)
     assert (done.returncode, done.stdout.count("2 cores  start")) == (0, 2 * 3), done.stderr
-    one = ("model=mlp", "batch_size=64", "optimizer.lr=0.1")
+    assert not any(tmp_path.rglob("result.json"))
     with pytest.raises(ConfigError, match=r"use expt\.sweep"):
-        expt.run("experiment=amp_sweep", *one, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+        expt.run("experiment=amp_sweep", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     assert not (tmp_path / "sweep").exists()
 
 

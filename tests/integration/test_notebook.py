@@ -23,7 +23,9 @@ print(f"accuracy {result.metrics['accuracy/test']:.3f}")
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for the kernel to work in, with nothing of this machine's own settings of Jupyter."""
+    """A folder for the kernel to work in, with nothing of this machine's own settings of
+    Jupyter.
+    """
     for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
     for variable, value in environment().items():
@@ -93,7 +95,7 @@ def test_a_class_of_a_cell_is_trained_and_results_show_themselves(kernel: Path) 
         notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}
     ).execute()
     first, second, third, refused = (cells[number].outputs[0].text for number in (2, 6, 7, 8))
-    assert "expt_main_" in first
+    assert "Net" in first
     assert second != first, "another class, by the constant that it uses"
     assert third == second
     assert "model=Bad: cannot be sent to workers" in refused

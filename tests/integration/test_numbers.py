@@ -74,21 +74,6 @@ def test_the_loss_curve_is_that_of_a_plain_loop(
     assert done.result["metrics"]["accuracy/val"] == pytest.approx(accuracy, abs=1e-12)
 
 
-def test_gradient_accumulation_changes_nothing(
-    trained: Trained, reference: tuple[list[float], float]
-) -> None:
-    done = trained(
-        "gradient_accumulation=3",
-        f"batch_size={BATCH}",
-        "max_steps=20",
-        f"seed={SEED}",
-        "log_every=1",
-        "world_size=2",
-    )
-    curve = dict(done.curve("running/loss"))
-    assert [curve[step] for step in range(1, 20)] == pytest.approx(reference[0][:19], abs=1e-4)
-
-
 def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
     """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is
     still the same.

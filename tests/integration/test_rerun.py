@@ -53,26 +53,27 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert RunFolder(again).result["seed"] == 4
 
 
-@pytest.mark.parametrize("group", ["model", "optimizer"])
+SOURCES = {
+    "model": (
+        "class Mine(torch.nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x.flatten(1))",
+        "in_features: 64, out_features: 10",
+    ),
+    "optimizer": ("class Mine(torch.optim.SGD): pass", "lr: 0.1"),
+}
+
+
+@pytest.mark.parametrize("group", SOURCES)
 def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
     group: str, tmp_path: Path
 ) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     for folder in (there, elsewhere):
         folder.mkdir()
-    source = {
-        "model": (
-            "class Mine(torch.nn.Linear):\n    def forward(self, x): return"
-            " super().forward(x.flatten(1))\n"
-        ),
-        "optimizer": "class Mine(torch.optim.SGD): pass\n",
-    }
-    (there / "mine_elsewhere.py").write_text(f"import torch\n{source[group]}")
-    arguments = {"model": "in_features: 64, out_features: 10", "optimizer": "lr: 0.1"}
-    own = f"{group}={{_target_: mine_elsewhere.Mine, {arguments[group]}}}"
-    short = as_typed(
-        "dataset=digits epochs=1 dataset.train_limit=64 world_size=1 tensorboard.images=false"
-    )
+    source, arguments = SOURCES[group]
+    (there / "mine_elsewhere.py").write_text(f"import torch\n{source}\n")
+    own = f"{group}={{_target_: mine_elsewhere.Mine, {arguments}}}"
+    short = as_typed("epochs=1 dataset.train_limit=64 world_size=1 tensorboard.images=false")
     made = run(own, *short, "hydra.run.dir=r", cwd=there)
     assert made.returncode == 0, made.stderr
     for command in ("rerun", "evaluate"):
@@ -80,7 +81,7 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
         assert "warning" not in done.stderr, done.stderr
         if (command, group) != ("evaluate", "optimizer"):  # which needs none
             assert done.returncode == 2
-            assert "cannot import mine_elsewhere" in done.stderr
+            assert "mine_elsewhere" in done.stderr
 
 
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
@@ -146,22 +147,13 @@ def test_a_rerun_takes_it_from_the_environment_again(
         expt.rerun(first.folder, tmp_path / "never")
 
 
-def test_nobody_else_can_write_what_a_run_leaves(tmp_path: Path, trained: Trained) -> None:
-    before = os.umask(0)  # as lax as can be
+@pytest.mark.parametrize(("umask", "mode"), [(0, 0o664), (0o027, 0o640)])  # as lax as can be
+def test_nobody_else_can_write_what_a_run_leaves(umask: int, mode: int, trained: Trained) -> None:
+    before = os.umask(umask)
     try:
-        done = trained("max_steps=2", "world_size=1")
+        folder = trained("max_steps=2", "world_size=1").folder
     finally:
         os.umask(before)
-    lax = [p for p in done.folder.rglob("*") if p.stat().st_mode & stat.S_IWOTH]
-    assert lax == []
-    before = os.umask(0o027)
-    try:
-        done = trained("max_steps=2", "world_size=1", name="strict")
-    finally:
-        os.umask(before)
-    modes = {
-        path.name: stat.S_IMODE(path.stat().st_mode)
-        for path in done.folder.rglob("*")
-        if path.is_file()
-    }
-    assert (modes["result.json"], modes["metrics.jsonl"]) == (0o640, 0o640), modes
+    assert not [path for path in folder.rglob("*") if path.stat().st_mode & stat.S_IWOTH]
+    for name in ("result.json", "metrics.jsonl"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == mode

@@ -26,25 +26,17 @@ from tests.conftest import RunFolder, Trained, as_typed, start
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
-    "mlp with dropout, 2 workers": as_typed(
-        "model.dropout=0.3 optimizer=adam epochs=5 world_size=2"
-    ),
+    "mlp with dropout, 2 workers": "model.dropout=0.3 optimizer=adam epochs=5 world_size=2",
     "convnet with batch norm and augmentation, 1 worker": (
-        *("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
-        *(
-            "dataset.augment.crop_padding=1",
-            "dataset.augment.flip=true",
-            "dataset.augment.cutout=2",
-        ),
+        "model=convnet model.dropout=0.2 epochs=4 world_size=1 dataset.augment.crop_padding=1 "
+        "dataset.augment.flip=true dataset.augment.cutout=2"
     ),
-    "accumulation, 2 workers": as_typed(
-        "model=convnet gradient_accumulation=2 epochs=4 world_size=2"
-    ),
+    "accumulation, 2 workers": "model=convnet gradient_accumulation=2 epochs=4 world_size=2",
     "convnet with augmentation and grouped batch norm, 2 workers": (
-        *("model=convnet", "epochs=4", "world_size=2", "batch_norm=groups"),
-        *("dataset.augment.crop_padding=1", "dataset.augment.cutout=2"),
+        "model=convnet epochs=4 world_size=2 batch_norm=groups dataset.augment.crop_padding=1 "
+        "dataset.augment.cutout=2"
     ),
-    "mlp, 1 worker": ("model.dropout=0.5", "scheduler=one_cycle", "epochs=5", "world_size=1"),
+    "mlp, 1 worker": "model.dropout=0.5 scheduler=one_cycle epochs=5 world_size=1",
 }
 FEW = ("epochs=3", "dataset.train_limit=640", "world_size=1", "log_every=2", "threads=1")
 
@@ -86,13 +78,10 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
     `step`.
     """
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
-    metrics, end = folder / "metrics.jsonl", time.monotonic() + 60
+    metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.pt"
+    end = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
-        if (
-            metrics.exists()
-            and f'"step": {step},' in metrics.read_text()
-            and any(folder.glob("checkpoints/last.pt"))
-        ):
+        if last.exists() and f'"step": {step},' in metrics.read_text():
             break
         time.sleep(0.005)  # the workers need the core
     assert process.poll() is None, process.communicate()
@@ -106,7 +95,8 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
 def test_a_killed_run_goes_on_to_the_same_bits(
     number: int, tmp_path: Path, trained: Trained
 ) -> None:
-    name, arguments = list(CASES.items())[number % len(CASES)]
+    name, words = list(CASES.items())[number % len(CASES)]
+    arguments = as_typed(words)
     step = 2 * random.Random(number).randrange(4, 30)
     _kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
     resumed = trained("resume=auto", name="killed")
@@ -169,18 +159,14 @@ def test_without_a_whole_checkpoint_nothing_starts_from_zero(
 def test_another_experiment_is_refused_by_name(
     tmp_path: Path, few: RunFolder, trained: Trained
 ) -> None:
-    run = few
-    before = run.result
-    with pytest.raises(
-        ConfigError,
-        match=r"(?s)batch_size=32: .* has 64.*model.name=convnet",
-    ):
+    before = few.result
+    with pytest.raises(ConfigError, match=r"(?s)batch_size=32: .* has 64.*model.name=convnet"):
         trained("resume=auto", "model=convnet", "batch_size=32")
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
-        trained(f"resume={run.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
+        trained(f"resume={few.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
     with pytest.raises(ConfigError, match="no checkpoint"):
         trained(f"resume={tmp_path}", *FEW, name="newer")
-    assert run.result == before
+    assert few.result == before
 
 
 def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained) -> None:
@@ -194,18 +180,14 @@ def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained
 def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     sweep = ("seed=0,1", *FEW, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     first, _ = expt.sweep(*sweep)
-    shutil.copy(first.folder / "checkpoints/last-1.pt", first.folder / "checkpoints/last.pt")
-    shutil.copy(
-        first.folder / "checkpoints/last-1.pt.sha256", first.folder / "checkpoints/last.pt.sha256"
-    )
-    result = (first.folder / "result.json").read_text()
-    (first.folder / "result.json").write_text(
-        result.replace('"status": "completed"', '"status": "failed"')
-    )
+    for name in ("last.pt", "last.pt.sha256"):
+        path = first.folder / "checkpoints" / name
+        shutil.copy(path.with_name(name.replace("last", "last-1")), path)
+    record = first.folder / "result.json"
+    record.write_text(record.read_text().replace('"status": "completed"', '"status": "failed"'))
     whole = RunFolder(first.folder).points
     again, _ = expt.sweep(*sweep)
-    assert again.record["resumed_from"]["step"] == 20
-    assert again.record["attempts"] == 2
+    assert (again.record["resumed_from"]["step"], again.record["attempts"]) == (20, 2)
     assert RunFolder(first.folder).points == whole
 
 

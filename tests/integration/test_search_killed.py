@@ -20,16 +20,16 @@ from tests.conftest import as_typed, ended, run, start
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.weight_decay=interval(0,0.5)")
 ALONE = ("world_size=1", "threads=1", "hydra.launcher.max_concurrent=1")
 SEARCHES = {
-    "random": ("search=random", "search.runs=4", "epochs=1"),
-    "tpe": ("search=tpe", "search.runs=4", "epochs=1"),
-    "gp": ("search=gp", "search.runs=4", "epochs=1"),
-    "cmaes": ("search=cmaes", "search.runs=5", "search.population=2", "epochs=1"),
-    "qmc": ("search=qmc", "search.runs=4", "epochs=1"),
-    "nsga2": as_typed(
+    "random": "search=random search.runs=4 epochs=1",
+    "tpe": "search=tpe search.runs=4 epochs=1",
+    "gp": "search=gp search.runs=4 epochs=1",
+    "cmaes": "search=cmaes search.runs=5 search.population=2 epochs=1",
+    "qmc": "search=qmc search.runs=4 epochs=1",
+    "nsga2": (
         "search=nsga2 search.runs=5 search.population=2 objective=[loss/val,loss/train] epochs=1"
     ),
-    "asha": as_typed("search=tpe search.rungs=asha search.runs=5 search.reduction=2 epochs=4"),
-    "median": ("search=random", "search.rungs=median", "search.runs=5", "epochs=3"),
+    "asha": "search=tpe search.rungs=asha search.runs=5 search.reduction=2 epochs=4",
+    "median": "search=random search.rungs=median search.runs=5 epochs=3",
 }
 
 
@@ -38,7 +38,14 @@ SEARCHES = {
 def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(
     name: str, tmp_path: Path
 ) -> None:
-    words = ("-m", *SEARCHES[name], *SPACE, *ALONE, "experiment=diabetes", "model.hidden=[]")
+    words = (
+        "-m",
+        *as_typed(SEARCHES[name]),
+        *SPACE,
+        *ALONE,
+        "experiment=diabetes",
+        "model.hidden=[]",
+    )
     whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     moments = random.Random(name)

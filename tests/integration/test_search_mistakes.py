@@ -46,19 +46,12 @@ def search(folder: Path | str, runs: int, *words: str) -> Any:
     return expt.sweep(*SEARCH, f"search.runs={runs}", *words, folder=folder, **ONE_BY_ONE)
 
 
-def rates(folder: str, **settings: Any) -> list[float]:
-    """Those of the runs there that have completed with these settings, in their order."""
+def rates(folder: str) -> list[float]:
+    """Those of the runs there that have completed, in their order."""
     found = [json.loads(path.read_text()) for path in Path(folder).glob("*/result.json")]
-    of_these = [each for each in found if each["status"] == "completed"]
-    of_these = [
-        each
-        for each in of_these
-        if all(each["config"][key] == value for key, value in settings.items())
-    ]
-    return [
-        each["overrides"]["optimizer.lr"]
-        for each in sorted(of_these, key=lambda each: each["search"]["number"])
-    ]
+    completed = [each for each in found if each["status"] == "completed"]
+    completed.sort(key=lambda each: each["search"]["number"])
+    return [each["overrides"]["optimizer.lr"] for each in completed]
 
 
 def files(folder: str) -> dict[Path, bytes]:

@@ -39,18 +39,9 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     strategy: tuple[str, ...], tmp_path: Path, trained: Trained
 ) -> None:
     folder = tmp_path / "search"
-    search = (
-        *as_typed(
-            "search=random search.rungs=asha search.reduction=2 search.keep_checkpoints=true"
-        ),
-        LR,
-    )
-    words = (
-        *search,
-        *SHORT,
-        *strategy,
-        *as_typed("epochs=2 world_size=2 threads=1 tensorboard.images=false"),
-    )
+    search = "search=random search.rungs=asha search.reduction=2 search.keep_checkpoints=true"
+    size = "epochs=2 world_size=2 threads=1 tensorboard.images=false"
+    words = (*as_typed(f"{search} {size}"), LR, *SHORT, *strategy)
     first = expt.sweep(*words, "search.runs=1", folder=folder)
     assert [run.status for run in first] == ["paused"]
     (waits,) = first.paused

@@ -13,7 +13,7 @@ from expt.config.identity import REPEATED, identity
 from expt.data import indexing
 from expt.data.kinds import table
 from expt.models.mlp import MLP
-from tests.conftest import Configured, Trained
+from tests.conftest import Configured, Trained, as_typed
 
 SEED, BATCH, EPOCHS, LR = 3, 36, 2, 0.01
 
@@ -62,11 +62,11 @@ def test_the_loss_curve_is_that_of_a_plain_loop(
 ) -> None:
     losses, metrics = _plain_loop(drop_last=drop_last)
     done = trained(
-        "dataset=diabetes", "task=regression", "dataset.standardise_targets=true", "dataset.folds=5", "dataset.fold=1",
-        "model.hidden=[8]", f"optimizer.lr={LR}", f"batch_size={BATCH}", f"epochs={EPOCHS}", f"seed={SEED}",
-        f"world_size={world_size}", f"drop_last={str(drop_last).lower()}", f"gradient_accumulation={parts}",
-        "log_every=1", "threads=1", "tensorboard.graph=false",
-    )  # fmt: skip
+        *as_typed("dataset=diabetes task=regression dataset.standardise_targets=true"),
+        *as_typed("dataset.folds=5 dataset.fold=1 model.hidden=[8] log_every=1 threads=1"),
+        *as_typed(f"optimizer.lr={LR} batch_size={BATCH} epochs={EPOCHS} seed={SEED}"),
+        *as_typed(f"world_size={world_size} gradient_accumulation={parts} drop_last={drop_last}"),
+    )
     curve = dict(done.curve("running/loss"))
     assert [curve[step] for step in range(1, len(losses) + 1)] == pytest.approx(losses, abs=1e-4)
     assert len(curve) == len(losses)

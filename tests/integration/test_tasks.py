@@ -1,4 +1,6 @@
-"""Tasks that are not classification: the numbers of a plain loop, whatever the number of workers."""
+"""Tasks that are not classification: the numbers of a plain loop, whatever the number of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -142,11 +144,3 @@ def test_what_is_of_images_is_refused_for_other_samples(own: Path) -> None:
     done = run("dataset=own", "task=own", "dataset.mean=[0.5]", "world_size=1", cwd=own)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert "dataset.mean, std and augment: are of images" in done.stderr
-
-
-def test_a_class_that_is_no_task_is_told_in_a_line(own: Path) -> None:
-    """Other mistakes of one's own code: tests/faults/test_bad_tasks.py."""
-    (own / "own.py").write_text(OWN.replace("expt.Task", "nn.Module"))
-    done = run(*WORDS, "world_size=1", cwd=own)
-    assert done.returncode == 2, done.stderr
-    assert "refused, it is not a subclass of expt.tasks.task.Task" in done.stderr

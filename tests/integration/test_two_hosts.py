@@ -232,37 +232,31 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(
     # else torchrun waits for half a minute for more hosts
     soon = "last_call_timeout=3,keep_alive_interval=1"
     elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
-    arguments = (*settings, "hydra.run.dir=elastic")
-    processes = {
-        name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names
-    }
+    words = (*settings, "hydra.run.dir=elastic")
+    a, b = (hosts.torchrun(name, *words, workers=1, options=elastic) for name in "ab")
     metrics = hosts.folder / "elastic/metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
-    b = processes["b"]
     for pid in alive(descendants(b.pid) | {b.pid}):
         os.kill(pid, 9)
-    done = _ended(processes["a"])
+    done = _ended(a)
     assert done.returncode == 0, done.stderr
-    elastic_run, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
-    assert (elastic_run.result["world_size"], elastic_run.result["attempts"]) == (1, 2)
-    assert elastic_run.result["steps"] == local.result["steps"]
-    for mine, other in zip(
-        elastic_run.curve("running/loss"), local.curve("running/loss"), strict=True
-    ):
+    found, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
+    assert (found.result["world_size"], found.result["attempts"]) == (1, 2)
+    assert found.result["steps"] == local.result["steps"]
+    curves = (run.curve("running/loss") for run in (found, local))
+    for mine, other in zip(*curves, strict=True):
         assert mine == pytest.approx(other, abs=1e-4)
 
 
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
-    long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
+    long = as_typed("epochs=100000 log_every=1 threads=1 timeout_s=3 hydra.run.dir=cut")
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
-    processes = {
-        name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names
-    }
+    both = [hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names]
     metrics = hosts.folder / "cut/metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
-    started = {pid for process in processes.values() for pid in descendants(process.pid)}
+    started = {pid for process in both for pid in descendants(process.pid)}
     hosts.cut()
-    for process in processes.values():
+    for process in both:
         done = _ended(process)
         assert done.returncode == 1
         assert "has lost the other workers: one has died, or the network is cut" in done.stderr

@@ -35,7 +35,7 @@ def test_what_matches_is_not_trained(patterns: list[str], left: str) -> None:
     ("patterns", "says"),
     [
         (["1.0.wight"], "freeze=1.0.wight: is in no parameter's name. Did you mean '1.0.weight'?"),
-        (["^0", "xyz"], "freeze=xyz: is in no parameter's name. There are 8, such as 0.weight, 0.bias, 1.0.weight, "),
+        (["^0", "xyz"], "freeze=xyz: is in no parameter's name. There are 8, such as 0.weight, "),
         (["weight", "bias"], "freeze=[weight,bias]: leaves no parameter to train; freeze fewer"),
     ],
 )  # fmt: skip

@@ -248,7 +248,8 @@ LAZY = """
 from torch import nn
 class Net(nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes):
-        super().__init__(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))
+        last = nn.LazyLinear(num_classes)
+        super().__init__(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), last)
 """
 
 

@@ -57,7 +57,8 @@ def test_a_decoder_as_llama_is() -> None:
     names = set(model.state_dict())
     assert not any("bias" in name or name.startswith("positions") for name in names)
     assert names.isdisjoint(model._buffers), "DistributedDataParallel would send them in each step"
-    gelu, gated = (sum(p.numel() for p in Transformer(vocab_size=7, context=6, width=192, mlp=mlp, bias=False)
+    gelu, gated = (sum(p.numel() for p in Transformer(vocab_size=7, context=6, width=192, mlp=mlp,
+        bias=False)
                        .parameters()) for mlp in ("gelu", "swiglu"))  # fmt: skip
     assert gelu == gated
 
@@ -77,7 +78,8 @@ def test_rotary_positions_are_a_matter_of_distance() -> None:
 
 
 @pytest.mark.parametrize(("size", "vocab_size", "millions"), [
-    ("400k", 256, 0.446), ("1m", 256, 1.04), ("10m", 256, 10.8), ("124m", 50257, 124.4), ("350m", 50257, 354.8),
+    ("400k", 256, 0.446), ("1m", 256, 1.04), ("10m", 256, 10.8), ("124m", 50257, 124.4), ("350m",
+        50257, 354.8),
     ("1b", 50257, 1011.4),
 ])  # fmt: skip
 def test_a_size_is_what_it_is_called(size: str, vocab_size: int, millions: float) -> None:
