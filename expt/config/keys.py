@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from expt.config.constraints import IS_SET, SCALARS, Key, kind, names_of, plain
@@ -249,14 +249,26 @@ def described(key: str, member: str | None = None) -> str:
         parts.append(
             {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}.get(meant.fork)
         )
+    return "; ".join([*filter(None, parts), *_conditions(meant)])
+
+
+def _conditions(meant: Key) -> Iterator[str]:
     for other, wanted in meant.only_if.items():
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
-        parts.append(
-            f"only if {other} is set"
-            if wanted is IS_SET
-            else f"only with {other}={' or '.join(map(typed, values))}"
-        )
-    return "; ".join(part for part in parts if part)
+        if wanted is IS_SET:
+            yield f"only if {other} is set"
+        else:
+            values = wanted if isinstance(wanted, tuple) else (wanted,)
+            yield f"only with {other}={' or '.join(map(typed, values))}"
+
+
+def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
+    """Return a line for each of the `given` keys that has no effect beside the other settings."""
+    settings = flat(plain(config))
+    idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
+    return [
+        f"{key}={typed(settings[key])}: has no effect, {', '.join(_conditions(meaning_in(settings, key)))}"
+        for key in idle
+    ]
 
 
 def evaluated() -> tuple[str, ...]:
