@@ -132,17 +132,12 @@ def first_line(error: BaseException) -> str:
     )
 
 
-MISTAKES = {
-    *(
-        "AssertionError",
-        "AttributeError",
-        "IndexError",
-        "KeyError",
-        "NameError",
-        "NotImplementedError",
-    ),
-    *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
-}
+MISTAKES = frozenset(
+    (
+        "AssertionError AttributeError IndexError KeyError NameError NotImplementedError TypeError"
+        " UnboundLocalError ValueError ZeroDivisionError"
+    ).split()
+)
 """What the same code raises again, unlike what the network, the disk or the memory has a part in.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import stat
@@ -71,20 +72,17 @@ def detect() -> Machine:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Identifiers of the GPUs that CUDA would show, counted through NVML."""
+    """Return the identifiers of the GPUs that CUDA would show, counted through NVML."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     installed = tuple(map(str, range(_nvml_count())))
     if visible is None or not installed:
         return installed
-    names = [name.strip() for name in visible.split(",")]
+
+    def is_usable(name: str) -> bool:
+        return name in installed or name.startswith(("GPU-", "MIG-"))
+
     # CUDA ignores everything after the first entry that it cannot use.
-    usable = []
-    for name in names:
-        if name in installed or name.startswith(("GPU-", "MIG-")):
-            usable.append(name)
-        else:
-            break
-    return tuple(usable)
+    return tuple(itertools.takewhile(is_usable, map(str.strip, visible.split(","))))
 
 
 def is_external_worker() -> bool:
@@ -130,14 +128,8 @@ def gpu_uuid(gpu: str) -> str:
         if gpu.isdecimal():
             return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(gpu))))
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return next(
-            (
-                uuid
-                for uuid in map(str, map(pynvml.nvmlDeviceGetUUID, handles))
-                if uuid.startswith(gpu)
-            ),
-            gpu,
-        )
+        uuids = map(str, map(pynvml.nvmlDeviceGetUUID, handles))
+        return next((uuid for uuid in uuids if uuid.startswith(gpu)), gpu)
     return gpu
 
 
@@ -175,15 +167,11 @@ def available_memory() -> int:
             "anon"
         ]
         available = min(available, int((group / "memory.max").read_text()) - int(anonymous))
+    status = _status()
     for limit, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            most = resource.getrlimit(limit)[0]
-            if most != resource.RLIM_INFINITY:
-                status = dict(
-                    line.split(":", 1)
-                    for line in Path("/proc/self/status").read_text().splitlines()
-                )
-                available = min(available, most - int(status[field].split()[0]) * 1024)
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY and field in status:
+            available = min(available, most - int(status[field].split()[0]) * 1024)
     return max(0, available)
 
 
@@ -260,15 +248,14 @@ def _cpu_facts() -> dict[str, Any]:
 
 
 def umask() -> int:
-    """The permissions that this process takes from new files."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
-    now = os.umask(
-        0o077
-    )  # elsewhere than on Linux it is read by setting it; other threads may create files meanwhile
-    os.umask(now)
-    return now
+    """Return the permissions that this process takes from new files."""
+    return int(_status()["Umask"], 8)
+
+
+def _status() -> dict[str, str]:
+    """What Linux says of this process, by name."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import expt
+from expt import signals
 from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
@@ -46,7 +48,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help=rare)
 
 
+OF_SURROUNDINGS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_", "SUBMITIT_", "TORCHELASTIC_", "OMP_NUM_THREADS", "PYTHONWARNINGS", "MLFLOW_"),
+    *("WANDB_", "HYDRA_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "LC_", "LANG"),
+    *("EXPT_FAULT", "EXPT_SIMULATED_GPUS", "EXPT_CACHE", "EXPT_LOCKS"),
+)
+"""What the names of variables start with that who starts the tests may have set."""
+
+
+def _set_surroundings(root: Path) -> None:
+    """Give this process what it would have in a shell, however it was started: by nohup, cron, CI."""
+    for number in {*signals.ASKING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD}:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    os.chdir(root)
+    for name in [name for name in os.environ if name.startswith(OF_SURROUNDINGS)]:
+        del os.environ[name]
+    os.environ["LC_ALL"] = "C.UTF-8"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _set_surroundings(config.rootpath)
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault(

@@ -105,20 +105,6 @@ def test_the_umask_is_read_and_stays(mask: int) -> None:
         os.umask(before)
 
 
-def test_where_nothing_tells_the_umask_it_is_read_by_setting_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_proc(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", no_proc)
-    before = os.umask(0o027)
-    try:
-        assert (machine.umask(), os.umask(0o027)) == (0o027, 0o027)
-    finally:
-        os.umask(before)
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_reading_the_umask_does_not_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may be creating a file at that moment."""

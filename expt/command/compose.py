@@ -53,6 +53,7 @@ COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 VERSION_BASE = "1.3"
 MAX_BASES = 100
 """Choices of groups whose composition is kept; each takes 300 kB."""
+_OF_FOLDERS = ("submitit_folder",)
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 _lock = threading.RLock()
@@ -322,12 +323,15 @@ def named_axes(composed: DictConfig) -> list[str]:
 
 
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
-    """Return the keys of `hydra.launcher`."""
+    """Return the keys of `hydra.launcher`, without what names a folder, which is made at once."""
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
-    if "submitit_folder" in found:
-        with _resolving(composed):
-            found["submitit_folder"] = str(composed.hydra.launcher.submitit_folder)
-    return {key: value for key, value in found.items() if key != "_target_"}
+    return {key: value for key, value in found.items() if key not in ("_target_", *_OF_FOLDERS)}
+
+
+def launcher_folder(composed: DictConfig) -> str:
+    """Return where submitit keeps its own files."""
+    with _resolving(composed):
+        return str(composed.hydra.launcher.submitit_folder)
 
 
 def launcher_name(composed: DictConfig) -> str:

@@ -15,11 +15,12 @@ from expt.command import compose
 from expt.command.hydra_files import about_run, remove_unused, write_hydra_files
 from expt.command.outcome import Outcome
 from expt.config.groups import GROUPS
+from expt.config.keys import without_effect
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.dashboards.sending import Sending
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, Interrupted
+from expt.errors import ConfigError, Interrupted, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
@@ -56,6 +57,8 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
     refuse_overruled(composed, this.words)
     settings = compose.settings_of(composed)
     config = parse(settings, machine.detect())
+    for line in without_effect(config, map(key_of, this.words)):
+        warn(line)
     paths = RunPaths(compose.folder_of(composed, "run"))
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]

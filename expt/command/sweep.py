@@ -229,10 +229,12 @@ class Sweep:
         if not self._is_here:
             from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
 
-            return Queue(executor_of(self._options, _tasks_per_node(self._options)), observer)
+            folder = compose.launcher_folder(self.config)
+            options = {**self._options, "submitit_folder": folder}
+            return Queue(executor_of(options, _tasks_per_node(options)), observer)
         forkserver.warm(forkserver.SWEEP_MODULES)
-        options = Options(**self._options)
-        return Pool(self.machine, options, observer, waits_for_folders=True)
+        how = Options(**self._options)
+        return Pool(self.machine, how, observer, waits_for_folders=True)
 
     def _command_again(self) -> str:
         """Return what to type to continue: the same command, in this folder."""

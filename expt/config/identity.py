@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from expt.config import keys, secrets
+from expt.config.constraints import plain
 from expt.config.keys import flat
 from expt.config.schema import RunConfig
 
@@ -19,7 +20,7 @@ REPEATED = keys.varying("repetition")
 
 
 class Content(NamedTuple):
-    """What a run is made of besides its settings, each a hash; None where the settings say it all."""
+    """What a run is made of besides its settings, each a hash, or None."""
 
     data: str | None = None
     """Of the dataset's files, see expt.data.fingerprint."""
@@ -62,7 +63,7 @@ def identity(
 
 def shown(config: RunConfig) -> dict[str, Any]:
     """Return the configuration as it is written to disk: without what came from the environment."""
-    settings = {name: value for name, value in keys.plain(config).items() if name != "secrets"}
+    settings = {name: value for name, value in plain(config).items() if name != "secrets"}
     hidden: dict[str, Any] = secrets.hidden(settings, config.secrets)
     return hidden
 

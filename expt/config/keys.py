@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_SET, Key, kind
+from expt.config.constraints import IS_SET, SCALARS, Key, kind, names_of, plain
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
@@ -249,14 +249,27 @@ def described(key: str, member: str | None = None) -> str:
         parts.append(
             {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}.get(meant.fork)
         )
+    return "; ".join([*filter(None, parts), *_conditions(meant)])
+
+
+def _conditions(meant: Key) -> Iterator[str]:
     for other, wanted in meant.only_if.items():
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
-        parts.append(
-            f"only if {other} is set"
-            if wanted is IS_SET
-            else f"only with {other}={' or '.join(map(typed, values))}"
-        )
-    return "; ".join(part for part in parts if part)
+        if wanted is IS_SET:
+            yield f"only if {other} is set"
+        else:
+            values = wanted if isinstance(wanted, tuple) else (wanted,)
+            yield f"only with {other}={' or '.join(map(typed, values))}"
+
+
+def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
+    """Return a line for each of the `given` keys that has no effect beside the other settings."""
+    settings = flat(plain(config))
+    idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
+    return [
+        f"{key}={typed(settings[key])}: has no effect, {', '.join(_conditions(meant))}"
+        for key in idle
+        if (meant := meaning_in(settings, key))
+    ]
 
 
 def evaluated() -> tuple[str, ...]:
@@ -297,13 +310,13 @@ def _collect(
     for name, key, only_if in _counted_fields(kind, prefix, member):
         value = values[name]
         kind = type(value)
-        if kind not in _SCALARS and hasattr(kind, "__dataclass_fields__"):
+        if kind not in SCALARS and hasattr(kind, "__dataclass_fields__"):
             group = values[name].name if not prefix and name in GROUPS else member
             _collect(value, f"{key}.", group, found, conditions)
         elif kind is dict:
             found |= {f"{key}.{below}": plain(value[below]) for below in value}
         else:
-            found[key] = value if kind in _SCALARS else plain(value)
+            found[key] = value if kind in SCALARS else plain(value)
             if only_if:
                 conditions.append((key, only_if))
 
@@ -316,29 +329,6 @@ def _counted_fields(
     return tuple(
         (name, prefix + name, key.only_if) for name, key in meant.items() if key.result == "changes"
     )
-
-
-_SCALARS = {str, int, float, bool, type(None)}
-
-
-def plain(value: Any) -> Any:
-    """Return what dataclasses.asdict does, of any value, in a fifth of its time."""
-    if type(value) in _SCALARS:
-        return value
-    if isinstance(value, dict):
-        return {key: plain(below) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(plain, value))
-    if hasattr(type(value), "__dataclass_fields__"):
-        kind: Any = type(value)
-        return {name: plain(getattr(value, name)) for name in names_of(kind)}
-    return value
-
-
-@functools.cache
-def names_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields."""
-    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

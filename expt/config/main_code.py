@@ -14,10 +14,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from expt.config import user_code
-from expt.config.schema import RunConfig
 from expt.config.user_code import PREFIX
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
 
 
 def is_of_main(target: str) -> bool:

@@ -9,7 +9,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
-    IS_SET,
     STRICT,
     Count,
     Folder,
@@ -153,12 +152,8 @@ class RunConfig:
     log_every: Annotated[Count, Key(result="none")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
     send: Annotated[tuple[TrackerName, ...], Key(result="none")] = ()
-    mlflow: Annotated[MLflow, Key(result="none", only_if={"send": IS_SET})] = dataclasses.field(
-        default_factory=MLflow
-    )
-    wandb: Annotated[Wandb, Key(result="none", only_if={"send": IS_SET})] = dataclasses.field(
-        default_factory=Wandb
-    )
+    mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
+    wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
     print_every: Annotated[Count | None, Key(result="none")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[

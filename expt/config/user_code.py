@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from expt.config import keys
-from expt.config.schema import RunConfig
+from expt.config.constraints import plain
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
 
 PREFIX = "expt_main_"
 """What the names of modules of `__main__`'s classes start with; see expt.config.main_code."""
@@ -34,7 +36,7 @@ def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
 
     Those among the arguments of others are among them.
     """
-    return tuple(_named(keys.plain(settings)))
+    return tuple(_named(plain(settings)))
 
 
 def _named(node: Any) -> Iterator[str]:

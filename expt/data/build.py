@@ -28,9 +28,7 @@ class DataInfo:
     """What a model needs to know of its data."""
 
     shapes: Mapping[str, Any]
-    """What a model may ask for, by keyword: of images their `channels` and `image_size` (height,
-    width), and
-    `num_classes`, the number of its outputs"""
+    """what a model may ask for, by keyword, such as `channels`, `image_size` and `num_classes`"""
     class_names: tuple[str, ...]
     """empty where samples are of no class"""
     train_size: int
@@ -44,8 +42,7 @@ class DataInfo:
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
-    """samples of each class to train on; empty where the dataset does not tell before they are read
-    """
+    """samples of each class to train on, if that is known before they are read"""
     target_origin: float = 0.0
     """what targets that are numbers lie near, where that is far from 0 by their deviation"""
 
@@ -57,14 +54,8 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        where_there_are = (
-            "class_names",
-            "standardised",
-            "feature_names",
-            "target_names",
-            "target_origin",
-        )
-        more = {name: getattr(self, name) for name in where_there_are if getattr(self, name)}
+        names = "class_names standardised feature_names target_names target_origin".split()
+        more = {name: getattr(self, name) for name in names if getattr(self, name)}
         return {**self.shapes, **self.sizes, **more}
 
     @property

@@ -36,7 +36,7 @@ from expt.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
 
-_SOME = 8  # samples, whose targets tell where all lie
+_SOME = 8  # samples, whose targets say where all are
 
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:

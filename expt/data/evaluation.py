@@ -87,13 +87,10 @@ def _loaders(
         return [source.test.whole(options)]
     if split == "val" and source.val:
         return [source.val.whole(options)]
-    nothing = torch.empty(0)
-    train, val = (
-        build.split(dataset, source)
-        if split != "test" and source.train.size
-        else (nothing, nothing)
-    )
-    chosen = train if split == "train" else val
+    chosen = torch.empty(0)
+    if split != "test" and source.train.size:
+        train, val = build.split(dataset, source)
+        chosen = train if split == "train" else val
     if len(chosen):
         if split == "val" and tells:
             warn(f"split=val: is held out of the train of dataset={dataset.name}")
@@ -101,11 +98,8 @@ def _loaders(
         if split == "val" and options.shard.rank == 0:
             refuse_shuffled(dataset, loader, seed=0)
         return [loader]
-    there = [
-        name
-        for name, part in (("train", source.train.size), ("val", source.val), ("test", source.test))
-        if part
-    ]
+    sizes = {"train": source.train.size, "val": source.val, "test": source.test}
+    there = [name for name, size in sizes.items() if size]
     raise ConfigError(
         f"split={split}: dataset={dataset.name} has none; use"
         f" split={' or split='.join([*there, 'all'])}"
@@ -124,20 +118,18 @@ def _refuse_other_shapes(
         keys.remove("image_size")
     keys += [] if source.class_names else ["num_classes"]
     for key in keys:
-        has, wanted = (shapes.get(key) for shapes in (source.shapes, trained_on))
-        has, wanted = (
-            tuple(value) if isinstance(value, list | tuple) else value for value in (has, wanted)
-        )
+        has, wanted = (_shown(key, shapes.get(key)) for shapes in (source.shapes, trained_on))
         if has != wanted:
-            shown = (
-                " x ".join(map(str, value)) if isinstance(value, tuple) else value
-                for value in (has, wanted)
-            )
-            has, wanted = (f"no {key}" if value is None else f"{key} {value}" for value in shown)
             raise ConfigError(
                 f"dataset={dataset.name}: has {has}, and the model takes {wanted}; use data like"
                 " the run's"
             )
+
+
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = " x ".join(map(str, value))
+    return f"no {key}" if value is None else f"{key} {value}"
 
 
 def _numbers(

@@ -28,7 +28,7 @@ class IterableLoader(ShardedLoader):
     Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps
     those of its part of each batch, so that a batch is the same on any number of workers. They must
     come alike on all: what is drawn at random from torch's, NumPy's or Python's own generator hangs
-    on the seed, the epoch and the position alone, and a method `set_epoch(epoch)` is told of each
+    on the seed, the epoch and the position only, and a method `set_epoch(epoch)` is called for each
     epoch (0 in an evaluation)."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _Chosen(IterableDataset[Any]):
     def _groups(self) -> Iterator[list[Any]]:
         samples = _samples(self._dataset, *self._seeds)
         read = 0
-        for group in self._wanted:  # one lies behind the other, though not each in order
+        for group in self._wanted:  # one comes after the other, though not each in order
             found = {}
             while read <= max(group):
                 sample = next(samples)

@@ -28,28 +28,20 @@ class Batch(NamedTuple):
     step."""
 
     inputs: Any
-    """on the device: images float32 [b, C, H, W], normalised; else a tensor [b, ...], or nested
-    containers of them
-    """
+    """on the device: images float32 [b, C, H, W], normalised; else tensors [b, ...], nested"""
     targets: Any
-    """on the device: classes int64 [b], or float32 [b, num_classes], the share of each in a mixed
-    sample; else a tensor
-    [b, ...], containers of them, or None"""
+    """on the device: classes int64 [b], or shares of mixed ones float32 [b, num_classes]; else
+    tensors [b, ...], nested, or None"""
     global_size: int
-    """samples of the whole global batch over all workers; of this worker's own batch in an
-    evaluation
-    """
+    """samples of the whole global batch; of this worker's batch in an evaluation"""
     weightless: bool = False
 
     @property
     def size(self) -> int:
         """This worker's samples."""
-        first = (
-            self.targets
-            if isinstance(self.targets, Tensor)
-            else next(leaves((self.targets, self.inputs)))
-        )
-        return first.shape[0]
+        is_tensor = isinstance(self.targets, Tensor)
+        first = self.targets if is_tensor else next(leaves((self.targets, self.inputs)))
+        return int(first.shape[0])
 
 
 class Order(NamedTuple):
@@ -65,9 +57,8 @@ class Order(NamedTuple):
 
     def at(self, positions: Tensor) -> Order:
         """Return what is at these positions."""
-        drawn, times = (
-            None if part is None else part[..., positions] for part in (self.drawn, self.times)
-        )
+        both = self.drawn, self.times
+        drawn, times = (None if part is None else part[..., positions] for part in both)
         return self._replace(samples=self.samples[positions], drawn=drawn, times=times)
 
 
@@ -124,17 +115,13 @@ class LoaderOptions:
     augment: Augmentation = NO_AUGMENTATION
     """of training images; an evaluation sees them as they are"""
     balanced: Tensor | None = None
-    """the class of each of the split's samples [N]: an epoch takes each equally often; None takes
-    every sample once
-    """
+    """the class of each of the split's samples [N], to take each equally often"""
     transforms: Sequence[Callable[[Any], Any]] = ()
     """of each training image, one after the other, before `augment`"""
     mixing: Mixing | None = None
     """of training batches"""
     eval_batch_size: int | None = None
-    """samples that a worker evaluates at a time; None is its share of `batch_size`, at least
-    MIN_EVAL_BATCH
-    """
+    """samples that a worker evaluates at a time; None is its share, at least MIN_EVAL_BATCH"""
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
 

@@ -55,19 +55,14 @@ class Source:
     target_names: tuple[str, ...] = ()
     """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
-    """the same, with what is taken from the training samples at these indices, which are chosen
-    first
-    """
-
+    """the same, with what is taken from the training samples at these indices"""
     normalises: bool = False
     """whether its samples are images [C, H, W], by mean and std, though not of one class each"""
     moves: bool = True
     """whether such images may be augmented: a mask would stay where it is"""
 
     targets_of: Callable[[Tensor], Tensor] | None = None
-    """the targets of the training samples at these indices, or of some of them, where they are
-    numbers
-    """
+    """numbers that are the targets of the training samples at these indices, or of some"""
 
     @property
     def tells_classes(self) -> bool:

@@ -52,7 +52,7 @@ class SampleLoader(ShardedLoader):
 
     `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
     a sample is read in few `sample_s` seconds, no processes are started: see `seconds_for`.
-    Random augmentation in the dataset depends on the seed, the epoch and the sample alone (and how
+    Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
     often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
     DataError, while iterating, for what the dataset or `collate` raise as such."""
 
@@ -197,7 +197,7 @@ class _BatchSampler(Sampler[Any]):
 
 
 class _Seeded(Dataset[Any]):
-    """Batches of a dataset whose random numbers depend on the seed, the epoch and the sample alone.
+    """Batches of a dataset whose random numbers depend on the seed, the epoch and the sample only.
 
     Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
     seed for each sample, to see whether it draws. If none does, the next batches are read without

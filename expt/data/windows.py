@@ -1,4 +1,4 @@
-"""The loader of a text: windows of its tokens, read where they lie, in files mapped into memory."""
+"""The loader of a text: windows of its tokens, read from files mapped into memory."""
 
 from __future__ import annotations
 

@@ -46,6 +46,9 @@ def kept(folder: Path, attempt: int) -> Iterator[None]:
 
 def main(folder: Path, attempt: int) -> None:
     """Wait for the end of the process that holds the other end of stdin."""
+    import setproctitle
+
+    setproctitle.setproctitle(f"expt last word {folder}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # who ends a job sends it to all of its processes
     sys.stdin.read()

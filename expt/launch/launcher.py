@@ -1,5 +1,6 @@
-"""Who starts a run's workers, chosen here and nowhere else: expt itself, or torchrun or Slurm,
-which already have.
+"""Who starts a run's workers: expt itself, or torchrun or Slurm, which already have.
+
+Free of torch, and quick: see each method for what it imports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from expt import machine
 from expt.errors import ConfigError
@@ -22,32 +23,29 @@ if TYPE_CHECKING:  # before the forkserver runs, only what is small is imported
     from expt.runs.request import RunRequest
 
 
-class Launcher(Protocol):
-    """This process's part in a run."""
+class Launcher:
+    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
 
-    starts_workers: bool
+    starts_workers = True
     """Whether it starts them; else it is one of them."""
 
     def refuse_sweep(self, word: str) -> None:
-        """Raise ConfigError for a command of several runs, which `word` asks for, where there can
-        be but one.
-        """
+        """Raise ConfigError if there can be only one run, and `word` asks for several."""
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 tells; returns the run's folder.
-
-        None where this process itself decides what is trained.
+        """Train as rank 0 says, and return the run's folder; None if this process itself decides.
 
         To be called before any other part of a run.
         """
+        return None
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, this process decides what is trained; whoever waits for it hears where
-        that is refused.
-        """
+        """While entered, decide what is trained; who waits for it hears if that is refused."""
+        return contextlib.nullcontext()
 
     def earlier_folder(self) -> Path | None:
-        """The folder in which this job's run began, where the workers have been started again."""
+        """Return the folder in which this job's run began, if its workers were started again."""
+        return None
 
     def carry_out(
         self,
@@ -59,55 +57,18 @@ class Launcher(Protocol):
 
         Raises ConfigError, RunFailed or Interrupted.
         """
-
-
-def launcher() -> Launcher:
-    """This process's, by its environment.
-
-    Free of torch, and quick: see each method for what it imports.
-    """
-    return OneOfMany() if machine.is_external_worker() else Driver()
-
-
-class Driver:
-    """This process starts the workers, on this machine; with `debug=true` it is the only one."""
-
-    starts_workers = True
-
-    def refuse_sweep(self, word: str) -> None:
-        """Several runs are welcome."""
-
-    def follow(self, typed_at: float) -> RunPaths | None:
-        """It decides."""
-        return None
-
-    def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """Nobody waits for it."""
-        return contextlib.nullcontext()
-
-    def earlier_folder(self) -> Path | None:
-        """The person names the folder."""
-        return None
-
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
-        """See expt.launch.one_run."""
         from expt.launch import one_run
 
         one_run.run(request, on_start, console)
 
 
-class OneOfMany:
-    """Torchrun or Slurm has started the workers, and this process is one; rank 0 decides for all."""
+class ExternalWorker(Launcher):
+    """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
 
     starts_workers = False
 
     def refuse_sweep(self, word: str) -> None:
-        """Rank 0 says so."""
+        """Refuse it, in the words of rank 0."""
         if os.environ["RANK"] != "0":
             sys.exit(ConfigError.exit_code)
         raise ConfigError(
@@ -116,9 +77,7 @@ class OneOfMany:
         )
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Every rank but 0. Raises ConfigError where the environment does not say where the others
-        are.
-        """
+        """Follow on every rank but 0. Raises ConfigError if the others can't be found."""
         slurm_variables.check(os.environ)
         if os.environ["RANK"] == "0":
             return None
@@ -127,13 +86,13 @@ class OneOfMany:
         return torchrun.follow(typed_at)
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """The other ranks wait."""
+        """Let the other ranks end if what they wait for is refused."""
         from expt.launch import torchrun
 
         return torchrun.refusal_told()
 
     def earlier_folder(self) -> Path | None:
-        """The store that the workers meet at knows it."""
+        """Ask the store that the workers meet at."""
         from expt.launch import torchrun
 
         return torchrun.earlier_folder()
@@ -144,7 +103,12 @@ class OneOfMany:
         on_start: Callable[[], None] | None = None,
         console: Console | None = None,
     ) -> None:
-        """Rank 0's part."""
+        """Do rank 0's part."""
         from expt.launch import torchrun
 
         torchrun.lead(request, on_start)
+
+
+def launcher() -> Launcher:
+    """Return this process's, by its environment."""
+    return ExternalWorker() if machine.is_external_worker() else Launcher()

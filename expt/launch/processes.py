@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import pickle
 import pkgutil
@@ -69,6 +70,10 @@ class Work(NamedTuple):
     stderr: Path
     kept: Sequence[Kept] = ()
     title: str = "expt worker"
+    frees_at_end: bool = False
+    """Whether it counts as finished only once it is gone, since others wait for what it frees then,
+    as the memory of a GPU; else as soon as it has done its work.
+    """
 
 
 class _Surroundings(NamedTuple):
@@ -84,14 +89,11 @@ class _Surroundings(NamedTuple):
 class Process:
     """A process that the forkserver has forked."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line, self._buffer = line, b""
-        self._pid = self._code = self._outcome = None
-        self._frees_at_end = False
-
-    _pid: int | None
-    _code: int | None
-    _outcome: tuple[str, Any] | None
+    def __init__(self, line: socket.socket, *, frees_at_end: bool = False) -> None:
+        self._line, self._buffer, self._frees_at_end = line, b"", frees_at_end
+        self._pid: int | None = None
+        self._code: int | None = None
+        self._outcome: tuple[str, Any] | None = None
 
     @property
     def pid(self) -> int:
@@ -101,18 +103,6 @@ class Process:
         if self._pid is None:
             raise ProcessLookupError
         return self._pid
-
-    def give(self, work: Work, *, frees_at_end: bool = False) -> None:
-        """Have it do this. Raises OSError if it is gone.
-
-        It counts as finished as soon as it has done its work; where it `frees_at_end` what others
-        wait for, as the memory of a GPU, once it is gone.
-        """
-        self._frees_at_end = frees_at_end
-        surroundings = _Surroundings(
-            {**os.environ, **work.env}, sys.path, sys.argv, os.getcwd(), machine.umask()
-        )
-        send(self._line, (work, surroundings))
 
     @property
     def sentinel(self) -> int:
@@ -191,32 +181,23 @@ class Process:
 _leaving: list[Process] = []
 
 
-def start(work: Work, *, frees_at_end: bool = False) -> Process:
-    """Have a new process do this, and return at once. Raises RunFailed as `fork` does."""
-    for _ in range(TRIES):
-        process = fork()
-        try:
-            process.give(work, frees_at_end=frees_at_end)
-        except OSError:  # it was killed in between
-            process.close()
-        else:
-            return process
-    raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
-
-
-def fork() -> Process:
-    """Return a new process that waits for its work.
+def start(work: Work) -> Process:
+    """Have a new process do this, and return at once.
 
     Raises RunFailed if the process that it would be forked from is killed again and again.
     """
+    here = _Surroundings(
+        {**os.environ, **work.env}, sys.path, sys.argv, os.getcwd(), machine.umask()
+    )
     for _ in range(TRIES):
         server = forkserver.ensure_running()
         ours, its = socket.socketpair()
-        process = Process(ours)
-        with its, contextlib.suppress(OSError):
-            server.fork(its)
+        process = Process(ours, frees_at_end=work.frees_at_end)
         try:
+            with its:
+                server.fork(its)
             if process.pid:
+                send(ours, (work, here))
                 return process
         except OSError:  # it was killed in between
             process.close()
@@ -242,9 +223,9 @@ def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
 def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
     """End them by the signal `how`, and by SIGKILL those that are left after `timeout_s`."""
     ask(processes, how)
-    _wait_until_gone(processes, timeout_s)
+    wait_for_all(processes, timeout_s, until_gone=True)
     ask(processes, signal.SIGKILL)
-    _wait_until_gone(processes, None)
+    wait_for_all(processes, None, until_gone=True)
 
 
 def ask(processes: Sequence[Process], how: int) -> None:
@@ -253,28 +234,25 @@ def ask(processes: Sequence[Process], how: int) -> None:
         process.send_signal(how)
 
 
-def wait_for_all(processes: Sequence[Process], timeout_s: float) -> None:
-    """Return when every process has an exit code or the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while left := [process.sentinel for process in processes if process.exitcode is None]:
-        if (remaining := deadline - time.monotonic()) <= 0:
+def wait_for_all(
+    processes: Sequence[Process], timeout_s: float | None, *, until_gone: bool = False
+) -> None:
+    """Return when every process has an exit code, or is gone, or the time is up."""
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while left := [
+        process.sentinel
+        for process in processes
+        if not process.is_gone and (until_gone or process.exitcode is None)
+    ]:
+        if (remaining := end - time.monotonic()) <= 0:
             return
-        wait(left, remaining)
-
-
-def _wait_until_gone(processes: Sequence[Process], timeout_s: float | None) -> None:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while left := [process.sentinel for process in processes if not process.is_gone]:
-        remaining = None if deadline is None else deadline - time.monotonic()
-        if remaining is not None and remaining <= 0:
-            return
-        wait(left, remaining)
+        wait(left, None if remaining == math.inf else remaining)
 
 
 def see_off() -> None:
     """Return when all processes that have done their work are gone."""
     leaving, _leaving[:] = [*_leaving], []
-    _wait_until_gone(leaving, LEAVING_S)
+    wait_for_all(leaving, LEAVING_S, until_gone=True)
     end(leaving, signal.SIGKILL, 0)
     for process in leaving:
         process.close()

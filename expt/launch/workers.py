@@ -176,9 +176,7 @@ def start(attempt: Attempt) -> Workers:
                 what = (attempt.request.instead, attempt.request.until_epoch)
                 arguments = (config, paths, attempt.waited_since, source, meeting, *what)
                 work = _work(attempt, rank, port, arguments)
-                # The memory of a GPU is free only when the process is gone.
-                on_gpus = bool(attempt.devices)
-                workers.processes.append(processes.start(work, frees_at_end=on_gpus))
+                workers.processes.append(processes.start(work))
         except BaseException:
             workers.stop()
             raise
@@ -218,7 +216,9 @@ def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> W
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
     kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []
     title = f"expt rank {rank}/{attempt.request.config.world_size} {attempt.paths.folder}"
-    return Work("expt.worker.main:main", arguments, env, stdout, stderr, kept, title)
+    return Work(
+        "expt.worker.main:main", arguments, env, stdout, stderr, kept, title, bool(attempt.devices)
+    )
 
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:

@@ -89,7 +89,13 @@ class Attempt:
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
         main_code.keep(self.request.config, self.paths.code)
-        return continuing.take(source, self.paths) if source is not None else None
+        if source is None:
+            return None
+        try:
+            return continuing.take(source, self.paths)
+        except BaseException as error:
+            record_end(self.paths, error)
+            raise
 
     def _refuse_foreign(self) -> None:
         """Raise ConfigError for numbers that no record claims: to begin anew would remove them."""

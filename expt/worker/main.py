@@ -15,7 +15,8 @@ import torch
 from torch.distributed import Store
 
 from expt import signals
-from expt.config import keys, secrets
+from expt.config import secrets
+from expt.config.constraints import plain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
@@ -50,7 +51,7 @@ def main(
     Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends
     without has failed."""
     signals.heed_in_worker()
-    secrets.remember(config.secrets, keys.plain(config))
+    secrets.remember(config.secrets, plain(config))
     watchdog.answer_dumps(when_asked=signals.is_driven())
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(

@@ -11,7 +11,15 @@ import pytest
 
 from expt.config.constraints import Target
 from expt.config.identity import hyperparameters, identity, shown
-from expt.config.keys import Rule, choices_of, described, differing, evaluation_values, flat
+from expt.config.keys import (
+    Rule,
+    choices_of,
+    described,
+    differing,
+    evaluation_values,
+    flat,
+    without_effect,
+)
 from expt.config.parse import parse, parse_again
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -152,6 +160,15 @@ def test_an_evaluation_has_the_runs_settings_but_for_those_of_training() -> None
 )
 def test_a_key_is_described_by_what_its_change_does(key: str, says: str) -> None:
     assert described(key) == says
+
+
+def test_given_keys_without_effect_are_listed() -> None:
+    given = ("batch_norm_group", "sharding.reduce_dtype", "epochs", "base_batch_size")
+    assert without_effect(config(), given) == [
+        "batch_norm_group=32: has no effect, only with batch_norm=groups",
+        "sharding.reduce_dtype=float32: has no effect, only with strategy=fsdp or hsdp",
+    ]
+    assert without_effect(config("batch_norm=groups"), ["batch_norm_group"]) == []
 
 
 def test_an_identity_takes_less_than_a_millisecond() -> None:

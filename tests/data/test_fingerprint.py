@@ -252,24 +252,6 @@ def _as_an_older_version(result: expt.Result) -> None:
     write_atomically(RunPaths(result.folder).result, json.dumps(record))
 
 
-def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> None:
-    root = images(tmp_path / "a")
-    words = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        f"dataset.root='{root}'",
-        *QUICK,
-        "seed=0,1",
-    )
-    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    results = expt.sweep(*sweep)
-    for result in results:
-        _as_an_older_version(result)
-    assert [found.record for found in expt.sweep(*sweep)] == [
-        read_result(RunPaths(result.folder)) for result in results
-    ]
-
-
 def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
     first = trained(
         "epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first"

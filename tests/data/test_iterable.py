@@ -267,7 +267,7 @@ def test_where_that_is_not_to_be_told_it_warns(
     held_out("alike augmented", configured)
     found = capsys.readouterr().err
     assert found.startswith(
-        f"warning: dataset._target_={__name__}.Stream: its first samples are others in each epoch;"
+        f"warning: dataset._target_={__name__}.Stream: its first samples differ in each epoch;"
     )
     assert found.endswith(
         ": use a map-style Dataset then, or dataset.val_fraction=0 eval_split=test\n"

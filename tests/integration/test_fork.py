@@ -82,9 +82,9 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
     assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), (
         "the parent, by its identity"
     )
-    assert f"├── {tmp_path}/killed  at step 10: optimizer.lr 0.002 -> 0.01, epochs 3 -> 4" in tree
+    assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
         trained(fork, name="late")
 
 

@@ -37,12 +37,11 @@ def title(pid):
     return open(f"/proc/{pid}/cmdline").read().rstrip(chr(0))
 
 def server():
-    return int(open(f"/proc/{processes.fork().pid}/stat").read().rpartition(")")[2].split()[1])
+    sleeper = start("time:sleep", 60)
+    return int(open(f"/proc/{sleeper.pid}/stat").read().rpartition(")")[2].split()[1])
 
 def start(function, *arguments, env={}, **more):
-    early = more.pop("frees_at_end", False)
-    work = processes.Work(function, arguments, env, Path("out"), Path("err"), **more)
-    return processes.start(work, frees_at_end=early)
+    return processes.start(processes.Work(function, arguments, env, Path("out"), Path("err"), **more))
 """
 
 DOES = """
@@ -146,19 +145,19 @@ def test_what_is_typed_for_the_command_is_left_to_it(tmp_path: Path) -> None:
 
 def test_one_is_finished_before_it_is_gone_unless_it_frees_something(tmp_path: Path) -> None:
     code = """
-        os.mkfifo("fifo")
-        early, late = start("does:linger", "fifo"), start("does:linger", "fifo", frees_at_end=True)
+        os.mkfifo("one"), os.mkfifo("two")
+        early, late = start("does:linger", "one"), start("does:linger", "two", frees_at_end=True)
         print(early.result(), early.exitcode, early.is_gone, late.exitcode, title(early.pid))
         early.close()
-        writer = open("fifo", "w")
-        writer.close()
+        for fifo in "one", "two":
+            open(fifo, "w").close()
         processes.see_off()
         until(lambda: late.exitcode is not None)
         print(alive(early.pid), late.exitcode, late.is_gone)
-        orphan = start("does:leave_one", "fifo")  # who is left behind holds up nobody
+        orphan = start("does:leave_one", "one")  # who is left behind holds up nobody
         until(lambda: orphan.is_gone)
         print(orphan.exitcode)
-        open("fifo", "w").close()
+        open("one", "w").close()
     """
     assert python(code, tmp_path) == ["None 93 False None expt worker", "False 93 True", "93"]
 
@@ -245,7 +244,7 @@ def test_one_that_was_killed_is_started_again_and_its_processes_died_with_it(
     tmp_path: Path,
 ) -> None:
     code = """
-        first, waits = server(), processes.fork()
+        first, waits = server(), start("time:sleep", 60)
         sleeper = start("time:sleep", 60)
         os.kill(first, signal.SIGKILL)
         until(lambda: sleeper.exitcode is not None)
@@ -295,7 +294,7 @@ def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: 
         "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
         " b'leaked')\nleak = Leak()\n"
     )
-    code = 'forkserver.warm(["leaks"]); waits = processes.fork(); start("time:sleep", 60)'
+    code = 'forkserver.warm(["leaks"]); start("time:sleep", 60)'
     with driver(tmp_path, code) as process:
         (server,) = children_of(process.pid)
         gone_with(process, {server, *children_of(server)}, stopped=True)

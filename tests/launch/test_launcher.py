@@ -12,7 +12,7 @@ import pytest
 
 from expt.errors import ConfigError
 from expt.launch import torchrun
-from expt.launch.launcher import Driver, OneOfMany, launcher
+from expt.launch.launcher import ExternalWorker, Launcher, launcher
 from tests.conftest import environment
 
 TORCHRUN = {
@@ -33,7 +33,7 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch)
     how = launcher()
-    assert isinstance(how, Driver)
+    assert type(how) is Launcher
     assert (how.starts_workers, how.follow(0.0), how.earlier_folder()) == (True, None, None)
     how.refuse_sweep("-m")
     with how.deciding():
@@ -43,7 +43,7 @@ def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, RANK="0", WORLD_SIZE="2", **TORCHRUN)
     how = launcher()
-    assert isinstance(how, OneOfMany)
+    assert isinstance(how, ExternalWorker)
     assert (how.starts_workers, how.follow(0.0)) == (False, None)  # rank 0 decides
     with pytest.raises(ConfigError, match="-m: a sweep cannot run inside torchrun"):
         how.refuse_sweep("-m")

@@ -99,7 +99,7 @@ def test_who_knows_why_others_were_lost_is_waited_for(
     found = workers(tmp_path, None, 1)
     leave_error(found.paths, 1, RuntimeError("Connection closed by peer"), 10)
 
-    def wait_for_all(_: object, timeout_s: float) -> None:
+    def wait_for_all(_: object, timeout_s: float, **__: object) -> None:
         if (
             timeout_s == LATE_S
         ):  # and not where all are ended, nor in the moment that each failure is given

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from expt.config.identity import VERSION, Content, identity, shown
-from expt.errors import ConfigError, DataError, Interrupted, RunFailed
-from expt.runs import checkpoint
+from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
+from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt, accept, record_end, record_refusal
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
@@ -303,6 +303,19 @@ def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> N
     record_end(elsewhere.paths, DataError("it has other samples"))
     assert read_result(elsewhere.paths)["status"] == "failed"
     assert not elsewhere.paths.has_trained(), "so that what was refused can be removed"
+
+
+def test_a_checkpoint_that_cannot_be_taken_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(*_: object) -> Path:
+        raise CheckpointError("is damaged")
+
+    asked = gone_on_from(tmp_path)
+    monkeypatch.setattr(continuing, "take", take)
+    with pytest.raises(CheckpointError):
+        attempt(asked).begin()
+    assert read_result(asked.paths)["status"] == "failed"
 
 
 @pytest.mark.parametrize("accepted", [True, False])

@@ -172,9 +172,7 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
     longer = trained("resume=auto", name="short")
     assert longer.result["attempts"] == 3
     _assert_same(longer, at_once)
-    drawn = _drawn(elsewhere.folder)
-    drawn["hparams"]["resume"] = _drawn(at_once.folder)["hparams"]["resume"]
-    assert drawn == _drawn(at_once.folder)
+    assert _drawn(elsewhere.folder) == _drawn(at_once.folder)
     assert elsewhere.result["identity"] == at_once.result["identity"]
     assert elsewhere.points == at_once.points
 
@@ -189,11 +187,6 @@ def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     before = {
         path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()
     }
-    assert expt.sweep("seed=0", "epochs=3", *sweep, "hydra.launcher.dry_run=true") == []
-    assert (
-        "its runs are shorter ones and stay as they are; those asked for are others, and train from"
-        in (capfd.readouterr().err)
-    )
     longer = expt.sweep("seed=0,1", "epochs=4", "resume=auto", *sweep)
     captured = capfd.readouterr()
     assert "grid" not in captured.err

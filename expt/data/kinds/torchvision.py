@@ -184,7 +184,7 @@ class Torchvision(Images):
     def _constructed(
         self, cls: Any, root: Path, more: Mapping[str, Any] | None = None, fetches: bool = False
     ) -> dict[str, Any]:
-        """Return its parts, by what the class is told them by: `train`, `split` or `image_set`."""
+        """Return its parts, by the argument that chooses one: `train`, `split` or `image_set`."""
         takes = inspect.signature(cls).parameters
         chosen = {**(self.options or {}), **(more or {})}
         if "download" in takes:
