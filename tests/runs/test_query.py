@@ -20,7 +20,7 @@ def run(
         "started": started,
         "status": "completed",
         "metrics": metrics or {},
-        "config": config,
+        "config": {"task": {"name": "classification"}, **config},
     }
     return ListedRun(Path(name), record)
 
