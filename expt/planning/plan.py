@@ -31,7 +31,7 @@ from expt.models.blocks import blocks
 from expt.models.freeze import freeze
 from expt.tasks.task import Facts
 from expt.training import optim, sharding
-from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.compiling import checkpoint_activations
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 
