@@ -91,7 +91,7 @@ def conclude(
 
 
 def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
-    """How many wait at a rung, and what to type for one to go on; best first."""
+    """Yield how many runs are paused at a rung, and what resumes one; best first."""
     paused = [run for run in runs if run["status"] == PAUSED]
     if not paused:
         return
@@ -112,7 +112,7 @@ def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
-    """What all runs have cost together: the time of each device is counted."""
+    """Yield the cost of all runs together: the time of each device is counted."""
     for kind, total in spending.totals(runs).items():
         line = (
             f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs}"
@@ -152,7 +152,7 @@ def _print_failure(console: Console, run: FoundRecord) -> None:
 
 
 def again(run: FoundRecord) -> str:
-    """The command that runs one point of a sweep by itself."""
+    """Return the command that trains one run of a sweep by itself."""
     if any(
         map(is_of_main, targets(run.get("config") or {}))
     ):  # which its folder has, and no command

@@ -122,7 +122,7 @@ def _is_complete(paths: RunPaths) -> bool:
 
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """The run, or the best of a sweep."""
+    """Return the run, or the best of a sweep."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name that of a run, or of a sweep")
     if RunPaths(folder).result.exists():

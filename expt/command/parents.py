@@ -78,11 +78,11 @@ class Parents:
         }
 
     def has(self, given: str) -> bool:
-        """Whether the sweep has a fork of `given` already."""
+        """Return whether the sweep has a fork of `given` already."""
         return given in self._known
 
     def epochs_before(self, given: str) -> int:
-        """The whole epochs that a fork of `given` has of its parent.
+        """Return the whole epochs that a fork of `given` has of its parent.
 
         Raises ConfigError where that is no run.
         """

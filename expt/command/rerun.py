@@ -116,7 +116,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
 
 def _differences(config: RunConfig, content: Content, then: Record) -> list[str]:
-    """What is other now than when the run was trained, a line each."""
+    """Return a line for each thing that differs from when the run was trained."""
     made = then.get("content")
     before = Content(**made) if made else None
     found = []
@@ -157,7 +157,7 @@ def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
 
 
 def compare(then: Record, now: Record) -> None:
-    """Tell a person whether the numbers are the same."""
+    """Report whether the numbers are the same."""
     if then.get("status") != COMPLETED:
         return
     before, after = (

@@ -82,7 +82,7 @@ class SweepDisplay:
             self._live.stop()
 
     def skipped(self, job: Job) -> None:
-        """A run that an earlier command has completed."""
+        """Show a run that an earlier command has completed."""
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
@@ -96,17 +96,17 @@ class SweepDisplay:
             self._skipped += 1
 
     def repeated(self, job: Job) -> None:
-        """A point that the grid names a second time."""
+        """Show a run that the grid names a second time."""
         self._skipped += 1
         self._line("named twice", job, "", may_wait=True)
 
     def starting(self, job: Job) -> None:
-        """A run's workers are about to start: what its logs hold was printed before."""
+        """Note that a run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
         self._paused.discard(job.paths.folder)
 
     def ended(self, job: Job) -> None:
-        """A run has completed, paused, failed, or was interrupted."""
+        """Show that a run has completed, paused, failed, or was interrupted."""
         self._forget(job)
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
         note = self.note(job)
@@ -136,15 +136,15 @@ class SweepDisplay:
         self._print_lines()
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
-        """A run cannot start yet, since another command holds `devices`."""
+        """Show that a run can't start yet, since another command holds `devices`."""
         self._line("waiting", job, waiting_for(devices))
 
     def locked_out(self, job: Job) -> None:
-        """A run cannot start yet, since another command is at work in its folder."""
+        """Show that a run can't start yet, since another command is at work in its folder."""
         self._line("waiting", job, "waiting for another command that is at work there")
 
     def retrying(self, job: Job, error: ExptError) -> None:
-        """A run has failed, and will be started again."""
+        """Show that a run has failed, and will be started again."""
         self._forget(job)
         self._line("retrying", job, in_one_line(str(error), with_log=False), style="yellow")
 

@@ -1,6 +1,6 @@
 """The values that `auto` stands for on a machine.
 
-Nothing is checked yet: a value of the wrong type is reported later, and the others still get theirs.
+Nothing is checked yet: a value of the wrong type is reported later, the others still get theirs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def channels_last(node: Node, machine: Machine) -> bool:
 
 
 def compiled(node: Node, machine: Machine) -> object:
-    """Return `auto` on GPUs, where the run's length decides (see training.compiling), else False."""
+    """Return `auto` on GPUs, where training.compiling looks at the run's length, else False."""
     on_gpus = _num_gpus(node) and not machine.simulated and node.get("strategy") != "dp"
     return "auto" if on_gpus else False
 

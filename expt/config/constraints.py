@@ -60,7 +60,7 @@ class Key:
     evaluated_as: str | None = None
     """The value that it has in an evaluation, in YAML, where that is not the run's."""
     only_if: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The values of other keys (one, a tuple, or IS_SET) without which the setting has no effect."""
+    """The values of other keys (one, a tuple, IS_SET) without which the setting has no effect."""
     varies: Literal["repetition", "length", "split", "source"] | None = None
     """Of what two runs differ that differ by this key alone: the same measured again, trained
     longer, with other samples held out, or begun elsewhere."""

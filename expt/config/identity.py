@@ -20,7 +20,7 @@ REPEATED = keys.varying("repetition")
 
 
 class Content(NamedTuple):
-    """What a run is made of besides its settings, each a hash; None where the settings say it all."""
+    """What a run is made of besides its settings, each a hash, or None."""
 
     data: str | None = None
     """Of the dataset's files, see expt.data.fingerprint."""

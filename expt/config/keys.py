@@ -266,8 +266,9 @@ def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
     settings = flat(plain(config))
     idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
     return [
-        f"{key}={typed(settings[key])}: has no effect, {', '.join(_conditions(meaning_in(settings, key)))}"
+        f"{key}={typed(settings[key])}: has no effect, {', '.join(_conditions(meant))}"
         for key in idle
+        if (meant := meaning_in(settings, key))
     ]
 
 

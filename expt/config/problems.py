@@ -1,4 +1,4 @@
-"""One line for each wrong key of a configuration: pydantic's findings by the keys that are typed."""
+"""One line for each wrong key of a configuration: pydantic's findings, in YAML's words."""
 
 from __future__ import annotations
 

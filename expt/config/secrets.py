@@ -23,7 +23,7 @@ _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 
 def interpolations(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of an unresolved configuration that name a variable, and their texts."""
+    """Yield the dotted keys of unresolved settings that name a variable, and their texts."""
     if isinstance(node, Mapping | list):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
             yield from interpolations(below, _below(path, key))
@@ -32,7 +32,7 @@ def interpolations(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def remember(found: Mapping[str, str], settings: Any = None) -> None:
-    """Hide from now on the variables of `interpolations`, and what `settings` has in their place."""
+    """Hide from now on the variables of `interpolations`, and their values in `settings`."""
     for path, text in found.items():
         names = _VARIABLE.findall(text)
         for name in names:
@@ -65,7 +65,7 @@ def _below(path: str, key: object) -> str:
 
 
 def hidden(value: Any, found: Mapping[str, str] | None = None, path: str = "") -> Any:
-    """Return a text, or settings with the interpolations `found`, without the values of variables."""
+    """Return a text, or settings, without the values of variables."""
     if found and path in found and not _REFERENCE.search(found[path]):
         return found[path]
     if isinstance(value, Mapping):

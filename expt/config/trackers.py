@@ -1,4 +1,4 @@
-"""Dashboards other than TensorBoard, which get a copy of what runs measure; free of their packages."""
+"""Dashboards other than TensorBoard, which get a copy of what runs measure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Wandb:
 
 
 def problems(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
-    """Return why the copies can't go where they are to go; `read` are the keys read from variables."""
+    """Return what is wrong with where copies go; `read` are the keys read from variables."""
     uri = mlflow.tracking_uri
     if uri is None or without_password(uri) == uri or "mlflow.tracking_uri" in read:
         return ()

@@ -107,7 +107,7 @@ def _called(
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Return whether it is not of the network, a GPU or memory, for which torch has RuntimeErrors."""
+    """Return whether it is a mistake: torch has RuntimeErrors of memory and GPUs too."""
     if type(error) is RuntimeError:
         return not re.search(r"CUDA|allocate|connect", str(error))
     is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
@@ -134,7 +134,7 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `arguments` with an instance in place of each `{_target_: a.B, ...}`, however deep.
+    """Return the `arguments` with an instance for each `{_target_: a.B, ...}`, however deep.
 
     All are resolved before anything is called. Raises ConfigError for what is no class, or one of
     Python's library.
@@ -176,8 +176,8 @@ def _refuse_python_s(path: str, module: str) -> None:
     """Raise ConfigError for a class of Python's library: no base is known to check it against."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
-            f"_target_={path}: refused, it is of Python's own library; name a class of a package, or"
-            " your own"
+            f"_target_={path}: refused, it is of Python's own library; name a class of a"
+            " package, or your own"
         )
 
 

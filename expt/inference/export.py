@@ -213,9 +213,9 @@ def _metadata(
         "epoch": state["position"]["epoch"],
     }
     if not preprocess:
-        standardised = {key: value for key, value in scales._asdict().items() if value}
+        both = {"features": scales.features, "targets": scales.targets}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["standardised"] = standardised
+        about["standardised"] = {key: value for key, value in both.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 

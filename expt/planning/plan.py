@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
@@ -31,7 +30,7 @@ from expt.models.blocks import blocks
 from expt.models.freeze import freeze
 from expt.tasks.task import Facts
 from expt.training import optim, sharding
-from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.compiling import checkpoint_activations
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 
@@ -181,7 +180,7 @@ class _Peak(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and count the storages of its outputs."""
         found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        for tensor in leaves(found):
             if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self._seen:
                 storage = tensor.untyped_storage()
                 self._seen.add(storage)

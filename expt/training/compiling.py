@@ -1,11 +1,20 @@
-"""What of a model torch.compile gets to see."""
+"""What of a model torch.compile sees, and which of its modules compute their activations again."""
 
 from __future__ import annotations
 
-from torch import nn
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
-from expt.errors import ConfigError
-from expt.models.blocks import blocks
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from expt.errors import ConfigError, did_you_mean
+from expt.models.blocks import CONTAINERS, blocks
 
 REPAYS_STEPS = 50_000
 """An estimate, of no measurement: compiling takes about a minute, and saves a fifth of a step of 6
@@ -38,3 +47,96 @@ def compile_module(module: nn.Module, mode: bool | str) -> None:
         )
     for block in found.values():
         block.compile()
+
+
+KEY = "activation_checkpointing"
+
+
+def checkpoint_activations(
+    module: nn.Module, wanted: Sequence[str] | Literal["auto"], *, compiled: bool
+) -> list[str]:
+    """Have the chosen modules inside `module` keep only their inputs; return their names.
+
+    They are the blocks (`auto`), or those whose whole name a regular expression matches; of nested
+    ones the outermost. Numbers stay equal to the bit: dropout draws the same again, and buffers,
+    such as a batch norm's statistics, change once.
+
+    Raises ConfigError for what matches nothing, and for modules with buffers if the model is
+    `compiled`."""
+    chosen = _blocks(module) if wanted == "auto" else _matching(module, wanted)
+    outermost = {
+        name: part
+        for name, part in chosen.items()
+        if not any(name.startswith(f"{other}.") for other in chosen)
+    }
+    for name, part in outermost.items():
+        if compiled and any(True for _ in part.buffers()):
+            raise ConfigError(
+                f"{KEY}: '{name}' has buffers, such as a batch norm's statistics, which compiled"
+                " code can't restore; use compile=false, or checkpoint other modules"
+            )
+        part.forward = functools.partial(_forward, part, part.forward)
+    return list(outermost)
+
+
+def _blocks(module: nn.Module) -> dict[str, nn.Module]:
+    if not (found := blocks(module)):
+        raise ConfigError(
+            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, as in"
+            f" {KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
+        )
+    return found
+
+
+def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    named = {
+        name: part
+        for name, part in module.named_modules()
+        if name and not isinstance(part, CONTAINERS)
+    }
+    chosen: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        found = {name: part for name, part in named.items() if re.fullmatch(pattern, name)}
+        if not found:
+            some = f" There are {len(named)}, such as {', '.join(list(named)[:4])}."
+            hint = did_you_mean(pattern.strip("^$.*"), list(named)) or some
+            raise ConfigError(
+                f"{KEY}={pattern}: is the whole name of no module that is called.{hint}"
+            )
+        chosen |= found
+    return {name: part for name, part in named.items() if name in chosen}
+
+
+def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`, bound to `module`, which a copy of a model has as its own."""
+    if not (module.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    if not (buffers := list(module.buffers())):
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    contexts = functools.partial(_contexts, buffers)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _contexts(
+    buffers: list[Tensor],
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the forward pass and of its repetition, which begins with the same
+    buffers and leaves none changed.
+    """
+    return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
+
+
+@contextlib.contextmanager
+def _as_before(buffers: list[Tensor], before: list[Tensor]) -> Iterator[None]:
+    now = [buffer.clone() for buffer in buffers]
+    _fill(buffers, before)
+    try:
+        yield
+    finally:
+        _fill(buffers, now)
+
+
+@torch.no_grad()
+def _fill(buffers: list[Tensor], values: list[Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.copy_(value)

@@ -30,9 +30,8 @@ from expt.runs.paths import RunPaths
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import optim
-from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
-from expt.training.compiling import compile_module, mode_of
+from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
@@ -45,9 +44,7 @@ from expt.worker import parallel as parallel_build
 from expt.worker import sharding
 from expt.worker.first_output import check_first_output, check_metrics
 from expt.worker.pictures import build_pictures
-from expt.worker.profiling import StepProfiler
-from expt.worker.save_times import SaveTimes
-from expt.worker.steps import Steps
+from expt.worker.steps import SaveTimes, StepProfiler, Steps
 from expt.worker.turns import one_first
 
 

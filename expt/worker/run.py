@@ -38,14 +38,13 @@ from expt.worker import (
     rank_health,
     same_data,
 )
-from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import Checkpoints
-from expt.worker.early_stop import EarlyStop
-from expt.worker.history import History
+from expt.worker.history import EarlyStop, History
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record, tagged
 from expt.worker.snapshot import Snapshot
+from expt.worker.steps import Agreement
 
 Observe = Callable[..., Observer]
 """Builds who looks on, called as worker.build.build_observer is."""

@@ -34,7 +34,7 @@ UNITS = (
     "pixels",
     "MiB",
     "seconds",
-    "parts",
+    "micro-batches",
 )
 LIMITS = {Ge: "from {ge}", Gt: "above {gt}", Le: "up to {le}", Lt: "below {lt}"}
 

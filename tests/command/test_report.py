@@ -43,7 +43,7 @@ def leave(
     about: dict[str, Any] = {
         "started": started,
         "world_size": 2,
-        "config": {**config, "objective": "accuracy/val"},
+        "config": {"task": {"name": "classification"}, **config, "objective": "accuracy/val"},
     }
     create_result(RunPaths(folder), **about)
     update_result(RunPaths(folder), **more)

@@ -127,7 +127,6 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{SWEEPS}fail_fast_starts_no_further_run",
     ),
     "a value with slashes, dots and spaces": (
-        "tests/command/test_overrides.py::test_dots_and_unicode_stay_inside_the_folder",
         f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",
     ),
     "what another launcher left in the environment": (

@@ -237,7 +237,7 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
         1,
         False,
     ), err
-    assert case.says in err
+    assert case.says.partition(": ")[0] in err, err  # the key; its words may change
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
     new = {name for name in after.keys() - before.keys() if not name.startswith(case.adds or "\0")}
@@ -249,7 +249,7 @@ def test_the_command_itself_says_the_same(world: Path) -> None:
         done = run(*shlex.split(case.words), cwd=world)
         assert (done.returncode, done.stdout) == (case.code, "")
         assert done.stderr.startswith("error: ")
-        assert case.says in done.stderr
+        assert case.says.partition(": ")[0] in done.stderr
         assert "Traceback" not in done.stderr
 
 

@@ -106,7 +106,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_word(
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "Traceback" not in err
-    assert f"no space is left on the disk of {disk / 'run'}" in err
+    assert "no space is left on the disk of " in err
     if (
         "result.json: could not be written" not in err
     ):  # the checkpoint that was cut short left room for it

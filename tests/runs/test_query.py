@@ -20,7 +20,7 @@ def run(
         "started": started,
         "status": "completed",
         "metrics": metrics or {},
-        "config": config,
+        "config": {"task": {"name": "classification"}, **config},
     }
     return ListedRun(Path(name), record)
 
@@ -191,7 +191,11 @@ def test_accuracies_fall_and_all_else_rises_and_what_has_no_value_comes_last(
 @pytest.mark.parametrize(("objective", "order"), [("accuracy/val", "ba"), ("loss/val", "ab")])
 def test_the_best_comes_first_whatever_the_objective(objective: str, order: str) -> None:
     records: list[Any] = [
-        {"objective": {"name": objective, "value": value}, "best": {"value": value}}
+        {
+            "objective": {"name": objective, "value": value},
+            "best": {"value": value},
+            "config": {"task": {"name": "classification"}},
+        }
         for value in (1, 2)
     ]
     runs = [ListedRun(Path(name), record) for name, record in zip("ab", records, strict=True)]

@@ -14,7 +14,7 @@ from expt.errors import ConfigError
 from expt.models.mlp import MLP
 from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
-from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.compiling import checkpoint_activations
 
 Wanted = Sequence[str] | Literal["auto"]
 KEY = "activation_checkpointing"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from expt.training.collectives import Worker
-from expt.worker import agreement
-from expt.worker.agreement import Agreement
+from expt.worker import steps as agreement
+from expt.worker.steps import Agreement
 from tests.ranks import together
 from tests.worker.conftest import ALONE
 

@@ -9,7 +9,7 @@ import pytest
 from expt.config.schema import EarlyStop as Settings
 from expt.config.tasks import Better
 from expt.runs import checkpoint
-from expt.worker.early_stop import EarlyStop
+from expt.worker.history import EarlyStop
 from expt.worker.run import Run
 from tests.conftest import RunFolder, run
 from tests.worker.conftest import TrainAlone

@@ -8,7 +8,7 @@ import pytest
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEventAvg
 
-from expt.worker.profiling import table_of
+from expt.worker.steps import table_of
 
 
 def event(

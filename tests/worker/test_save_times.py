@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expt.training.learner import Position
-from expt.worker.save_times import SaveTimes
+from expt.worker.steps import SaveTimes
 
 
 def at(epoch: int, step: int) -> Position:
