@@ -18,9 +18,9 @@ from expt.command.words import WORDS, Exact, Options
 from expt.config import main_code
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.request import NAMES_A_RUN, for_strategy, key_of, quoted, unquoted, values_of
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep import latest_sweep
-from expt.runs.typed import NAMES_A_RUN, for_strategy, key_of, quoted, unquoted, values_of
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""

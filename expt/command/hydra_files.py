@@ -8,8 +8,7 @@ from pathlib import Path
 
 from expt.command.compose import HydraFiles, as_dict
 from expt.runs import paths
-from expt.runs.folder_lock import is_held
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
 
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from expt.runs.typed import unquoted
+from expt.runs.request import unquoted
 
 MAX_NAME_BYTES = 180
 """File systems take 255; this leaves room for a suffix, and for `.tmp`."""

@@ -15,9 +15,9 @@ from expt.errors import ConfigError
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths
+from expt.runs.request import inherited, key_of, unquoted
 from expt.runs.result import Forked
 from expt.runs.sweep import results_of_sweep
-from expt.runs.typed import inherited, key_of, unquoted
 
 
 def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:

@@ -23,7 +23,7 @@ from expt.command.compose import (
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
-from expt.runs.typed import unquoted
+from expt.runs.request import unquoted
 from expt.search.space import Parameter, Space
 
 SettingsOf = Callable[[Sequence[str]], Mapping[str, Any]]

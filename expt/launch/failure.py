@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, OutOfMemory, RunFailed, TimedOut
 from expt.launch.processes import FINISHED
+from expt.runs.attempt import LOG, RAISED, Raised, read_error
 from expt.runs.paths import RunPaths
-from expt.runs.worker_error import LOG, RAISED, Raised, read_error
 from expt.worker import watchdog
 
 NO_SPACE_BYTES = 1_000_000

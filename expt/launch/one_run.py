@@ -24,14 +24,13 @@ from expt.errors import (
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.runs import continuing
-from expt.runs.attempt import Attempt
-from expt.runs.folder_lock import at_work
+from expt.runs.attempt import RAISED, Attempt
+from expt.runs.paths import at_work
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import read_result
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, shown_path
-from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"

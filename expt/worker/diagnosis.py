@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut, first_line
-from expt.runs.worker_error import LOST
+from expt.runs.attempt import LOST
 from expt.training.collectives import Worker
 
 _CPU_MEMORY = re.compile(

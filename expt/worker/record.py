@@ -11,11 +11,18 @@ from torch import Tensor
 
 from expt.config.identity import VERSION
 from expt.errors import warn
-from expt.runs import provenance, spending, tags
+from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
+from expt.runs.result import (
+    COMPLETED,
+    INTERRUPTED,
+    PAUSED,
+    cost_until_now,
+    read_result,
+    update_result,
+)
 from expt.tasks.averages import Averages
 from expt.training.learner import Position
 from expt.training.observer import Observer
@@ -146,7 +153,7 @@ class Record:
         return INTERRUPTED
 
     def _spent(self) -> Mapping[str, Any]:
-        return spending.until_now(read_result(self._paths)) if self._metrics else {}
+        return cost_until_now(read_result(self._paths)) if self._metrics else {}
 
     def _close(self, *, complete: bool) -> None:
         if self._metrics:

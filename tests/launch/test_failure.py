@@ -13,8 +13,8 @@ import pytest
 from expt.errors import ConfigError, Diverged, RunFailed, TimedOut
 from expt.launch.failure import Aftermath
 from expt.launch.processes import FINISHED
+from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
-from expt.runs.worker_error import write_error
 
 
 @pytest.fixture

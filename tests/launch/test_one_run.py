@@ -15,8 +15,8 @@ from expt.config.identity import Content
 from expt.errors import ConfigError, RunFailed
 from expt.launch import one_run
 from expt.runs import checkpoint
+from expt.runs.attempt import RAISED
 from expt.runs.result import create_result, update_result
-from expt.runs.worker_error import RAISED
 from tests.requests import request
 
 OWN = """
