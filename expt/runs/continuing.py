@@ -315,8 +315,8 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     run = shlex.quote(str(found.run))
     raise ConfigError(
         f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} is"
-        f" planned to step {then}, and one to step {now} has had other learning rates until here; keep its"
-        f" plan by {keep}, or begin a further run from its weights by weights={run}@last"
+        f" planned to step {then}, and one to step {now} has had other learning rates until here;"
+        f" keep its plan by {keep}, or begin a further run from its weights by weights={run}@last"
     )
 
 

@@ -481,7 +481,7 @@ def test_a_run_is_its_commands_own_until_all_know_what_became_of_it(world: World
 def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
     taken, other = world.job("a"), world.job("b")
     with at_work(taken.paths):
         world.run(taken, other)
