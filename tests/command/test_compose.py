@@ -82,7 +82,7 @@ def test_every_custom_dataset_has_the_same_keys() -> None:
     own = "dataset={_target_: mine.Data}"
     found = composer().settings([own, "dataset.val_fraction=0.2"], sweep=False)
     assert found["dataset"]["val_fraction"] == 0.2
-    with pytest.raises(ConfigError, match="^dataset.size=3: "):
+    with pytest.raises(ConfigError, match=r"^dataset.size=3: "):
         composer().settings([own, "dataset.size=3"], sweep=False)
 
 
@@ -197,7 +197,7 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
 def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="bad.yaml"):
+    with pytest.raises(ConfigError, match=r"bad.yaml"):
         Composer(Where(own=(str(tmp_path),))).compose(["model=bad"])
 
 

@@ -52,7 +52,8 @@ def test_what_is_no_such_class_is_refused_and_not_called(path: str, text: str) -
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"siz": 3}, "'siz'. Did you mean 'size'?"), ({}, "missing 1 required keyword-only argument: 'size'")],
+    [({"siz": 3}, "'siz'. Did you mean 'size'?"), ({},
+        "missing 1 required keyword-only argument: 'size'")],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(given: dict[str, int], says: str) -> None:
     before = Own.built

@@ -289,7 +289,9 @@ def test_it_dies_with_its_driver_in_the_middle_of_its_imports(
 
 
 def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: Path) -> None:
-    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
+    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not
+    freed.
+    """
     (tmp_path / "leaks.py").write_text(
         "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
         " b'leaked')\nleak = Leak()\n"

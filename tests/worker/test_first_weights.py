@@ -222,7 +222,8 @@ def test_of_a_run_with_a_moving_average_it_is_the_average_that_counts(tmp_path: 
 
 
 FEW = ("dataset.train_limit=256", "batch_size=32", "tensorboard.images=false")
-OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=[8,8]", "dataset.channels=1",
+OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=[8,8]",
+    "dataset.channels=1",
               "dataset.train_size=320", "dataset.test_size=64")  # fmt: skip
 
 
