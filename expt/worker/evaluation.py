@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Review
 from expt.dashboards.run_pictures import RunPictures

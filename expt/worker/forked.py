@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.groups import Plateau, TargetScheduler
+from expt.config.kinds import metrics_of
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, warn
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.config.tasks import Better
 from expt.runs.result import StoppedEarly
 
 
