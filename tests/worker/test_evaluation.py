@@ -99,7 +99,8 @@ from torch.nn import functional
 
 class Data(torch.utils.data.Dataset):
     def __init__(self, train, shift=0.0):
-        self.x = torch.randn(90 if train else 31, 5, generator=torch.Generator().manual_seed(int(train))) + shift
+        seeded = torch.Generator().manual_seed(int(train))
+        self.x = torch.randn(90 if train else 31, 5, generator=seeded) + shift
     def __len__(self):
         return len(self.x)
     def __getitem__(self, index):
