@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import REPEATED
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, printable
 from expt.runs.attempt import in_one_line
 from expt.runs.metrics_file import of_epochs
