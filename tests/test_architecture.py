@@ -50,9 +50,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15,
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {
     "config.schema",
-    "config.datasets",
+    "config.kinds",
     "config.groups",
-    "config.tasks",
 }  # conf/ says what each key means
 
 PACKAGE = Path(expt.__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
-from expt.config import main_code, secrets
+from expt.config import secrets, user_code
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
@@ -125,7 +125,7 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
-            main_code.keep(
+            user_code.keep(
                 request_of(job).config, job.paths.code
             )  # else nobody there could import it
             wanted.append(job)
@@ -292,7 +292,7 @@ class ClusterJob:
 
     def _train(self, started_at: float) -> None:
         how = launcher()
-        main_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
+        user_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
         if how.starts_workers:
             forkserver.warm()
         if how.follow(started_at) is None:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from expt import machine, signals
-from expt.config import main_code, secrets
+from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
@@ -153,7 +153,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
-    main_code.find_kept(paths.code)
+    user_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
     config.dataset.prepare(
         config.task, learns=learns

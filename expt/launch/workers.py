@@ -31,10 +31,10 @@ from expt.launch.forkserver import FINISHED, Kept, Work
 from expt.launch.processes import Process
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
+from expt.runs.request import Meeting
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
 from expt.runs.worker_error import LOG, RAISED, Raised, read_error
 from expt.worker import watchdog
-from expt.worker.meeting import Meeting
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3

@@ -14,8 +14,8 @@ from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.config import groups, user_class
-from expt.config.tasks import Better
+from expt.config import groups, user_code
+from expt.config.kinds import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
 from expt.training.optimizer_state import fused_or_foreach, refuse_fused
@@ -46,7 +46,7 @@ def build_optimizer(
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     elif isinstance(config, groups.TargetOptimizer):
-        optimizer = user_class.build(config.target, Optimizer, chosen, **config.kwargs)
+        optimizer = user_code.build(config.target, Optimizer, chosen, **config.kwargs)
         refuse_fused(optimizer)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
@@ -236,7 +236,7 @@ def _own_scheduler(
     """
     epochs = math.ceil(total_steps / steps_per_epoch)
     told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    scheduler = user_class.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
+    scheduler = user_code.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
@@ -261,7 +261,7 @@ def _told(
         "total_steps": epochs if by_epoch else total_steps,
         "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
     }
-    asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
+    asked = inspect.signature(user_code.resolve(config.target, LRScheduler)).parameters
     lacking = [
         key
         for key in known

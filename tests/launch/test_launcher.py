@@ -58,7 +58,8 @@ def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("count", "begun", "again"), [
-    (None, False, False), ("0", False, False), ("1", False, True), (None, True, True), ("0", True, True),
+    (None, False, False), ("0", False, False), ("1", False, True), (None, True, True), ("0", True,
+        True),
 ])  # fmt: skip
 def test_whether_the_workers_were_started_again(
     count: str | None, begun: bool, again: bool, monkeypatch: pytest.MonkeyPatch

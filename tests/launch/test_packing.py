@@ -180,7 +180,9 @@ def test_two_runs_of_two_gpus_each_share_evenly() -> None:
 
 
 def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
-    """A run of two was passed over, and claimed a and b; then b turns out to be another command's."""
+    """A run of two was passed over, and claimed a and b; then b turns out to be another
+    command's.
+    """
     packing = Packing(["a", "b", "c"])
     packing.add([Demand(0, 2), Demand(1, 2)])
     assert packing.start_next() == (0, ("a", "b"))

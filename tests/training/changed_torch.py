@@ -60,7 +60,9 @@ def _rewrite(method: str, old: str, new: str) -> None:
 
 
 class Looking(MLP):
-    """Prints whether torch's compiler has been imported, and whether memory that was freed is kept."""
+    """Prints whether torch's compiler has been imported, and whether memory that was freed is
+    kept.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         """See MLP."""

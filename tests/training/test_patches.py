@@ -41,7 +41,8 @@ def warnings(run: RunFolder) -> list[str]:
     ("name", "left_out"),
     [
         ("Renamed", [
-            ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false", UNGUARDED, BACKWARD,
+            ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false",
+            UNGUARDED, BACKWARD,
         ]),
         pytest.param("Reshaped", [ONEDNN, UNGUARDED], marks=pytest.mark.slow),
     ],

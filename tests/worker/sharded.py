@@ -27,7 +27,9 @@ def trained(
     source: Path | None = None,
     until_epoch: int | None = None,
 ) -> str:
-    """Carry a run out as one of its workers; TensorBoard looks on where it is to have histograms."""
+    """Carry a run out as one of its workers; TensorBoard looks on where it is to have
+    histograms.
+    """
     folder.mkdir(exist_ok=True)
     paths = RunPaths(folder)
     if worker.rank == 0 and not paths.result.exists():

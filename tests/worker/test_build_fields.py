@@ -357,7 +357,8 @@ def test_outputs_that_no_class_has_are_told_once(
 
 
 @pytest.mark.parametrize(("model", "how", "rank", "told"), [
-    ("mlp", "sync", 0, 1), ("mlp", "groups", 0, 1), ("mlp", "groups", 1, 0), ("mlp", "per_worker", 0, 0),
+    ("mlp", "sync", 0, 1), ("mlp", "groups", 0, 1), ("mlp", "groups", 1, 0), ("mlp", "per_worker",
+        0, 0),
     ("convnet", "groups", 0, 0),
 ])  # fmt: skip
 def test_batch_norm_without_any_is_told(
