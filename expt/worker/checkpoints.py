@@ -21,8 +21,7 @@ from expt.runs.paths import RunPaths
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.sharding import is_sharded, local
-from expt.training.whole_state import gathered, map_tensors
+from expt.training.sharding import gathered, is_sharded, local, map_tensors
 
 ROOM = 0.5
 """Of the memory that is left: what all of a checkpoint's tensors may take for one worker to gather

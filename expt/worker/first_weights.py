@@ -23,8 +23,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.training import collectives
 from expt.training.collectives import Worker
-from expt.training.sharding import is_sharded
-from expt.training.whole_state import scattered
+from expt.training.sharding import is_sharded, scattered
 
 _FIX = "save it by torch.save(model.state_dict(), FILE)"
 

@@ -17,9 +17,9 @@ from expt.errors import ConfigError, warn
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training import optim
-from expt.training.carry_over import Earlier, carry_over
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
+from expt.training.optimizer_state import Earlier, carry_over
 from expt.worker.snapshot import Snapshot
 
 State = Mapping[str, Any]

@@ -16,9 +16,9 @@ from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
+from expt.training.callback import Observer
 from expt.training.learner import Position
-from expt.training.observer import Observer
 from expt.worker.history import History
 
 

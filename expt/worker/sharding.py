@@ -16,9 +16,9 @@ from expt.data.build import Data
 from expt.errors import ConfigError
 from expt.training import batch_norm, sharding
 from expt.training.collectives import Worker
-from expt.training.ema import ema_of
+from expt.training.learner import ema_of
 from expt.training.precision import Precision
-from expt.training.whole_state import gathered
+from expt.training.sharding import gathered
 from expt.worker import random_state
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}

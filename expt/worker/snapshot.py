@@ -20,7 +20,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import adapted
-from expt.training.whole_state import Place, scattered
+from expt.training.sharding import Place, scattered
 from expt.worker import random_state
 
 State = Mapping[str, Any]

@@ -31,7 +31,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),
     "training": (NUMBERS, FAST_PATHS),
-    "training/memory_probe": (WATCHDOGS,),
+    "training/loop": (NUMBERS, FAST_PATHS, WATCHDOGS),
     "training/patches": (
         "tests/training/test_optim.py",
         PATCHES,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel, distributed
 
-from expt.models.mlp import MLP
+from expt.models.vision import MLP
 
 DDP: Any = DistributedDataParallel
 SGD: Any = torch.optim.SGD

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 from expt.errors import ConfigError
-from expt.models.convnet import ConvNet
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP, ConvNet, ResNet18
 from expt.training import sharding
 
 IMAGES = {"channels": 1, "image_size": (8, 8), "num_classes": 10}
