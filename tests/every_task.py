@@ -283,7 +283,6 @@ def config_of(name: str, configured: Configured) -> RunConfig:
         "optimizer=plain_sgd",
         f"optimizer.lr={LR}",
         "threads=1",
-        "onednn=false",
     )
     classes = CLASSES if name == "classification" else None
     target = f"{__name__}.{case.dataset.__name__}"

@@ -24,7 +24,7 @@ from expt.training.parameter_groups import (
     rate_of,
     scale_rates,
 )
-from expt.training.patches.unguarded import optimizer as without_guards
+from expt.training.patches import without_guards
 from expt.training.sharding import is_sharded
 
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})

@@ -35,7 +35,6 @@ from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
 from expt.training.optimizer_state import offload_states
-from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel as parallel_build
@@ -105,8 +104,6 @@ def build_learner(
         parallel_build.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
     average_statistics = parallel_build.with_buffers(config, module, average_statistics)
-    if config.onednn and worker.device.type == "cpu":
-        onednn_linear.use_for_linear(module)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))

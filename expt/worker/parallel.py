@@ -14,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
-from expt.training import batch_norm, collectives, shared_memory
+from expt.training import batch_norm, collectives, patches, shared_memory
 from expt.training.collectives import Worker
-from expt.training.patches import unguarded
 from expt.training.precision import Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
 
@@ -108,7 +107,7 @@ def parallelise(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
-    data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
+    data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,

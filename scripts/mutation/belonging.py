@@ -50,7 +50,6 @@ INSTEAD: dict[str, tuple[str, ...]] = {
 BESIDE: dict[str, tuple[str, ...]] = {
     "config/rules": ("tests/config/test_parse.py",),
     "launch/workers": (WORKERS,),
-    "training/patches/onednn_linear": (PATCHES,),
     "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),
