@@ -20,9 +20,9 @@ from expt.launch.failure import Aftermath
 from expt.launch.processes import Process, Work
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
+from expt.runs.request import Meeting
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
 from expt.worker import watchdog
-from expt.worker.meeting import Meeting
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3

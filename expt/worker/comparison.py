@@ -39,8 +39,8 @@ from expt.training.learner import Learner, Position
 from expt.training.precision import Precision
 from expt.training.sharding import gathered, local, shard_as
 from expt.worker import build, random_state
+from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
-from expt.worker.snapshot import Snapshot
 
 SCALES = (1.0, 100.0, 100.0, 1.0)
 """Sizes of the gradients in each step; after half of them the run's model is saved and loaded."""

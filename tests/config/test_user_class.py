@@ -70,7 +70,8 @@ class Net(dict):
         if width == 4:
             open("/nowhere/it/is")
         if width == 5:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes")
+            said = "DefaultCPUAllocator: can't allocate memory"
+            raise RuntimeError(f"{said}: you tried to allocate 400 bytes")
 """
 
 

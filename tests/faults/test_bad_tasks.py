@@ -38,7 +38,8 @@ class Rows(torch.utils.data.Dataset):
         self.kind = kind
         self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
         if kind.endswith("collate"):
-            self.collate = (lambda samples: samples.nothing) if kind == "wrong collate" else lambda samples: None
+            wrong = lambda samples: samples.nothing
+            self.collate = wrong if kind == "wrong collate" else lambda samples: None
 
     def __len__(self):
         return 0 if self.kind == "empty" else len(self.x)
@@ -69,7 +70,8 @@ class Tokens(Rows):
         tokens, other = torch.zeros(4).long(), torch.full((4,), 9 if index == 5 else 1)
         if self.kind == "long":
             return torch.zeros(6).long(), torch.zeros(6).long()
-        return {"input": (other, tokens), "target": (tokens, other), "float": (tokens / 2, tokens)}[self.kind]
+        if self.kind == "float": return tokens / 2, tokens
+        return {"input": (other, tokens), "target": (tokens, other)}[self.kind]
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -287,7 +289,7 @@ CASES = {
     "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows",
         "as Wide(width='abc'): Typ"),
     "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows",
-        "/bad_tasks.py, line 104)"),
+        "/bad_tasks.py, line 106)"),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "abstract method"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss is a Tensor"),

@@ -41,14 +41,16 @@ def server():
     return int(open(f"/proc/{sleeper.pid}/stat").read().rpartition(")")[2].split()[1])
 
 def start(function, *arguments, env={}, **more):
-    return processes.start(processes.Work(function, arguments, env, Path("out"), Path("err"), **more))
+    work = processes.Work(function, arguments, env, Path("out"), Path("err"), **more)
+    return processes.start(work)
 """
 
 DOES = """
 import os, socket, sys, threading
 
 def tell(kept, met):
-    print(os.environ["WORD"], oct(os.umask(0)), os.fstat(kept.descriptor).st_size, met.getsockname()[1])
+    size, port = os.fstat(kept.descriptor).st_size, met.getsockname()[1]
+    print(os.environ["WORD"], oct(os.umask(0)), size, port)
     print(os.getcwd() == sys.argv[1], sys.path[-1], os.environ.get("GONE"))
     if os.fork() == 0:
         try:
@@ -122,7 +124,8 @@ def test_a_process_has_what_it_is_given_and_the_drivers_surroundings(tmp_path: P
         del os.environ["GONE"]
         sys.path.append("later")
         sys.argv[1:] = [os.getcwd()]
-        work = start("does:tell", kept, listener, env={"WORD": "hello"}, kept=[kept], title="expt me")
+        more = {"env": {"WORD": "hello"}, "kept": [kept], "title": "expt me"}
+        work = start("does:tell", kept, listener, **more)
         until(lambda: work.exitcode is not None)
         print(work.exitcode, listener.getsockname()[1])
         print(*(oct(os.stat(name).st_mode & 0o777) for name in ("out", "err")))
@@ -168,7 +171,8 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
             process = start(*what)
             until(lambda: process.is_gone)
             return process.exitcode
-        print(ended("os:_exit", 0), ended("sys:exit", 3), ended("sys:exit", "no"), ended("does:fail"))
+        exits = ended("sys:exit", 3), ended("sys:exit", "no")
+        print(ended("os:_exit", 0), *exits, ended("does:fail"))
         print("ValueError: no good" in open("err").read())
         sleeper = start("time:sleep", 60)
         print(sleeper.exitcode)
@@ -204,7 +208,8 @@ def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
         forkserver.launch = launch
         signal.signal({number:d}, lambda *_: heard.append("asked"))
         forkserver.warm()
-        ignored = next(line for line in open(f"/proc/{{server()}}/status") if line.startswith("SigIgn"))
+        status = open(f"/proc/{{server()}}/status")
+        ignored = next(line for line in status if line.startswith("SigIgn"))
         print(*heard, bool(int(ignored.split()[1], 16) & 1 << {number:d} - 1))
     """
     assert python(code, tmp_path) == ["started asked True"]
@@ -234,7 +239,8 @@ def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
     code = """
         forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
         needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
-        start("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").result()
+        code = f"import sys; print([name in sys.modules for name in {needed}])"
+        start("builtins:exec", code).result()
         print(open("out").read())
     """
     assert python(code, tmp_path)[0] == "[True, True, True]"

@@ -693,7 +693,7 @@ class Looks(Told):
             self.orders.pop(0)()
 
 
-def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_what_a_search_would_choose(
+def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_search_chooses(
     world: World,
 ) -> None:
     """As workers of a command that was killed are, as long as they take to be gone."""

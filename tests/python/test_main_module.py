@@ -187,8 +187,9 @@ class Watch(expt.Callback):
     def on_epoch_end(self, view):
         print("saw", view.epoch)
 
-result = expt.run(model={"_target_": Net, "width": 5}, callbacks=[Watch], epochs=2, max_steps=30, world_size=2,
-                  folder="here", quiet=True)
+model = {"_target_": Net, "width": 5}
+short = dict(epochs=2, max_steps=30, world_size=2, quiet=True)
+result = expt.run(model=model, callbacks=[Watch], folder="here", **short)
 images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)
 torch.save(result.load()(images), "outputs.pt")
 print("once")

@@ -211,8 +211,8 @@ from expt.config import groups as schema
 from expt.training.optim import build_optimizer, build_scheduler
 model = nn.Linear(2, 2)
 for name in ("adam", "adamw"):
-    build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model)
-adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)
+    adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)
+    build_optimizer(schema.Adam(name=name, **adam), model)
 deep = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 muon = build_optimizer(schema.Muon(name="muon", momentum=0.9, nesterov=True, **adam), deep)
 deep(torch.zeros(1, 2)).sum().backward()
@@ -222,7 +222,8 @@ optimizer = build_optimizer(config, model)
 schedule = schema.Constant(name="constant", warmup_epochs=0.0)
 scheduler = build_scheduler(schedule, optimizer, steps_per_epoch=1, total_steps=1)
 model(torch.zeros(1, 2)).sum().backward()
-optimizer.step(), scheduler.step(), optimizer.zero_grad(), optimizer.load_state_dict(optimizer.state_dict())
+optimizer.step(), scheduler.step(), optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
 assert "torch._dynamo" not in sys.modules
 """
     done = python(program, cwd=tmp_path)

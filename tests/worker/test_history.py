@@ -7,7 +7,7 @@ import math
 import pytest
 
 from expt.config.tasks import Better
-from expt.worker.history import History, is_better
+from expt.worker.record import History, is_better
 
 
 @pytest.mark.parametrize(
