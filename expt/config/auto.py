@@ -12,7 +12,7 @@ from typing import Any
 from expt.config.constraints import kind
 from expt.config.groups import GROUPS, TRANSFORMER_SIZES
 from expt.config.keys import meaning
-from expt.config.tasks import objective_of
+from expt.config.kinds import objective_of
 from expt.machine import Machine, is_slice
 
 CPU_WORKERS = 2

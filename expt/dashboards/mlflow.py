@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from expt.config.trackers import MLflow
+from expt.config.schema import MLflow
 from expt.dashboards.snapshot import Snapshot
 from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PAUSED

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from expt.config import secrets
-from expt.config.trackers import MLflow, Wandb, without_password
+from expt.config.schema import MLflow, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.errors import warn
 from expt.runs.files import write_atomically

@@ -15,8 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from expt import signals
-from expt.config.schema import RunConfig
-from expt.config.trackers import is_installed
+from expt.config.schema import RunConfig, is_installed
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.provenance import program
 from expt.runs.view.text import say, shown_path

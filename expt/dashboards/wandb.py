@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from expt.config.trackers import Wandb
+from expt.config.schema import Wandb
 from expt.dashboards.snapshot import Snapshot
 from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PAUSED

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import secrets, user_class
+from expt.config import secrets, user_code
 from expt.data.checked_samples import to_tensor
 from expt.errors import ConfigError, DataError
 
@@ -21,7 +21,7 @@ _BEYOND = 0.5
 def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
     """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for no callable."""
     try:
-        made = user_class.nested_built({"transforms": list(configured)})["transforms"]
+        made = user_code.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
         raise ConfigError(
             [f"dataset.transforms: {problem}" for problem in error.problems]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from expt.config import groups, main_code
+from expt.config import groups, user_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets
@@ -91,7 +91,7 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
         return checkpoint.load(file, without=("optimizer",))
 
     state = checkpoint_file.read_steady(file, read)
-    main_code.find_kept(RunPaths(folder).code)
+    user_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state
 

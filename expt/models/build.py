@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from expt.config import constraints, groups, user_class
+from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean
 from expt.models import named
@@ -65,13 +65,13 @@ def build(
     out, for others are to be loaded. Raises ConfigError if a person's own class is no Module or
     does not take the keywords."""
     if isinstance(config, constraints.Target):
-        wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
+        wanted = user_code.taken(user_code.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
             raise ConfigError(
                 f"{keys}: the dataset says what it is; leave it out of the model's YAML"
             )
-        module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
+        module: nn.Module = user_code.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
         module = named.build(
             config, **_wanted(named.build, config.name, shapes, example), fetch=fetch

@@ -14,8 +14,8 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.config import groups, user_class
-from expt.config.tasks import Better
+from expt.config import groups, user_code
+from expt.config.kinds import Better
 from expt.errors import ConfigError
 from expt.training.parameter_groups import (
     LR_SCALE,
@@ -44,7 +44,7 @@ def build_optimizer(
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     elif isinstance(config, groups.TargetOptimizer):
-        optimizer = user_class.build(config.target, Optimizer, chosen, **config.kwargs)
+        optimizer = user_code.build(config.target, Optimizer, chosen, **config.kwargs)
         refuse_fused(optimizer)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
@@ -234,7 +234,7 @@ def _own_scheduler(
     """
     epochs = math.ceil(total_steps / steps_per_epoch)
     told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    scheduler = user_class.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
+    scheduler = user_code.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
@@ -259,7 +259,7 @@ def _told(
         "total_steps": epochs if by_epoch else total_steps,
         "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
     }
-    asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
+    asked = inspect.signature(user_code.resolve(config.target, LRScheduler)).parameters
     lacking = [
         key
         for key in known

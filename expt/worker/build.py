@@ -15,8 +15,8 @@ from torch import nn
 
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
+from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone, metrics_of
 from expt.dashboards.events import Writer, writer
 from expt.dashboards.run_pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from expt.config import constraints, groups, user_class
+from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.data.loading import Batch
@@ -98,7 +98,7 @@ def compare(
 def _is_due(config: RunConfig) -> bool:
     if config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
         return config.is_sharded
-    cls = user_class.resolve(config.optimizer.target, Optimizer)
+    cls = user_code.resolve(config.optimizer.target, Optimizer)
     return not cls.__module__.startswith("torch.")
 
 

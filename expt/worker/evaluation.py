@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Review
 from expt.dashboards.run_pictures import RunPictures

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.groups import NamedModel, Plateau, TargetScheduler
+from expt.config.kinds import metrics_of
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named

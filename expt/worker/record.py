@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from expt.config.identity import VERSION
+from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.config.tasks import Better
 from expt.errors import warn
 from expt.runs import provenance, spending, tags
 from expt.runs.attempt import accept

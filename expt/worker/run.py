@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from expt.config.identity import shown
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags

@@ -16,8 +16,7 @@ import pytest
 
 from expt.config import constraints, groups, user_code
 from expt.config.identity import shown
-from expt.config.user_class import resolve
-from expt.config.user_code import fingerprint, import_anew, targets
+from expt.config.user_code import fingerprint, import_anew, resolve, targets
 from expt.data.kinds.custom import Custom
 from tests.conftest import Configured
 
