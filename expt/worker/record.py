@@ -27,9 +27,9 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
+from expt.training.callback import Observer
 from expt.training.learner import Position
-from expt.training.observer import Observer
 
 
 def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
