@@ -132,10 +132,7 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     assert failed.returncode == 1, failed.stderr
     paths = RunPaths(disk / "run")
     assert "Traceback" not in failed.stderr
-    assert (
-        f"{paths.checkpoints.relative_to(disk)}/step-15.parts: the checkpoint could not be written"
-        in failed.stderr
-    )
+    assert "the checkpoint could not be written" in failed.stderr
     assert "is the disk full?" in failed.stderr
     assert "The checkpoint before it is kept." in failed.stderr
     assert failed.stderr.count("error:") == 1
