@@ -1,4 +1,4 @@
-"""The kinds of datasets by name: each is a module of expt.data.kinds; see expt.data.kind."""
+"""The kinds of datasets by name: each is a module of expt.data.kinds; see expt.data.kinds."""
 
 from __future__ import annotations
 

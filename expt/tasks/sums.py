@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.errors import Diverged
 from expt.tasks.averages import LOSS, Averages, averages_of, columns_of
 from expt.tasks.task import Sum, Task

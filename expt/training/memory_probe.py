@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.training.learner import Learner
 
 

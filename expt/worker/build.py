@@ -19,9 +19,8 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.fingerprint import refuse_missing
-from expt.data.iterable import refuse_shuffled
-from expt.data.loading import Batch, Shard
-from expt.data.tree import mapped
+from expt.data.loading import Batch, Shard, mapped
+from expt.data.samples import refuse_shuffled
 from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.models.freeze import freeze

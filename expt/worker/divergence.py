@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from expt.config.schema import RunConfig
-from expt.data.iterable import IterableLoader
-from expt.data.loading import Loader
-from expt.data.tree import named_leaves
+from expt.data.loading import Loader, named_leaves
+from expt.data.samples import IterableLoader
 from expt.errors import DataError, Diverged
 from expt.tasks.sums import Sums
 from expt.training import collectives

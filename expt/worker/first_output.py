@@ -12,8 +12,8 @@ import copy
 import torch
 from torch import nn
 
-from expt.data.iterable import IterableLoader
 from expt.data.loading import Loader, ShardedLoader
+from expt.data.samples import IterableLoader
 from expt.errors import ConfigError, warn
 from expt.training.learner import Learner
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expt.config.schema import RunConfig
-from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.pictures import RunPictures
 
 
 def build_pictures(
