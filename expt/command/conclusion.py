@@ -13,8 +13,7 @@ from types import MappingProxyType
 from rich.console import Console
 
 from expt.command.command_line import without_quotes
-from expt.config.main_code import is_of_main
-from expt.config.user_code import targets
+from expt.config.user_code import is_of_main, targets
 from expt.errors import ExptError, warn
 from expt.runs import spending
 from expt.runs.paths import RunPaths

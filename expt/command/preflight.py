@@ -18,7 +18,7 @@ from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
 from expt.launch.job import Job, Options, request_of
-from expt.launch.preflight import Tried, together_s, try_out
+from expt.launch.one_run import Tried, together_s, try_out
 from expt.machine import Machine
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from expt.command.sweep_folder import SweepRun
 from expt.config.identity import identity
-from expt.config.tasks import chosen_metric
+from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags

@@ -27,8 +27,7 @@ from rich.console import Console
 
 from expt import signals
 from expt.config import secrets
-from expt.config.schema import RunConfig
-from expt.config.trackers import MLflow, Wandb, is_installed, without_password
+from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.files import write_atomically

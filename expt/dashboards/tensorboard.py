@@ -17,8 +17,8 @@ from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
 from expt.runs import tags
 from expt.training import sharding
+from expt.training.callback import Observer
 from expt.training.learner import Learner, Position
-from expt.training.observer import Observer
 
 SHARE = 0.01
 """Of the time of training: what pictures may take where they are not asked for."""

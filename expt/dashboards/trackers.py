@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from expt.config.trackers import MLflow, Wandb
+from expt.config.schema import MLflow, Wandb
 from expt.dashboards.snapshot import Snapshot
 from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PAUSED

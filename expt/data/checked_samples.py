@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import secrets, user_class
+from expt.config import secrets, user_code
 from expt.config.user_code import own_frame
 from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed
@@ -181,7 +181,7 @@ _BEYOND = 0.5
 def build_transforms(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
     """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for no callable."""
     try:
-        made = user_class.nested_built({"transforms": list(configured)})["transforms"]
+        made = user_code.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
         raise ConfigError(
             [f"dataset.transforms: {problem}" for problem in error.problems]

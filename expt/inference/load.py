@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from expt.config import groups, main_code
+from expt.config import groups, user_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets
@@ -24,7 +24,6 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
-from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
@@ -92,7 +91,7 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
         return checkpoint.load(file, without=("optimizer",))
 
     state = checkpoint_file.read_steady(file, read)
-    main_code.find_kept(RunPaths(folder).code)
+    user_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state
 
@@ -114,8 +113,6 @@ def rebuilt(
     load_all(model, plain_weights(state, model.state_dict().keys()))
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    if config.onednn and device.type == "cpu" and not plain:
-        onednn_linear.use_for_linear(model)
     computed = config.amp if amp == "recorded" else amp
     precision = Precision(computed, device)
     preprocess = Preprocess(

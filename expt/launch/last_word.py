@@ -77,7 +77,7 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
     errors.
     """
     from expt.errors import RunFailed
-    from expt.launch.failure import Aftermath
+    from expt.launch.workers import Aftermath
     from expt.runs.paths import RunPaths
     from expt.runs.worker_error import LOG, in_one_line, read_error
 

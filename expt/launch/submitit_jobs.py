@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
-from expt.config import main_code, secrets
+from expt.config import secrets, user_code
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
-from expt.launch import forkserver, slurm_variables
+from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
-from expt.launch.launcher import launcher
+from expt.launch.launcher import adopt, launcher
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
@@ -125,7 +125,7 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
-            main_code.keep(
+            user_code.keep(
                 request_of(job).config, job.paths.code
             )  # else nobody there could import it
             wanted.append(job)
@@ -274,9 +274,10 @@ class ClusterJob:
         requeue: Callable[[int, None], Any] | Any = signal.getsignal(PREEMPTED)
         sys.argv = self.argv
         os.environ.update(secrets.restored(self.sent["env"]))
-        slurm_variables.adopt(os.environ)
+        adopt(os.environ)
         try:
-            self._train(time.monotonic())
+            with signals.interrupts_noted():  # this process is a command
+                self._train(time.monotonic())
         except Interrupted:
             if signals.asked_by(PREEMPTED) and callable(requeue):
                 requeue(PREEMPTED, None)  # ends this process
@@ -291,7 +292,7 @@ class ClusterJob:
 
     def _train(self, started_at: float) -> None:
         how = launcher()
-        main_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
+        user_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
         if how.starts_workers:
             forkserver.warm()
         if how.follow(started_at) is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Best, FoundRecord, Record, read_result

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from expt.config import main_code
+from expt.config import user_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
@@ -88,7 +88,7 @@ class Attempt:
             raise ConfigError(
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
-        main_code.keep(self.request.config, self.paths.code)
+        user_code.keep(self.request.config, self.paths.code)
         if source is None:
             return None
         try:

@@ -126,7 +126,7 @@ class RunPaths:
 
     @property
     def code(self) -> Path:
-        """Custom classes of a notebook or a script, as modules; see expt.config.main_code."""
+        """Custom classes of a notebook or a script, as modules; see expt.config.user_code."""
         return self.folder / "code"
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import secrets
 from expt.config.identity import Content
@@ -35,13 +36,21 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """How far to try a run, of which nothing is kept; see expt.worker.preflight."""
+    """How far to try a run, of which nothing is kept; see expt.worker.evaluation."""
 
     steps: int = 3
     """The first is slower than the others."""
     short_steps: int = 30
     """So many where they are short, and so vary more."""
     short_s: float = 0.02
+
+
+class Meeting(NamedTuple):
+    """The port at which the workers of one machine find one another; their driver holds it."""
+
+    port: int
+    listener: socket.socket | None
+    """The socket that holds the port, for the one worker that serves it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from expt.config.constraints import Target
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.metrics_file import of_epochs

@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
+from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone, metrics_of
 from expt.dashboards.events import Writer, writer
+from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
+from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.loading import Batch, Shard, mapped
-from expt.data.samples import refuse_shuffled
-from expt.errors import ConfigError
+from expt.data.loading import Batch, Loader, Shard, ShardedLoader, mapped
+from expt.data.samples import IterableLoader, refuse_shuffled
+from expt.errors import ConfigError, warn
 from expt.models import build as model_build
-from expt.models.freeze import freeze
+from expt.models.build import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
-from expt.training import optim
+from expt.training import collectives, optim
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
-from expt.training.ema import ema_of
-from expt.training.learner import Learner, Position
-from expt.training.observer import Observer
-from expt.training.offload import offload_states
-from expt.training.patches import onednn_linear
-from expt.training.phases import Phases, parameters_of
+from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
+from expt.training.optimizer_state import offload_states
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
-from expt.worker import parallel as parallel_build
-from expt.worker import sharding
-from expt.worker.first_output import check_first_output, check_metrics
-from expt.worker.pictures import build_pictures
+from expt.worker import parallel
 from expt.worker.steps import SaveTimes, StepProfiler, Steps
-from expt.worker.turns import one_first
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
@@ -101,27 +99,25 @@ def build_learner(
     """
     info = data.info
     module = _build_module(config, data, worker, fetch)
-    memory = parallel_build.build_shared_memory(config, module, worker)
+    memory = parallel.build_shared_memory(config, module, worker)
     if averages:
-        parallel_build.refuse_uneven_last_batch(config, data.train.size)
-    module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
-    average_statistics = parallel_build.with_buffers(config, module, average_statistics)
-    if config.onednn and worker.device.type == "cpu":
-        onednn_linear.use_for_linear(module)
+        parallel.refuse_uneven_last_batch(config, data.train.size)
+    module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
+    average_statistics = parallel.with_buffers(config, module, average_statistics)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
     precision = _precision(config, worker, module)
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
-    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
+    ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    parallel, all_reduce_s = (
-        parallel_build.parallelise(
+    wrapped, all_reduce_s = (
+        parallel.parallelise(
             module, config, worker, memory, precision=precision, parts=bool(phases)
         )
         if averages
@@ -141,7 +137,7 @@ def build_learner(
     )
     learner = Learner(
         module=module,
-        parallel=parallel,
+        parallel=wrapped,
         average_statistics=average_statistics,
         all_reduce_s=all_reduce_s,
         optimizer=optimizer,
@@ -161,7 +157,9 @@ def build_learner(
         compiled=bool(compiled),
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
-        **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),
+        **parallel.sharded_fields(
+            config, data, module, ema.module if ema else module, outline, worker
+        ),
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner
@@ -177,10 +175,10 @@ def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], 
 
 
 def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> nn.Module:
-    """Build the model on `worker`'s device, or where it is to be sharded as sharding.build does."""
+    """Build the model on `worker`'s device, or as parallel.build_sharded does."""
     make = module_maker(config, data, fetch=fetch)
     if config.is_sharded:  # no device is to have the whole
-        module = sharding.build(make, worker)
+        module = parallel.build_sharded(make, worker)
     else:
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         module = make().to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -317,3 +315,103 @@ def each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Ba
     for batch in batches:
         tell()
         yield batch
+
+
+def build_pictures(
+    config: RunConfig, shapes: Mapping[str, Any], class_names: Sequence[str], *, are_images: bool
+) -> RunPictures | None:
+    """Of images that are classified; what another task makes of such images are no scores of
+    classes.
+    """
+    if not are_images or config.task.TARGETS != "class":
+        return None
+    channels, dataset = shapes["channels"], config.dataset
+    return RunPictures(
+        class_names, mean=dataset.mean or [0.0] * channels, std=dataset.std or [1.0] * channels
+    )
+
+
+@contextlib.contextmanager
+def one_first(worker: Worker, target: str) -> Iterator[None]:
+    """Let one worker of each machine construct the dataset `target` before the others do; a
+    collective.
+
+    It is alone among the first ones of other runs on the machine, too; the others then construct it
+    side by side."""
+    if worker.local_rank == 0:
+        with _alone(lock_of(target)):
+            yield
+        collectives.wait_for_all(worker.device)
+    else:
+        collectives.wait_for_all(worker.device)
+        yield
+
+
+def lock_of(target: str) -> Path:
+    """The file that is locked while the dataset `target` is constructed for the first time in a
+    run.
+    """
+    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    from filelock import FileLock  # late: of a dataset of one's own alone
+
+    lock = FileLock(path)
+    with contextlib.suppress(
+        OSError, NotImplementedError
+    ):  # a read-only disk, or one without locks
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+FEW = 2
+"""Samples that metrics are tried on."""
+
+
+def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
+    """Have the first forward pass raise ConfigError for what is no score for each class.
+
+    It warns where there are more scores than classes."""
+
+    def check(_: nn.Module, __: object, output: object) -> None:
+        hook.remove()
+        where = f"model._target_={target}: gives"
+        if not isinstance(output, torch.Tensor) or output.dim() != 2:
+            what = f"a {type(output).__name__}"
+            if isinstance(output, torch.Tensor):
+                what = f"a tensor of shape {list(output.shape)}"
+            raise ConfigError(f"{where} {what}; return one tensor, [samples, num_classes]")
+        outputs = output.shape[1]
+        gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
+        fix = "let its last layer have num_classes, which a constructor that names it is given"
+        if outputs < num_classes:
+            raise ConfigError(f"{gives}; {fix}")
+        if outputs > num_classes and warns:
+            warn(f"{gives}: the others are never right; {fix}")
+
+    hook = module.register_forward_hook(check)
+
+
+@torch.no_grad()
+def check_metrics(learner: Learner, loader: Loader | None) -> None:
+    """Raise ConfigError for one of `task.metrics` that doesn't take outputs of the first samples.
+
+    Whatever else goes wrong is left to the run, and so are metrics of a sharded model, of which
+    there is no copy."""
+    if not learner.extra_metrics.names or learner.compiled:  # which takes its time for each size
+        return
+    if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
+        return
+    batch = next(loader.first(FEW))
+    with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        module = copy.deepcopy(learner.evaluated)  # a first batch may leave marks in it
+        module.eval()
+        with learner.precision.autocast():
+            outputs = learner.task.forward(module, batch)
+        learner.extra_metrics.try_out(learner.task, outputs, batch)

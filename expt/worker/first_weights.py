@@ -11,20 +11,27 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from expt.config.groups import NamedModel
+from expt.config import constraints
+from expt.config.groups import NamedModel, Plateau, TargetScheduler
+from expt.config.kinds import metrics_of
+from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.errors import CheckpointError, ConfigError, warn
+from expt.data.build import DataInfo
+from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen, weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.training import collectives
+from expt.training import collectives, optim
 from expt.training.collectives import Worker
-from expt.training.sharding import is_sharded
-from expt.training.whole_state import scattered
+from expt.training.learner import Learner
+from expt.training.optimizer_state import Earlier, carry_over
+from expt.training.sharding import is_sharded, scattered
+from expt.worker.checkpoints import Snapshot
 
 _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
@@ -49,13 +56,13 @@ def begin_with(
         if worker.rank == 0:
             warn_of_published(config, module)
         return {}
-    loaded = load(module, config.weights, worker)
+    loaded = load_weights(module, config.weights, worker)
     if worker.rank == 0:
         _warn_of_runs(config, loaded.config, standardised)
     return loaded.about
 
 
-def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
+def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
     """Load into `module` what fits of `given`, which rank 0 reads; warn of what did not fit.
 
     A collective: each worker gets its shards of a sharded module. Raises ConfigError where no
@@ -162,3 +169,151 @@ def _shown(mean: Any, std: Any) -> str:
         f"dataset.{key}=[{','.join(f'{value:g}' for value in values)}]"
         for key, values in (("mean", mean), ("std", std))
     )
+
+
+State = Mapping[str, Any]
+
+
+def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
+    """Go on from another run's checkpoint `source`, which rank 0 reads; returns what it holds.
+
+    A collective.
+
+    Raises ConfigError where its weights don't fit the model.
+    """
+    learner, position = snapshot.learner, snapshot.position
+    before = recorded(snapshot.config_of(source))
+    optimizer = optim.build_optimizer(
+        before.optimizer, learner.module, unguarded=config.patches.unguarded
+    )
+    optimizer.state.clear()  # memory that nothing needs
+    saved = snapshot.read(source, written_by=optimizer)
+    _load_fork_weights(learner, saved, config)
+    position.load_state_dict(saved["position"])
+    position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
+    place, warns = _place(snapshot, config), snapshot.worker.rank == 0
+    _carry_over(learner, config, before, optimizer, saved, place=place, warns=warns)
+    if saved["scaler"]:
+        learner.precision.scaler.load_state_dict(saved["scaler"])
+    snapshot.load_workers(
+        saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed
+    )
+    return saved
+
+
+def _load_fork_weights(learner: Learner, saved: State, config: RunConfig) -> None:
+    try:
+        learner.module.load_state_dict(saved["model"])
+        if learner.ema is not None:
+            if "ema" in saved:
+                learner.ema.load_state_dict(saved["ema"])
+            else:  # it begins with these weights
+                learner.ema.module.load_state_dict(saved["model"])
+    except RuntimeError as error:
+        told = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"fork={config.fork}: the weights of its checkpoint are not those of this model"
+            f" ({told}); begin a further run, with what fits of them, by weights=RUN@last"
+        ) from error
+
+
+def _place(snapshot: Snapshot, config: RunConfig) -> int:
+    """How often the schedule has been advanced, had it always been this one."""
+    position = snapshot.position
+    if snapshot.learner.scheduler_interval == "epoch":
+        return position.epoch - position.is_within_epoch
+    return position.step - position.offset
+
+
+def _carry_over(
+    learner: Learner,
+    config: RunConfig,
+    before: RunConfig,
+    optimizer: Optimizer,
+    saved: State,
+    *,
+    place: int,
+    warns: bool,
+) -> None:
+    """`optimizer` is as it was `before`, without its state, which is in `saved`."""
+    optim.scale_lr(
+        optimizer,
+        before.lr_scaling,
+        before.batch_size / (before.base_batch_size or before.batch_size),
+    )
+    steps_per_epoch = saved.get("steps_per_epoch") or 1
+    total_steps = before.epochs * steps_per_epoch
+    scheduler = optim.build_scheduler(
+        before.scheduler,
+        optimizer,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=min(total_steps, before.max_steps or total_steps),
+        better=metrics_of(before.task),
+    )
+    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
+    if warns and not same_optimizer:
+        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
+        warn(
+            f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins"
+            " anew"
+        )
+    carry_over(
+        learner.optimizer,
+        learner.scheduler,
+        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
+        same_optimizer=same_optimizer,
+        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
+        place=place,
+    )
+
+
+def _kind(chosen: Any) -> str:
+    """Equal for optimisers of which one can go on from the other's state."""
+    name = constraints.word(chosen)
+    return "adam" if name == "adamw" else name
+
+
+def _is_same_schedule(before: Any, now: Any) -> bool:
+    """Whether what a schedule has come to counts for the other."""
+    if isinstance(before, Plateau) and isinstance(now, Plateau):
+        return before.metric == now.metric
+    return bool(before == now) if isinstance(now, TargetScheduler) else type(before) is type(now)
+
+
+def release_fork(paths: RunPaths, worker: Worker) -> None:
+    """Remove the other run's checkpoint, on rank 0, where the run has one of its own by now."""
+    if worker.rank == 0 and paths.forked.exists() and paths.last.exists():
+        for path in paths.checkpoints.glob(f"{paths.forked.name}*"):
+            path.unlink()
+        if paths.parts:
+            checkpoint_file.remove_unnamed(paths.checkpoints)
+
+
+_VERBS = {"train": "train", "val": "validate", "test": "test"}
+_OF = {f"{part}_size": f"samples to {verb} on" for part, verb in _VERBS.items()}
+
+
+def refuse_other(config: RunConfig, info: DataInfo, saved: Mapping[str, Any]) -> None:
+    """Raise DataError where the data has other sizes than when the checkpoint `saved` was written.
+
+    A fork may have another `train_limit`.
+    """
+    settings = saved["config"]
+    is_fork = config.fork not in (None, settings.get("fork"))
+    compared = dict(_OF)
+    if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
+        del compared["train_size"]
+    pairs = {of: (info.sizes[key], saved["sizes"][key]) for key, of in compared.items()}
+    others = {of: pair for of, pair in pairs.items() if pair[0] != pair[1]}
+    if others:
+        now, then = (", ".join(f"{both[at]} {of}" for of, both in others.items()) for at in (0, 1))
+        target = getattr(config.dataset, "target", None)
+        mend = (
+            "begin a further run with its weights, by weights=RUN@last"
+            if is_fork
+            else "start a new run"
+        )
+        raise DataError(
+            f"dataset{f'._target_={target}' if target else ''}: is not what the run to go on from"
+            f" was trained on: it has {now}, and had {then}; give the same data, or {mend}"
+        )

@@ -8,11 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.distributed import Store
+from torch.distributed import Store, TCPStore
 
 from expt import signals
 from expt.config import secrets
@@ -21,14 +22,12 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, Preflight
+from expt.runs.request import Evaluation, Meeting, Preflight
 from expt.runs.worker_error import write_error
-from expt.training import collectives
+from expt.training import collectives, patches
 from expt.training.collectives import Worker
-from expt.training.patches import malloc
-from expt.worker import evaluation, preflight, watchdog
+from expt.worker import evaluation, watchdog
 from expt.worker.diagnosis import in_words
-from expt.worker.meeting import Meeting, connect
 from expt.worker.run import Run
 
 
@@ -143,7 +142,7 @@ def run_as(
     if config.patches.malloc and worker.device.type == "cpu":
         # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the
         # sharding saves.
-        malloc.give_back_freed() if config.is_sharded else malloc.keep_freed()
+        patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
     if worker.gpus:
         require(worker.gpus)
@@ -158,9 +157,11 @@ def run_as(
     ):
         beat()
         if isinstance(instead, Evaluation):
-            return evaluation.carry_out(instead, config, paths, worker, beat)
+            return evaluation.measure_weights(instead, config, paths, worker, beat)
         if isinstance(instead, Preflight):
-            return preflight.carry_out(instead, config, paths, worker, typed_at=started, beat=beat)
+            return evaluation.time_steps(
+                instead, config, paths, worker, typed_at=started, beat=beat
+            )
         goes_on = source is not None
         run = Run(
             config,
@@ -172,6 +173,19 @@ def run_as(
             goes_on=goes_on,
         )
         return run.train(source)
+
+
+def connect(meeting: Meeting, timeout_s: float) -> Store:
+    """Return the store at which the workers meet; the one that has the listener serves it."""
+    return TCPStore(
+        "127.0.0.1",
+        meeting.port,
+        is_master=meeting.listener is not None,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        # Given only an address, it would listen on all of them.
+        master_listen_fd=meeting.listener.detach() if meeting.listener else None,
+    )
 
 
 def set_precision(products: str) -> None:

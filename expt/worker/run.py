@@ -14,36 +14,31 @@ from typing import Any
 from torch import nn
 
 from expt.config.identity import shown
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.tasks.averages import Averages, refuse_weightless
-from expt.tasks.sums import Sums, loss_is_finite
+from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
-from expt.training.observer import Observer
 from expt.worker import (
     build,
     comparison,
-    divergence,
+    diagnosis,
     fault,
     first_weights,
-    forked,
     random_state,
     rank_health,
-    same_data,
 )
 from expt.worker.callbacks import Callbacks
-from expt.worker.checkpoints import Checkpoints
-from expt.worker.history import EarlyStop, History
+from expt.worker.checkpoints import Checkpoints, Snapshot
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import Record, tagged
-from expt.worker.snapshot import Snapshot
+from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement
 
 Observe = Callable[..., Observer]
@@ -136,7 +131,7 @@ class Run:
                 self._save_after_epoch(is_best=self._is_at_best)
         self.steps.close()
         self.checkpoints.wait()
-        forked.release(self.paths, self.worker)
+        first_weights.release_fork(self.paths, self.worker)
         if not self.is_done:
             return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
         self._test()
@@ -157,11 +152,11 @@ class Run:
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
         saved = (
-            forked.load(self.snapshot, self.config, source)
+            first_weights.load_fork(self.snapshot, self.config, source)
             if is_fork
             else self.snapshot.read(source)
         )
-        same_data.refuse_other(self.config, self.data.info, saved)
+        first_weights.refuse_other(self.config, self.data.info, saved)
         if is_fork:
             self.history.last = dict(
                 saved["last"]
@@ -314,10 +309,8 @@ class Run:
             self._stop_at_loss()
         # should what follows end the run: the checkpoint before this is whole then
         self.checkpoints.wait()
-        forked.release(self.paths, self.worker)
-        divergence.refuse_weights(
-            self.learner.module, self.position, divergence.mend_of(self.config)
-        )
+        first_weights.release_fork(self.paths, self.worker)
+        diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.mend_of(self.config))
         self.save_times.saved()
         return state
 
@@ -343,8 +336,8 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        divergence.stop_at_loss(
-            self.sums, self.position, self.data.train, self.worker, divergence.mend_of(self.config)
+        diagnosis.stop_at_loss(
+            self.sums, self.position, self.data.train, self.worker, diagnosis.mend_of(self.config)
         )
 
     def _test(self) -> None:

@@ -32,8 +32,8 @@ from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
 from expt.worker import build, rank_health
+from expt.worker.checkpoints import Snapshot
 from expt.worker.rank_health import RankHealth
-from expt.worker.snapshot import Snapshot
 
 BATCHES = 8
 

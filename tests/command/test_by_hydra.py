@@ -1,4 +1,6 @@
-"""Runs that Hydra asks for: what a launcher in another process gets, and how a run's end is told."""
+"""Runs that Hydra asks for: what a launcher in another process gets, and how a run's end is
+told.
+"""
 
 from __future__ import annotations
 

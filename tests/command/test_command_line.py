@@ -127,7 +127,7 @@ def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
 
 def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
     words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
-    with pytest.raises(ConfigError, match="^hydra.sweep.dir=latest: "):
+    with pytest.raises(ConfigError, match=r"^hydra.sweep.dir=latest: "):
         settings(*words)
     started = {"b/seed=0": 200, "b/seed=1": 300, "a/seed=0": 100, "a/seed=1": 400}
     for name, when in started.items():  # a was resumed at last
@@ -195,5 +195,5 @@ def test_a_choice_that_expt_has_too_is_refused() -> None:
         if text == ours:
             refuse_hidden(Path("my"))
         else:
-            with pytest.raises(ConfigError, match="^my/model/mlp.yaml: "):
+            with pytest.raises(ConfigError, match=r"^my/model/mlp.yaml: "):
                 settings("--config-dir", "my", "epochs=1")

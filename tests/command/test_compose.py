@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from expt.command import compose
 from expt.command.compose import Composer, Where, with_classes_added
 from expt.command.conf_files import conf_dir
+from expt.command.hydra_files import own_folders_of
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
@@ -82,7 +83,7 @@ def test_every_custom_dataset_has_the_same_keys() -> None:
     own = "dataset={_target_: mine.Data}"
     found = composer().settings([own, "dataset.val_fraction=0.2"], sweep=False)
     assert found["dataset"]["val_fraction"] == 0.2
-    with pytest.raises(ConfigError, match="^dataset.size=3: "):
+    with pytest.raises(ConfigError, match=r"^dataset.size=3: "):
         composer().settings([own, "dataset.size=3"], sweep=False)
 
 
@@ -144,7 +145,7 @@ def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> N
     files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
     (tmp_path / "hydra.yaml").write_text(files.hydra)
     folders = [f"file://{tmp_path}/{name}" for name in "ab"]
-    assert compose.own_folders_of(tmp_path / "hydra.yaml") == folders
+    assert own_folders_of(tmp_path / "hydra.yaml") == folders
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
 def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="bad.yaml"):
+    with pytest.raises(ConfigError, match=r"bad.yaml"):
         Composer(Where(own=(str(tmp_path),))).compose(["model=bad"])
 
 

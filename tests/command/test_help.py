@@ -56,7 +56,8 @@ def test_three_examples_come_first() -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
     assert (
-        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker' [in a"
+        "batch_size=64 images per optimiser step over all workers (global), or '32 per worker' "
+        "[in a"
         " fork from an epoch's end]"
     ) in lines
     assert (

@@ -195,5 +195,5 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
 
 def test_run_is_for_one_run() -> None:
     for words in (["seed=1,2"], ["-m", "seed=0,1"], ["sweep=seeds"]):
-        with pytest.raises(ConfigError, match="use expt.sweep"):
+        with pytest.raises(ConfigError, match=r"use expt.sweep"):
             expt.run(*words)

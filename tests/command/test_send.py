@@ -47,6 +47,6 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_dashboard_that_is_not_reached_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", exc_type=ImportError)
     measure(record(tmp_path / "run", status="completed"), 1)
-    with pytest.raises(ExptError, match="mlflow: .*refused") as raised:
+    with pytest.raises(ExptError, match=r"mlflow: .*refused") as raised:
         send.main([str(tmp_path), "--to", "mlflow", "--tracking-uri", "http://127.0.0.1:9"])
     assert raised.value.exit_code == 1

@@ -51,16 +51,19 @@ EVERY_KEY = (
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
 )
 IN_NO_IDENTITY = {
-    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "log_every", "threads",
-    "onednn", "activation_checkpointing", "offload", "model.size",
+    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
+    "log_every", "threads",
+    "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
 }  # fmt: skip
 """With all keys below the following."""
 NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb")
 WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "base_batch_size", "batch_norm_group", "dataset.augment.padding_mode", "dataset.fold",
-    "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view", "ddp.bucket_cap_mb", "ddp.shared_memory",
-    "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward", "sharding.reduce_each_part",
+    "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view",
+    "ddp.bucket_cap_mb", "ddp.shared_memory",
+    "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward",
+    "sharding.reduce_each_part",
     "sharding.param_dtype", "sharding.reduce_dtype",
 }  # fmt: skip
 
@@ -125,12 +128,15 @@ def test_a_key_counts_only_beside_settings_with_which_it_has_an_effect(
         ("resume", {"optimizer.lr": 0.2, "epochs": 20}, ["optimizer.lr"]),
         ("resume", {"batch_norm_group": 64, "base_batch_size": 8}, []),
         ("fork", {"optimizer.lr": 0.2, "seed": 1, "model.dropout": 0.5}, []),
-        ("fork", {"model.hidden": [8], "dataset.val_fraction": 0.5}, ["dataset.val_fraction", "model.hidden"]),
-        ("fork", {"model.name": "convnet", "model.pool": 2, "optimizer.name": "adam"}, ["model.name"]),
+        ("fork", {"model.hidden": [8], "dataset.val_fraction": 0.5}, ["dataset.val_fraction",
+            "model.hidden"]),
+        ("fork", {"model.name": "convnet", "model.pool": 2, "optimizer.name": "adam"},
+            ["model.name"]),
         ("fork_within_epoch", {"seed": 1, "optimizer.lr": 0.2}, ["seed"]),
         ("evaluate", {"batch_size": 8, "dataset.fold": 1, "dataset.mean": [0.5]}, []),
         ("evaluate", {"dataset.name": "mnist"}, ["dataset.name"]),
-        ("result", {"seed": 1, "log_every": 1, "threads": 9, "optimizer.eps": 1}, ["optimizer.eps", "seed"]),
+        ("result", {"seed": 1, "log_every": 1, "threads": 9, "optimizer.eps": 1}, ["optimizer.eps",
+            "seed"]),
     ],
 )  # fmt: skip
 def test_a_rule_lists_the_settings_that_may_not_differ(

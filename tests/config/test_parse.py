@@ -22,7 +22,8 @@ from expt.machine import Machine
 from tests.composing import composed
 
 FREE_OF_TORCH = (
-    "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine", "runs.result",
+    "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
+    "runs.result",
     "launch.forkserver", "command.help", "command.compose", "command.main", "command.sweep",
     "launch.one_run", "launch.pool",
 )  # fmt: skip
@@ -151,13 +152,6 @@ def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[An
     assert (config.gpus, config.world_size, config.backend, config.threads) == expected
 
 
-def test_onednn_is_for_amds_cpus(parsed: Parse) -> None:
-    amd = machine(0, cpu_vendor="AuthenticAMD")
-    assert parsed(on=amd).onednn
-    assert not parsed("compile=true", on=amd).onednn
-    assert not parsed(on=machine(0, cpu_vendor="GenuineIntel")).onednn
-
-
 @pytest.mark.parametrize(
     ("overrides", "batch_size"),
     [
@@ -187,19 +181,23 @@ NO_GPU = "this machine has no GPU"
 TAGS = "loss/train, loss/val, loss/test, accuracy/train, accuracy/val, accuracy/test"
 
 MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
-    "unknown key": (0, ["+modle=mlp"], ["modle='mlp': there is no such key. Did you mean 'model'?"]),
+    "unknown key": (0, ["+modle=mlp"],
+        ["modle='mlp': there is no such key. Did you mean 'model'?"]),
     "unknown key, nothing near": (0, ["+zzz=1"], ["zzz=1: there is no such key."]),
     "unknown key of a group": (
         0, ["+optimizer.lrr=1"], ["optimizer.lrr=1: there is no such key. Did you mean 'lr'?"],
     ),
     "unknown key of ddp": (
-        0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
+        0, ["+ddp.static=true"],
+        ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
     ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, transformer, "
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, "
+        "transformer, "
         "unet. Did you mean 'mlp'?",
     ]),
-    "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
+    "text for an integer": (0, ["batch_size=abc"],
+        ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
     "an integer for a boolean": (
         0, ["ddp.static_graph=1"], ["ddp.static_graph=1: input should be true or false"],
@@ -208,7 +206,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["model.hidden=256"], ["model.hidden=256: input should be a list, as in model.hidden=["],
     ),
     "a word for a list": (
-        0, ["model.hidden=abc"], ["model.hidden='abc': input should be a list, as in model.hidden=[1,2]"],
+        0, ["model.hidden=abc"],
+        ["model.hidden='abc': input should be a list, as in model.hidden=[1,2]"],
     ),
     "a word for a list of words": (
         0, ["freeze=conv"], ["freeze='conv': input should be a list, as in 'freeze=[\"conv\"]'"],
@@ -277,17 +276,22 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "optimizer.groups.0.match='*.bias': is no regular expression: ",
     ]),
     "null": (0, ["batch_size=null"], ["batch_size=None: input should be a valid integer"]),
-    "below its range": (0, ["optimizer.lr=-1"], ["optimizer.lr=-1: input should be greater than 0"]),
-    "above its range": (0, ["dataset.val_fraction=1"], ["dataset.val_fraction=1: input should be less than 1"]),
-    "not a number": (0, ["gradient_clip=nan"], ["gradient_clip=nan: input should be a finite number"]),
+    "below its range": (0, ["optimizer.lr=-1"],
+        ["optimizer.lr=-1: input should be greater than 0"]),
+    "above its range": (0, ["dataset.val_fraction=1"],
+        ["dataset.val_fraction=1: input should be less than 1"]),
+    "not a number": (0, ["gradient_clip=nan"],
+        ["gradient_clip=nan: input should be a finite number"]),
     "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
     "one of several types": (
         0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16' or 'fp16'"],
     ),
     "neither a number nor a list": (
-        2, ["gpus=all"], ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],
+        2, ["gpus=all"],
+        ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],
     ),
-    "a key taken away": (0, ["~model.hidden"], ["model.hidden: has no value; give one, as in model.hidden=..."]),
+    "a key taken away": (0, ["~model.hidden"],
+        ["model.hidden: has no value; give one, as in model.hidden=..."]),
     "not so many per worker": (0, ["batch_size=x per worker"], [
         "batch_size='x per worker': input should be a valid integer",
     ]),
@@ -300,10 +304,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "data parallel on one GPU": (1, ["strategy=dp"], [
         "strategy=dp: ",
     ]),
-    "compiled, with oneDNN": (
-        0, ["onednn=true", "compile=true"], ["onednn=true: "],
-    ),
-    "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"], [
+    "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"],
+        [
         "world_size=2: ",
         "compile=true: ",
     ]),
@@ -346,7 +348,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "objective": (0, ["objective=acuracy/val"], [
         "objective=acuracy/val: ",
     ]),
-    "objective on a split that is not evaluated": (0, ["eval_split=test", "objective=accuracy/val"], [
+    "objective on a split that is not evaluated": (0, ["eval_split=test", "objective=accuracy/val"],
+        [
         "objective=accuracy/val: ",
     ]),
     "nothing to evaluate on": (0, ["dataset.val_fraction=0"], [

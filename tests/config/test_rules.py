@@ -92,28 +92,34 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "nccl on simulated GPUs": (
         machine(2, simulated=True), {"backend": "gloo"}, {"backend": "nccl"}, "backend=nccl: ",
     ),
-    "nccl without a GPU": (machine(2), {"backend": "nccl"}, {"gpus": 0, "backend": "nccl"}, "backend=nccl: "),
+    "nccl without a GPU": (machine(2), {"backend": "nccl"}, {"gpus": 0, "backend": "nccl"},
+        "backend=nccl: "),
     "nccl with two workers on a GPU": (
         machine(2), {"backend": "nccl", "world_size": 2}, {"backend": "nccl", "world_size": 4},
         "backend=nccl: ",
     ),
     "a debugger in two workers": (
-        machine(0), {"debug": True, "world_size": 1}, {"debug": True, "world_size": 2}, "world_size=2: ",
+        machine(0), {"debug": True, "world_size": 1}, {"debug": True, "world_size": 2},
+        "world_size=2: ",
     ),
     "fp16 on this CPU": (
         machine(0), {"amp": "bf16"}, {"amp": "fp16"}, "amp=fp16: ",
     ),
     "shared statistics, compiled on a CPU": (
-        machine(1), {"batch_norm": "sync", "compile": True}, {"gpus": 0, "batch_norm": "sync", "compile": True},
+        machine(1), {"batch_norm": "sync", "compile": True}, {"gpus": 0, "batch_norm": "sync",
+            "compile": True},
         "batch_norm=sync: ",
     ),
     "whole groups": (
-        machine(0), {"batch_norm": "groups", "world_size": 2}, {"batch_norm": "groups", "world_size": 4},
+        machine(0), {"batch_norm": "groups", "world_size": 2}, {"batch_norm": "groups",
+            "world_size": 4},
         "batch_norm_group=32: ",
     ),
     "whole groups in each part": (
-        machine(0), {"batch_norm_group": 8, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
-        {"batch_norm_group": 5, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
+        machine(0), {"batch_norm_group": 8, "batch_norm": "groups", "batch_size": 48,
+            "gradient_accumulation": 3},
+        {"batch_norm_group": 5, "batch_norm": "groups", "batch_size": 48,
+            "gradient_accumulation": 3},
         "batch_norm_group=5: ",
     ),
     "powersgd after a nan": (
@@ -128,19 +134,18 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "gpus": 1}, "strategy=dp: ",
     ),
     "data parallel in two workers": (
-        machine(2), {"strategy": "dp", "world_size": 1}, {"strategy": "dp", "world_size": 2, "backend": "gloo"},
+        machine(2), {"strategy": "dp", "world_size": 1}, {"strategy": "dp", "world_size": 2,
+            "backend": "gloo"},
         "world_size=2: ",
     ),
     "data parallel, compiled": (
-        machine(2), {"strategy": "dp", "compile": False}, {"strategy": "dp", "compile": "max-autotune"},
+        machine(2), {"strategy": "dp", "compile": False}, {"strategy": "dp",
+            "compile": "max-autotune"},
         "compile=max-autotune: ",
     ),
     "data parallel with shared statistics": (
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "batch_norm": "groups"},
         "batch_norm=groups: ",
-    ),
-    "oneDNN, compiled": (
-        machine(0), {"onednn": True}, {"onednn": True, "compile": True}, "onednn=true: ",
     ),
     "a scaled learning rate": (
         machine(0), {"lr_scaling": "sqrt", "base_batch_size": 32}, {"lr_scaling": "sqrt"},
@@ -150,15 +155,18 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"print_every": 100}, {"print_every": 60}, "print_every=60: ",
     ),
     "a batch in equal parts": (
-        machine(0), {"batch_size": 60, "gradient_accumulation": 3}, {"batch_size": 64, "gradient_accumulation": 3},
+        machine(0), {"batch_size": 60, "gradient_accumulation": 3}, {"batch_size": 64,
+            "gradient_accumulation": 3},
         "batch_size=64: ",
     ),
     "something to evaluate on": (
-        machine(0), {"dataset": {"val_fraction": 0}, "eval_split": "test", "objective": "accuracy/test"},
+        machine(0), {"dataset": {"val_fraction": 0}, "eval_split": "test",
+            "objective": "accuracy/test"},
         {"dataset": {"val_fraction": 0}}, "dataset.val_fraction=0.0: ",
     ),
     "a fold of how many": (
-        machine(0), {"dataset": {"folds": 5, "fold": 4, "val_fraction": 0}}, {"dataset": {"fold": 0}},
+        machine(0), {"dataset": {"folds": 5, "fold": 4, "val_fraction": 0}},
+        {"dataset": {"fold": 0}},
         "dataset.fold=0: ",
     ),
     "folds without one that validates": (
@@ -181,8 +189,10 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         "early_stop.metric=loss/test: ",
     ),
     "a metric that evaluations alone measure": (
-        machine(0), {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/val", "patience": 1}},
-        {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/train", "patience": 1}},
+        machine(0), {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/val",
+            "patience": 1}},
+        {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/train",
+            "patience": 1}},
         "early_stop.metric=auroc/train: ",
     ),
     "a warm-up within the run": (
@@ -191,7 +201,8 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         "scheduler.warmup_epochs=5.5: ",
     ),
     "a split that is evaluated": (
-        machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test", "objective": "loss/val"},
+        machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test",
+            "objective": "loss/val"},
         "objective=loss/val: ",
     ),
 }  # fmt: skip

@@ -52,7 +52,7 @@ def test_settings_are_hidden_and_restored() -> None:
 
 
 def test_texts_are_hidden_wherever_they_are_written() -> None:
-    _, found = composed(model={**NODES, "quoted": "${oc.env:EXPT_QUOTED}"})
+    composed(model={**NODES, "quoted": "${oc.env:EXPT_QUOTED}"})
     quoted = 'it\'s\n"x"'
     text = f"secret-4711, anna-1, /home/anna/x, {quoted}, {quoted!r}, {json.dumps(quoted)}"
     hidden = secrets.hidden([text])[0]

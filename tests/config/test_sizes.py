@@ -14,7 +14,8 @@ TOKENS = ("model=transformer", "dataset=text", "dataset.root=a.txt", "task=langu
 
 
 @pytest.mark.parametrize(("words", "is_so"), [
-    ((), (4, 4, 128)), (("model.size=124m",), (12, 12, 768)), (("model.size=124m", "model.layers=3"), (3, 12, 768)),
+    ((), (4, 4, 128)), (("model.size=124m",), (12, 12, 768)), (("model.size=124m",
+        "model.layers=3"), (3, 12, 768)),
     (("model.width=64",), (4, 4, 64)),
 ])  # fmt: skip
 def test_a_size_says_what_is_not_given(words: tuple[str, ...], is_so: tuple[int, int, int]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from expt.config import secrets, user_class
-from expt.config.user_class import build, resolve, taken
+from expt.config import secrets, user_code
+from expt.config.user_code import build, resolve, taken
 from expt.errors import ConfigError
 
 
@@ -52,7 +52,8 @@ def test_what_is_no_such_class_is_refused_and_not_called(path: str, text: str) -
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"siz": 3}, "'siz'. Did you mean 'size'?"), ({}, "missing 1 required keyword-only argument: 'size'")],
+    [({"siz": 3}, "'siz'. Did you mean 'size'?"), ({},
+        "missing 1 required keyword-only argument: 'size'")],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(given: dict[str, int], says: str) -> None:
     before = Own.built
@@ -69,7 +70,8 @@ class Net(dict):
         if width == 4:
             open("/nowhere/it/is")
         if width == 5:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes")
+            said = "DefaultCPUAllocator: can't allocate memory"
+            raise RuntimeError(f"{said}: you tried to allocate 400 bytes")
 """
 
 
@@ -247,7 +249,7 @@ class Odd:
 
 def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
     assert build(f"{__name__}.Odd", Odd, path="here", base=2).given == ("here", 2)
-    assert user_class.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
+    assert user_code.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
     with pytest.raises(ConfigError, match="Did you mean 'path'"):
         build(f"{__name__}.Odd", object, pth="here", base=2)
 

@@ -48,7 +48,7 @@ def steps(store: str, paths: RunPaths) -> dict[str, Counter[int]]:
 
 
 def once(*wanted: int) -> dict[str, Counter[int]]:
-    return dict.fromkeys(("epoch", "loss/train", "speed/epoch_s"), Counter(wanted))
+    return {tag: Counter(wanted) for tag in ("epoch", "loss/train", "speed/epoch_s")}
 
 
 def test_half_live_and_half_later(tmp_path: Path, store: str) -> None:

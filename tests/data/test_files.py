@@ -102,7 +102,8 @@ def message(dataset: Downloaded) -> str:
 
 def test_import_needs_no_torch() -> None:
     code = (
-        "import sys, expt.data.kinds.originals; print([name for name in ('torch', 'torchvision') if name in"
+        "import sys, expt.data.kinds.originals; print([name for name in ('torch', 'torchvision') "
+        "if name in"
         " sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -57,7 +57,8 @@ def known(name: Any, root: Path | str) -> Downloaded:
 
 def folder(root: Path) -> ImageFolder:
     return ImageFolder(
-        name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1, train_limit=None,
+        name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1,
+        train_limit=None,
         mean=None, std=None,
     )  # fmt: skip
 

@@ -60,11 +60,14 @@ def pixels(number: int, channels: int = 3) -> np.ndarray:
 
 @pytest.fixture
 def people(tmp_path: Path) -> list[dict[str, str]]:
-    """A folder of pictures and a CSV of what is known of each, as the library reads an imagefolder."""
+    """A folder of pictures and a CSV of what is known of each, as the library reads an
+    imagefolder.
+    """
     known = list[dict[str, str]]()
     for part, number in (("train", 12), ("test", 4)):
         (tmp_path / "set" / part).mkdir(parents=True)
-        rows = [{"file_name": f"{i}.png", "age": f"{20.5 + 3 * i}", "old": f"{int(i > 5)}", "tall": f"{i % 2}"}
+        rows = [{"file_name": f"{i}.png", "age": f"{20.5 + 3 * i}", "old": f"{int(i > 5)}",
+            "tall": f"{i % 2}"}
                 for i in range(number)]  # fmt: skip
         for index in range(number):
             Image.fromarray(pixels(index)).save(tmp_path / "set" / part / f"{index}.png")

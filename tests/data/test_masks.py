@@ -122,10 +122,14 @@ def test_what_is_wrong_is_told_by_its_file(
     spoil: Callable[[Path], None], told: str, root: Path
 ) -> None:
     spoil(root)
-    with pytest.raises(DataError, match=told):
+
+    def read() -> None:
         for part in parts_there(root):
             list_pairs(root, part)
         folder(root)[1]
+
+    with pytest.raises(DataError, match=told):
+        read()
 
 
 def test_a_persons_own_samples_are_checked() -> None:

@@ -442,7 +442,9 @@ class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> None:
-    """Of what is trained on the mean, or that of a few samples, is subtracted; near 0 nothing is."""
+    """Of what is trained on the mean, or that of a few samples, is subtracted; near 0 nothing
+    is.
+    """
     rows = Years(True)
     np.savez(
         path := tmp_path / "t.npz",

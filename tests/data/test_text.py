@@ -1,4 +1,6 @@
-"""A text: its parts share nothing, each token is a target once, and it is known by what it holds."""
+"""A text: its parts share nothing, each token is a target once, and it is known by what it
+holds.
+"""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_masks_count_classes_from_0(chosen: Callable[..., RunConfig], tmp_path: 
     masks = found["test"][1]
     assert set(masks.unique().tolist()) == {0, 1, 2}
     assert masks[0, 0, 0] == numbers[0, 0] - 1
-    with pytest.raises(ConfigError, match="task.num_classes=4: dataset=torchvision has 3"):
+    with pytest.raises(ConfigError, match=r"task.num_classes=4: dataset=torchvision has 3"):
         chosen("OxfordIIITPet", *words, "task.num_classes=4")
 
 
@@ -339,11 +339,11 @@ def test_numbers_and_labels_are_the_targets(
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(configured: Configured) -> None:
-    with pytest.raises(ConfigError, match="dataset.set=SVNH: .* Did you mean 'SVHN'"):
+    with pytest.raises(ConfigError, match=r"dataset.set=SVNH: .* Did you mean 'SVHN'"):
         configured("dataset=torchvision", "dataset.set=SVNH")
 
 
 def test_what_a_class_needs_is_asked_for(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
     kmnist(tmp_path / "data")
-    with pytest.raises(ConfigError, match="dataset.set=EMNIST: .*split.*dataset.options"):
+    with pytest.raises(ConfigError, match=r"dataset.set=EMNIST: .*split.*dataset.options"):
         build_data(chosen("EMNIST"), ALONE)

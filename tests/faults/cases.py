@@ -1,4 +1,6 @@
-"""The faults that expt is to survive, and the tests that hold each; they bear the marker `faults`."""
+"""The faults that expt is to survive, and the tests that hold each; they bear the marker
+`faults`.
+"""
 
 from __future__ import annotations
 

@@ -41,19 +41,28 @@ FAILED = ("outputs",)  # the workers had begun: the record of a run that failed 
 
 CASES = {
     # data
-    "a missing data file": Bad(f"{MNIST}missing", 2, "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
+    "a missing data file": Bad(f"{MNIST}missing", 2,
+        "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
     "a data folder that is a file": Bad(f"{MNIST}file", 2, "not found in file/MNIST/raw"),
-    "a truncated data file": Bad(f"{MNIST}truncated", 2, "is truncated: expected 4112 bytes, found 500; delete it"),
-    "an empty data file": Bad(f"{MNIST}nothing", 2, "is truncated: expected 16 bytes of header, found 0"),
+    "a truncated data file": Bad(f"{MNIST}truncated", 2,
+        "is truncated: expected 4112 bytes, found 500; delete it"),
+    "an empty data file": Bad(f"{MNIST}nothing", 2,
+        "is truncated: expected 16 bytes of header, found 0"),
     "test images of another size": Bad(
-        f"{MNIST}sizes", 2, "dataset.root=sizes: the training images are 8x8, those of the test set 9x9"
+        f"{MNIST}sizes", 2,
+        "dataset.root=sizes: the training images are 8x8, those of the test set 9x9"
     ),
-    "a label out of range": Bad(f"{MNIST}label", 2, "label/train-labels-idx1-ubyte holds the label 77, expected 0 to"),
-    "no folder of images": Bad(f"{PHOTOS}nowhere", 2, "dataset.root=nowhere: no folder nowhere/train: expected"),
-    "an empty class folder": Bad(f"{PHOTOS}empty", 2, "no images in the class folder empty/train/b; add some, or"),
-    "an unreadable image": Bad(f"{PHOTOS}broken", 2, "broken/train/a/1.png cannot be read as an image", ("cache",)),
+    "a label out of range": Bad(f"{MNIST}label", 2,
+        "label/train-labels-idx1-ubyte holds the label 77, expected 0 to"),
+    "no folder of images": Bad(f"{PHOTOS}nowhere", 2,
+        "dataset.root=nowhere: no folder nowhere/train: expected"),
+    "an empty class folder": Bad(f"{PHOTOS}empty", 2,
+        "no images in the class folder empty/train/b; add some, or"),
+    "an unreadable image": Bad(f"{PHOTOS}broken", 2,
+        "broken/train/a/1.png cannot be read as an image", ("cache",)),
     "fewer images than a batch": Bad(
-        f"{MNIST}good batch_size=1000", 2, "fewer than batch_size=1000; use batch_size=58, or drop_last=false", FAILED
+        f"{MNIST}good batch_size=1000", 2,
+        "fewer than batch_size=1000; use batch_size=58, or drop_last=false", FAILED
     ),
     # checkpoints and folders
     "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model.name=convnet: "),
@@ -62,44 +71,66 @@ CASES = {
     "no checkpoint but something else": Bad("resume=file", 2, "resume=file: "),
     "weights of nowhere": Bad("weights=nowhere@last", 2, "weights=nowhere@last: "),
     "weights of no checkpoint": Bad("weights=trained@lats", 2, "weights=trained@lats: "),
-    "to go on nowhere": Bad("resume=auto", 2, "resume=auto: continues in the folder of a run; name it"),
-    "a run folder that exists": Bad("hydra.run.dir=trained", 2, "hydra.run.dir=trained: holds a run already; choose"),
-    "a run folder that is a file": Bad("hydra.run.dir=file", 2, "hydra.run.dir=file: Not a directory; choose another"),
-    "a run folder in a file": Bad("hydra.run.dir=file/x", 2, "hydra.run.dir=file/x: Not a directory; choose another"),
-    "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x", 2, "hydra.sweep.dir=file/x: Not a directory"),
-    "a read-only folder": Bad("hydra.run.dir=read_only/x", 2, "hydra.run.dir=read_only/x: Read-only file system"),
-    "a read-only folder that exists": Bad("hydra.run.dir=read_only", 2, "hydra.run.dir=read_only: Read-only file sys"),
+    "to go on nowhere": Bad("resume=auto", 2,
+        "resume=auto: continues in the folder of a run; name it"),
+    "a run folder that exists": Bad("hydra.run.dir=trained", 2,
+        "hydra.run.dir=trained: holds a run already; choose"),
+    "a run folder that is a file": Bad("hydra.run.dir=file", 2,
+        "hydra.run.dir=file: Not a directory; choose another"),
+    "a run folder in a file": Bad("hydra.run.dir=file/x", 2,
+        "hydra.run.dir=file/x: Not a directory; choose another"),
+    "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x", 2,
+        "hydra.sweep.dir=file/x: Not a directory"),
+    "a read-only folder": Bad("hydra.run.dir=read_only/x", 2,
+        "hydra.run.dir=read_only/x: Read-only file system"),
+    "a read-only folder that exists": Bad("hydra.run.dir=read_only", 2,
+        "hydra.run.dir=read_only: Read-only file sys"),
     "a sweep in a read-only folder": Bad(
-        "-m seed=0,1 hydra.sweep.dir=read_only/x", 2, "hydra.sweep.dir=read_only/x: Read-only file system; choose"
+        "-m seed=0,1 hydra.sweep.dir=read_only/x", 2,
+        "hydra.sweep.dir=read_only/x: Read-only file system; choose"
     ),
     "a full disk": Bad("hydra.run.dir=full/x", 1, "full/x: No space left on device", ("full/x",)),
-    "a sweep on a full disk": Bad("-m seed=0,1 hydra.sweep.dir=full/s", 2, "hydra.sweep.dir=full/s: No space left"),
+    "a sweep on a full disk": Bad("-m seed=0,1 hydra.sweep.dir=full/s", 2,
+        "hydra.sweep.dir=full/s: No space left"),
     # YAML
-    "YAML with a wrong type": Bad("--config-dir conf model=type", 2, "model.hidden=3: input should be a list"),
+    "YAML with a wrong type": Bad("--config-dir conf model=type", 2,
+        "model.hidden=3: input should be a list"),
     "YAML with a tab": Bad("--config-dir conf model=tab", 2, "tab.yaml\", line 2, column 1"),
     "YAML with an error": Bad("--config-dir conf model=syntax", 2, "while parsing a flow sequence"),
-    "YAML that is not text": Bad("--config-dir conf model=bytes", 2, "conf: a YAML file there is not UTF-8"),
-    "YAML that names a file that is not there": Bad("--config-dir conf model=asks", 2, "model=nothere: not one of "),
-    "YAML with an unset variable": Bad("--config-dir conf model=env", 2, "model.hidden: KeyError raised while"),
+    "YAML that is not text": Bad("--config-dir conf model=bytes", 2,
+        "conf: a YAML file there is not UTF-8"),
+    "YAML that names a file that is not there": Bad("--config-dir conf model=asks", 2,
+        "model=nothere: not one of "),
+    "YAML with an unset variable": Bad("--config-dir conf model=env", 2,
+        "model.hidden: KeyError raised while"),
     "a sweep over bad YAML": Bad("-m --config-dir conf model=mlp,tab", 2, "tab.yaml"),
-    "no folder of YAML": Bad("--config-dir nowhere", 2, "--config-dir nowhere: there is no such folder"),
+    "no folder of YAML": Bad("--config-dir nowhere", 2,
+        "--config-dir nowhere: there is no such folder"),
     "no main YAML": Bad("--config-name nope", 2, "nope: there is no such configuration"),
     # words
-    "a wrong key": Bad("bakend=gloo", 2, "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?"),
-    "a misspelt group": Bad("optimzer=adam", 2, "there is no key 'optimzer'. Did you mean 'optimizer'?"),
-    "a key of another dataset": Bad("dataset.num_workers=2", 2, "the chosen dataset has no key 'dataset.num_workers'"),
-    "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2, "hydra.launcher.retries=x: Value 'x' of"),
+    "a wrong key": Bad("bakend=gloo", 2,
+        "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?"),
+    "a misspelt group": Bad("optimzer=adam", 2,
+        "there is no key 'optimzer'. Did you mean 'optimizer'?"),
+    "a key of another dataset": Bad("dataset.num_workers=2", 2,
+        "the chosen dataset has no key 'dataset.num_workers'"),
+    "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2,
+        "hydra.launcher.retries=x: Value 'x' of"),
     "no key": Bad("=3", 2, "not of the form key=value"),
     "a number for a group": Bad("model=3", 2, "model=3: "),
     "no value": Bad("epochs=", 2, "epochs='': input should be a valid integer"),
     "none of it": Bad("epochs=0", 2, "epochs=0: input should be greater than or equal to 1"),
-    "a negative number": Bad("optimizer.lr=-1", 2, "optimizer.lr=-1: input should be greater than 0"),
+    "a negative number": Bad("optimizer.lr=-1", 2,
+        "optimizer.lr=-1: input should be greater than 0"),
     "a text for a number": Bad("epochs=abc", 2, "epochs='abc': input should be a valid integer"),
     "a plan that is all warm-up": Bad(
-        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2, "scheduler.epochs=1: is all warm-up, sched"
+        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2,
+        "scheduler.epochs=1: is all warm-up, sched"
     ),
-    "99 GPUs": Bad("gpus=99 batch_size=99", 2, "gpus=99: this machine has no GPUs; use gpus=0 to run on the CPU"),
-    "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2, "(plain or .gz) not found in ünï code/"),
+    "99 GPUs": Bad("gpus=99 batch_size=99", 2,
+        "gpus=99: this machine has no GPUs; use gpus=0 to run on the CPU"),
+    "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2,
+        "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
 OWN = Bad(
     "--config-dir conf dataset=label",
@@ -265,7 +296,9 @@ def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: pytest.Monke
 def _in_namespace(
     kind: str, prelude: str, *words: str, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m expt WORDS` in a namespace of its own, in which the code `prelude` has been run."""
+    """`python -m expt WORDS` in a namespace of its own, in which the code `prelude` has been
+    run.
+    """
     program = f"import socket, subprocess, sys\n{prelude}\nfrom expt.__main__ import main\nmain()"
     unshare = ["unshare", "--map-root-user", kind]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:

@@ -38,7 +38,8 @@ class Rows(torch.utils.data.Dataset):
         self.kind = kind
         self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
         if kind.endswith("collate"):
-            self.collate = (lambda samples: samples.nothing) if kind == "wrong collate" else lambda samples: None
+            wrong = lambda samples: samples.nothing
+            self.collate = wrong if kind == "wrong collate" else lambda samples: None
 
     def __len__(self):
         return 0 if self.kind == "empty" else len(self.x)
@@ -69,7 +70,8 @@ class Tokens(Rows):
         tokens, other = torch.zeros(4).long(), torch.full((4,), 9 if index == 5 else 1)
         if self.kind == "long":
             return torch.zeros(6).long(), torch.zeros(6).long()
-        return {"input": (other, tokens), "target": (tokens, other), "float": (tokens / 2, tokens)}[self.kind]
+        if self.kind == "float": return tokens / 2, tokens
+        return {"input": (other, tokens), "target": (tokens, other)}[self.kind]
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -165,105 +167,159 @@ TASK = "model=net batch_size=8 dataset=rows task=own task.kind="
 
 CASES = {
     # metrics
-    "no such metric": Bad("objective=f1/val", "objective=f1/val: not one of loss/train, loss/val, loss/test, accuracy"),
+    "no such metric": Bad("objective=f1/val",
+        "objective=f1/val: not one of loss/train, loss/val, loss/test, accuracy"),
     "a metric of another task": Bad(
-        "task=regression dataset=diabetes objective=accuracy/val", "objective=accuracy/val: not one of loss/train, loss"
+        "task=regression dataset=diabetes objective=accuracy/val",
+        "objective=accuracy/val: not one of loss/train, loss"
     ),
     "a metric without a split": Bad("objective=accuracy", "Did you mean 'accuracy/val'?"),
-    "to stop by no such metric": Bad("early_stop='{metric: f1/val, patience: 1}'", "early_stop.metric=f1/val: is not"),
-    "a threshold that is none": Bad("task=multilabel task.threshold=1.5", "task.threshold=1.5: input should be less t"),
-    "a loss that there is not": Bad("task=regression task.loss=mape", "task.loss='mape': input should be 'mse', 'mae'"),
+    "to stop by no such metric": Bad("early_stop='{metric: f1/val, patience: 1}'",
+        "early_stop.metric=f1/val: is not"),
+    "a threshold that is none": Bad("task=multilabel task.threshold=1.5",
+        "task.threshold=1.5: input should be less t"),
+    "a loss that there is not": Bad("task=regression task.loss=mape",
+        "task.loss='mape': input should be 'mse', 'mae'"),
     # tables
-    "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]", "has no such column, it has a, b, na"),
-    "an unknown target": Bad(f"{TABLE} task=regression dataset.targets=z", "dataset.targets=z: t.csv has no such colu"),
-    "a column of texts": Bad(f"{TABLE} task=regression dataset.features=[name]", "t.csv: column name, row 1: 'x0' is"),
+    "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]",
+        "has no such column, it has a, b, na"),
+    "an unknown target": Bad(f"{TABLE} task=regression dataset.targets=z",
+        "dataset.targets=z: t.csv has no such colu"),
+    "a column of texts": Bad(f"{TABLE} task=regression dataset.features=[name]",
+        "t.csv: column name, row 1: 'x0' is"),
     "texts for labels": Bad(
-        f"{TABLE} task=multilabel dataset.features=[a] dataset.targets=name", "a label is 0 or 1: give each a column"
+        f"{TABLE} task=multilabel dataset.features=[a] dataset.targets=name",
+        "a label is 0 or 1: give each a column"
     ),
     "a key of an own dataset without a YAML": Bad(
         "~dataset +dataset._target_=bad_tasks.Rows +dataset.kind=plain dataset.folds=4",
         "dataset.folds=4: ",
     ),
-    "numbers for labels": Bad(f"{TABLE} task=multilabel dataset.features=[a]", "column y, row 1: 0.5 is no label, whi"),
-    "numbers for classes": Bad(f"{TABLE} dataset.features=[a]", "column y, row 1: 0.5 is no class, which is an intege"),
-    "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]", "t.csv: column b, row 8: is nan; give it a"),
+    "numbers for labels": Bad(f"{TABLE} task=multilabel dataset.features=[a]",
+        "column y, row 1: 0.5 is no label, whi"),
+    "numbers for classes": Bad(f"{TABLE} dataset.features=[a]",
+        "column y, row 1: 0.5 is no class, which is an intege"),
+    "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]",
+        "t.csv: column b, row 8: is nan; give it a"),
     # texts
-    "an empty text": Bad(f"{TEXT}empty.txt", "dataset.root=empty.txt: of its 0 bytes 0 are left for train, which need"),
-    "a context longer than the text": Bad(f"{TEXT}t.csv dataset.context=5000", "dataset.context=5000: only "),
-    "a token out of range": Bad(f"{TOKENS}input", "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
-    "a target out of range": Bad(f"{TOKENS}target", "sample 5: its targets hold the token 9, expected 0 to 4 (vocab_s"),
-    "tokens that are no integers": Bad(f"{TOKENS}float", "sample 0: its inputs are torch.float32; let them be tokens"),
-    "a sample longer than the context": Bad(f"{TOKENS}long", "a sample has 6 tokens, and the model takes 4; cut it, o"),
-    "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8", "a sample's targets are torch.float32"),
+    "an empty text": Bad(f"{TEXT}empty.txt",
+        "dataset.root=empty.txt: of its 0 bytes 0 are left for train, which need"),
+    "a context longer than the text": Bad(f"{TEXT}t.csv dataset.context=5000",
+        "dataset.context=5000: only "),
+    "a token out of range": Bad(f"{TOKENS}input",
+        "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
+    "a target out of range": Bad(f"{TOKENS}target",
+        "sample 5: its targets hold the token 9, expected 0 to 4 (vocab_s"),
+    "tokens that are no integers": Bad(f"{TOKENS}float",
+        "sample 0: its inputs are torch.float32; let them be tokens"),
+    "a sample longer than the context": Bad(f"{TOKENS}long",
+        "a sample has 6 tokens, and the model takes 4; cut it, o"),
+    "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8",
+        "a sample's targets are torch.float32"),
     # masks
-    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2", "is 9x8, and its image 8x8"),
-    "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'", "the model gives [8, 2, 8, 8] where [8, 2, 4, 4] is"),
-    "own masks of other classes": Bad(f"{OWN_MASKS}'mask values'", "sample 5: its mask holds the class 2, expected 0"),
-    "own masks of floats": Bad(f"{OWN_MASKS}'mask of floats'", "sample 0: its mask is torch.float32 [8, 8], expected"),
+    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2",
+        "is 9x8, and its image 8x8"),
+    "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'",
+        "the model gives [8, 2, 8, 8] where [8, 2, 4, 4] is"),
+    "own masks of other classes": Bad(f"{OWN_MASKS}'mask values'",
+        "sample 5: its mask holds the class 2, expected 0"),
+    "own masks of floats": Bad(f"{OWN_MASKS}'mask of floats'",
+        "sample 0: its mask is torch.float32 [8, 8], expected"),
     # samples
-    "nan in a sample": Bad(f"{ROWS}'no number'", "at step 1 (epoch 1) on rank 0, for inputs, column 0, of the traini"),
-    "no samples": Bad(f"{ROWS}empty", "dataset._target_=bad_tasks.Rows: its training part has no samples"),
-    "a stream": Bad("task=own model=net dataset=stream", "must have __len__; where an epoch ends, and wh"),
+    "nan in a sample": Bad(f"{ROWS}'no number'",
+        "at step 1 (epoch 1) on rank 0, for inputs, column 0, of the traini"),
+    "no samples": Bad(f"{ROWS}empty",
+        "dataset._target_=bad_tasks.Rows: its training part has no samples"),
+    "a stream": Bad("task=own model=net dataset=stream",
+        "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch, a NoneType"),
     "a collate of images that gives nothing": Bad(
         "dataset=rows dataset.kind='class no collate' +dataset.num_classes=3", "a batch, a NoneType"
     ),
-    "a collate that fails": Bad(f"{ROWS}'wrong collate'", "AttributeError: 'list' object has no attribute 'nothing';"),
+    "a collate that fails": Bad(f"{ROWS}'wrong collate'",
+        "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a collate"),
     "targets that are no labels": Bad(
-        "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels", "sample 5: its target holds 2, expec"
+        "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels",
+        "sample 5: its target holds 2, expec"
     ),
-    "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3", "sample 5: its label is 7, e"),
-    "a class that is none": Bad("dataset=rows dataset.kind='no class' dataset.num_classes=3", "sample 5: its label is"),
-    "no targets": Bad(f"{REGRESSION}'no target'", "model=mlp: needs channels, image_size, num_classes, and the datase"),
+    "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3",
+        "sample 5: its label is 7, e"),
+    "a class that is none": Bad("dataset=rows dataset.kind='no class' dataset.num_classes=3",
+        "sample 5: its label is"),
+    "no targets": Bad(f"{REGRESSION}'no target'",
+        "model=mlp: needs channels, image_size, num_classes, and the datase"),
     "two targets for one output": Bad(
-        "task=regression model=net batch_size=8 dataset=rows dataset.kind='two targets'", "the model gives [1] for a sa"
+        "task=regression model=net batch_size=8 dataset=rows dataset.kind='two targets'",
+        "the model gives [1] for a sa"
     ),
     # models
     "rows for a model of images": Bad(
-        "task=regression model=resnet18 dataset=rows", "model=resnet18: takes images [channels, height, width], and a s"
+        "task=regression model=resnet18 dataset=rows",
+        "model=resnet18: takes images [channels, height, width], and a s"
     ),
-    "rows for a named model": Bad("task=regression model=torchvision model.arch=alexnet dataset=rows", "inputs are [6"),
+    "rows for a named model": Bad("task=regression model=torchvision model.arch=alexnet "
+                                  "dataset=rows", "inputs are [6"),
     "no images for a named model": Bad(
         "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
-        "model=torchvision: needs channels, image_size, and the dataset has not; let the dataset have them",
+        "model=torchvision: needs channels, image_size, and the dataset has not; let the dataset "
+        "have them",
     ),
     "no images for a model of timm": Bad(
-        "task=own model=timm model.arch=resnet18 dataset=rows dataset.kind=dict", "model=timm: needs channels, image_si"
+        "task=own model=timm model.arch=resnet18 dataset=rows dataset.kind=dict",
+        "model=timm: needs channels, image_si"
     ),
     "tokens for a named model": Bad(
-        "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens dataset.kind=input",
+        "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens "
+        "dataset.kind=input",
         "the dataset gives it tokens; use model=transformer",
     ),
-    "integers for numbers": Bad(f"{REGRESSION}integers", "model=mlp: takes float32, and a sample's inputs are int32;"),
-    "weights of another model": Bad("weights=other.pt", "weights=other.pt: other.pt fits this model nowhere (4 missin"),
+    "integers for numbers": Bad(f"{REGRESSION}integers",
+        "model=mlp: takes float32, and a sample's inputs are int32;"),
+    "weights of another model": Bad("weights=other.pt",
+        "weights=other.pt: other.pt fits this model nowhere (4 missin"),
     "a model that gives nothing": Bad(
-        "task=regression model=net model.kind=nothing batch_size=8 dataset=rows", "the model gives a NoneType, where on"
+        "task=regression model=net model.kind=nothing batch_size=8 dataset=rows",
+        "the model gives a NoneType, where on"
     ),
     "a model that gives a dict": Bad(
-        "task=regression model=net model.kind=dict batch_size=8 dataset=rows", "the model gives a dict, where one tenso"
+        "task=regression model=net model.kind=dict batch_size=8 dataset=rows",
+        "the model gives a dict, where one tenso"
     ),
-    "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows", "as Wide(width='abc'): Typ"),
-    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 104)"),
+    "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows",
+        "as Wide(width='abc'): Typ"),
+    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows",
+        "/bad_tasks.py, line 106)"),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "abstract method"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss is a Tensor"),
     "a loss that is no scalar": Bad(f"{TASK}'no scalar'", "Own.loss is a tensor of the shape [8]"),
     "a loss that is no tensor": Bad(f"{TASK}'no tensor'", "give its sum, a tensor"),
-    "a loss without a gradient": Bad(f"{TASK}'no gradient'", "Own.loss gives a number without a gradient; compute it"),
-    "a loss that is complex": Bad(f"{TASK}complex", "Own.loss is a tensor of the shape [] and torch.complex64"),
-    "a weight that is complex": Bad(f"{TASK}'complex weight'", "Own.loss has the weight a tensor of the shape [] and torch.complex64"),
+    "a loss without a gradient": Bad(f"{TASK}'no gradient'",
+        "Own.loss gives a number without a gradient; compute it"),
+    "a loss that is complex": Bad(f"{TASK}complex",
+        "Own.loss is a tensor of the shape [] and torch.complex64"),
+    "a weight that is complex": Bad(f"{TASK}'complex weight'",
+        "Own.loss has the weight a tensor of the shape [] and torch.complex64"),
     "no loss": Bad(f"{TASK}nothing", "Own.loss is a NoneType"),
-    "a loss with many weights": Bad(f"{TASK}weights", "Own.loss has the weight a tensor of the shape [8]"),
+    "a loss with many weights": Bad(f"{TASK}weights",
+        "Own.loss has the weight a tensor of the shape [8]"),
     "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss has the weight -1.0"),
-    "a loss that never has a weight": Bad(f"{TASK}'no weights'", "weights add up to 0 in epoch 1, so that nothing was"),
-    "a loss with an unsaid weight": Bad(f"{TASK}'other weight'", "Own.loss: its weights add up to 14 for 56 samples,"),
-    "no sums": Bad(f"{TASK}'no measure'", "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),
-    "a sum without a weight": Bad(f"{TASK}'no pair'", "Own.measure: mae is a Tensor; give its sum and its weight"),
+    "a loss that never has a weight": Bad(f"{TASK}'no weights'",
+        "weights add up to 0 in epoch 1, so that nothing was"),
+    "a loss with an unsaid weight": Bad(f"{TASK}'other weight'",
+        "Own.loss: its weights add up to 14 for 56 samples,"),
+    "no sums": Bad(f"{TASK}'no measure'",
+        "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),
+    "a sum without a weight": Bad(f"{TASK}'no pair'",
+        "Own.measure: mae is a Tensor; give its sum and its weight"),
     "a sum for each sample": Bad(f"{TASK}each", "Own.measure: mae is a tensor of the shape [8]"),
-    "a sum with many weights": Bad(f"{TASK}'weights of a metric'", "mae has the weight a tensor of the shape [8]"),
-    "another metric": Bad(f"{TASK}another", "Own.measure gives mse, and task.metrics names mae; let them be the same"),
-    "a metric that nobody derives": Bad("model=net dataset=rows task=underived", "task.metrics names mae, which neith"),
+    "a sum with many weights": Bad(f"{TASK}'weights of a metric'",
+        "mae has the weight a tensor of the shape [8]"),
+    "another metric": Bad(f"{TASK}another",
+        "Own.measure gives mse, and task.metrics names mae; let them be the same"),
+    "a metric that nobody derives": Bad("model=net dataset=rows task=underived",
+        "task.metrics names mae, which neith"),
 }  # fmt: skip
 
 

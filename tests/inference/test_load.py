@@ -42,7 +42,8 @@ SHIPPED = {
     "paddle_convnet": SMALL,
     "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
     "timm": (*IMAGES, "model=timm", "model.arch=test_resnet"),
-    "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16"),
+    "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2",
+        "dataset.context=16"),
     "unet": ("task=segmentation", "model=unet", "model.widths=[2,2]", "dataset=segmentation_folder",
              "dataset.num_classes=2", "dataset.image_size=[16,8]", "dataset.num_workers=0"),
 }  # fmt: skip

@@ -41,14 +41,16 @@ def server():
     return int(open(f"/proc/{sleeper.pid}/stat").read().rpartition(")")[2].split()[1])
 
 def start(function, *arguments, env={}, **more):
-    return processes.start(processes.Work(function, arguments, env, Path("out"), Path("err"), **more))
+    work = forkserver.Work(function, arguments, env, Path("out"), Path("err"), **more)
+    return processes.start(work)
 """
 
 DOES = """
 import os, socket, sys, threading
 
 def tell(kept, met):
-    print(os.environ["WORD"], oct(os.umask(0)), os.fstat(kept.descriptor).st_size, met.getsockname()[1])
+    size, port = os.fstat(kept.descriptor).st_size, met.getsockname()[1]
+    print(os.environ["WORD"], oct(os.umask(0)), size, port)
     print(os.getcwd() == sys.argv[1], sys.path[-1], os.environ.get("GONE"))
     if os.fork() == 0:
         try:
@@ -116,13 +118,14 @@ def test_a_process_has_what_it_is_given_and_the_drivers_surroundings(tmp_path: P
         forkserver.warm()
         server()
         listener = socket.create_server(("127.0.0.1", 0))
-        kept = processes.Kept(os.open("five", os.O_RDONLY))
+        kept = forkserver.Kept(os.open("five", os.O_RDONLY))
         os.umask(0o027)
         os.chdir("later")
         del os.environ["GONE"]
         sys.path.append("later")
         sys.argv[1:] = [os.getcwd()]
-        work = start("does:tell", kept, listener, env={"WORD": "hello"}, kept=[kept], title="expt me")
+        more = {"env": {"WORD": "hello"}, "kept": [kept], "title": "expt me"}
+        work = start("does:tell", kept, listener, **more)
         until(lambda: work.exitcode is not None)
         print(work.exitcode, listener.getsockname()[1])
         print(*(oct(os.stat(name).st_mode & 0o777) for name in ("out", "err")))
@@ -168,7 +171,8 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
             process = start(*what)
             until(lambda: process.is_gone)
             return process.exitcode
-        print(ended("os:_exit", 0), ended("sys:exit", 3), ended("sys:exit", "no"), ended("does:fail"))
+        exits = ended("sys:exit", 3), ended("sys:exit", "no")
+        print(ended("os:_exit", 0), *exits, ended("does:fail"))
         print("ValueError: no good" in open("err").read())
         sleeper = start("time:sleep", 60)
         print(sleeper.exitcode)
@@ -204,7 +208,8 @@ def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
         forkserver.launch = launch
         signal.signal({number:d}, lambda *_: heard.append("asked"))
         forkserver.warm()
-        ignored = next(line for line in open(f"/proc/{{server()}}/status") if line.startswith("SigIgn"))
+        status = open(f"/proc/{{server()}}/status")
+        ignored = next(line for line in status if line.startswith("SigIgn"))
         print(*heard, bool(int(ignored.split()[1], 16) & 1 << {number:d} - 1))
     """
     assert python(code, tmp_path) == ["started asked True"]
@@ -220,7 +225,7 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
     assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
     for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
-        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload_sharded"]
+        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload:for_sharding"]
     code = """
         forkserver.warm(["colorsys", "no_such_library"])
         start("builtins:exec", "import sys; print('colorsys' in sys.modules)").result()
@@ -234,7 +239,8 @@ def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
     code = """
         forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
         needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
-        start("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").result()
+        code = f"import sys; print([name in sys.modules for name in {needed}])"
+        start("builtins:exec", code).result()
         print(open("out").read())
     """
     assert python(code, tmp_path)[0] == "[True, True, True]"
@@ -289,7 +295,9 @@ def test_it_dies_with_its_driver_in_the_middle_of_its_imports(
 
 
 def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: Path) -> None:
-    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
+    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not
+    freed.
+    """
     (tmp_path / "leaks.py").write_text(
         "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
         " b'leaked')\nleak = Leak()\n"
@@ -340,3 +348,30 @@ def gone_with(process: subprocess.Popen[str], others: set[int], *, stopped: bool
     for handle in handles:
         assert select.select([handle], [], [], 30)[0]
         os.close(handle)
+
+
+def test_what_is_printed_goes_to_the_ends_of_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_text("before\n")
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        forkserver.print_to(out, err)
+        os.write(1, b"as C does\n")
+        os.write(2, b"a warning\n")
+    finally:
+        for number, before in enumerate(kept, start=1):
+            os.dup2(before, number)
+            os.close(before)
+    assert (out.read_text(), err.read_text()) == ("before\nas C does\n", "a warning\n")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_where_one_file_cannot_be_written_nothing_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError, match="missing"):
+        forkserver.print_to(tmp_path / "out", tmp_path / "missing" / "err")
+    os.write(1, b"still here\n")
+    assert capfd.readouterr().out == "still here\n"

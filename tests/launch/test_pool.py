@@ -20,8 +20,8 @@ import pytest
 from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
 from expt.launch import pool
-from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options
+from expt.launch.packing import GpuLocks
 from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
 from expt.machine import Machine
 from expt.runs import folder_lock, spending
@@ -409,7 +409,7 @@ def test_retries_come_to_an_end(world: World) -> None:
 
 
 def raised(what: str, rank: int = 0) -> RunFailed:
-    """A worker's failure, as expt.launch.failure words it."""
+    """A worker's failure, as expt.launch.workers words it."""
     return RunFailed(
         f"rank {rank} of 2 raised\n\nTraceback:\n  line 3, in forward\n{what}\n\nlog: logs/{rank}"
     )
@@ -693,7 +693,7 @@ class Looks(Told):
             self.orders.pop(0)()
 
 
-def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_what_a_search_would_choose(
+def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_search_chooses(
     world: World,
 ) -> None:
     """As workers of a command that was killed are, as long as they take to be gone."""

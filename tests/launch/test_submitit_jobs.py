@@ -30,7 +30,7 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.signals import Heeded
+from expt.signals import Heeded, interrupts_noted
 from tests.requests import request
 
 
@@ -321,7 +321,7 @@ def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_
         queue.finish("enough") if how == "finish" else signal.raise_signal(signal.SIGINT)
 
     queue.look_on = end
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), interrupts_noted():
         queue.run(iter([job]))
     record = read_result(job.paths)
     assert record["status"] == INTERRUPTED

@@ -118,7 +118,8 @@ RUN: list[tuple[Mapping[str, Any], list[str]]] = [
      ["dataset.augment.flip=true", f"dataset.transforms=[{{_target_:{NET}}}]"]),
     ({"callbacks": [Watch, {"_target_": Watch}]}, [f"callbacks=[{WATCH},{WATCH}]"]),
     ({"ddp": {"bucket_cap_mb": 5}}, ["ddp.bucket_cap_mb=5"]),
-    ({"early_stop": {"metric": "loss/val", "patience": 2}}, ["early_stop={metric:loss/val,patience:2}"]),
+    ({"early_stop": {"metric": "loss/val", "patience": 2}},
+        ["early_stop={metric:loss/val,patience:2}"]),
     ({"task": {"metrics": {"ece": {"_target_": "m.ECE", "better": "min"}}}},
      ["++task.metrics.ece={_target_:m.ECE,better:min}"]),
     ({"hydra": {"job": {"env_set": {"A": "b c"}}}}, ["hydra.job.env_set.A='b c'"]),
@@ -170,22 +171,32 @@ class Plain:
 
 
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
-    ({"model": Net(channels=1)}, "model: is a module that is built already, and each worker builds its own, as a rerun "
+    ({"model": Net(channels=1)},
+        "model: is a module that is built already, and each worker builds its own, as a rerun "
      "does from the record; give the class Net; with arguments as {'_target_': Net, 'width': ...}"),
-    ({"model": lambda: 1}, "model=<lambda>: is a function, which no record can hold; give a class, or a value"),
+    ({"model": lambda: 1},
+        "model=<lambda>: is a function, which no record can hold; give a class, or a value"),
     ({"model": Plain}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
-    ({"model": {"_target_": Plain}}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
-    ({"model": built_in_place()}, "model=Inner: is defined inside a function, where no worker finds it; define it "
+    ({"model": {"_target_": Plain}},
+        "model=Plain: refused, it is not a subclass of torch.nn.Module"),
+    ({"model": built_in_place()},
+        "model=Inner: is defined inside a function, where no worker finds it; define it "
      "at the top of a module or a cell"),
-    ({"model": functools.partial(nn.Linear, 3)}, "model: name the arguments of functools.partial(Linear, ...)"),
-    ({"model": {"_target_": Net, "width": nn.ReLU}}, "model.width=ReLU: is a class, of which a setting holds none; "
+    ({"model": functools.partial(nn.Linear, 3)},
+        "model: name the arguments of functools.partial(Linear, ...)"),
+    ({"model": {"_target_": Net, "width": nn.ReLU}},
+        "model.width=ReLU: is a class, of which a setting holds none; "
      "{'_target_': ReLU} gives an instance of it"),
-    ({"model": {"_target_": Net, "width": nn.ReLU()}}, "model.width: is a module that is built already"),
-    ({"model": ["mlp", "convnet"]}, "model=['mlp', 'convnet']: several values make a sweep; use expt.sweep"),
+    ({"model": {"_target_": Net, "width": nn.ReLU()}},
+        "model.width: is a module that is built already"),
+    ({"model": ["mlp", "convnet"]},
+        "model=['mlp', 'convnet']: several values make a sweep; use expt.sweep"),
     ({"model": 3}, "model=3: not one of mlp, convnet"),
-    ({"model": {"_target_": Net, "of": {1, 2}}}, "model.of={1, 2}: a set has no order; give a list"),
+    ({"model": {"_target_": Net, "of": {1, 2}}},
+        "model.of={1, 2}: a set has no order; give a list"),
     ({"model": {"_target_": Net, "of": {"a b": 1}}}, "model.of: has the key 'a b'; use letters"),
-    ({"dataset": {"root": "???"}}, "dataset.root='???': stands for a value that is missing; give another"),
+    ({"dataset": {"root": "???"}},
+        "dataset.root='???': stands for a value that is missing; give another"),
     ({"seed": 1j}, "seed=1j: is of no kind that YAML has; give a number, a text, a list or a dict"),
 ]  # fmt: skip
 
@@ -204,8 +215,10 @@ def test_what_cannot_be_said_is_refused_in_a_line(
     [
         ({"seed": []}, "seed=[]: an axis of a sweep needs values; one value that is empty is ()"),
         ({"callbacks": [Watch]},
-         "callbacks=Watch: several may be given; in a sweep a list is an axis; give a tuple, as in (Watch,)"),
-        ({"model": [{"name": "mlp"}]}, "model={'name': 'mlp'}: an axis has names and classes; sweep a key of one"),
+         "callbacks=Watch: several may be given; in a sweep a list is an axis; give a tuple, as "
+         "in (Watch,)"),
+        ({"model": [{"name": "mlp"}]},
+            "model={'name': 'mlp'}: an axis has names and classes; sweep a key of one"),
     ],
 )  # fmt: skip
 def test_what_is_no_axis_is_refused_in_a_line(given_by_name: Mapping[str, Any], told: str) -> None:

@@ -46,7 +46,9 @@ def config(configured: Configured) -> RunConfig:
 
 @pytest.fixture
 def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
-    """A run whose last checkpoint is of step 3, the one before of step 2, and the best of step 1."""
+    """A run whose last checkpoint is of step 3, the one before of step 2, and the best of step
+    1.
+    """
     paths = RunPaths(tmp_path / "run")
     for step in (1, 2, 3):
         checkpoint.save(paths.last, state(config, step, best=1), keep=1)
@@ -179,9 +181,11 @@ OTHER: dict[str, Any] = {
     "eval_split": "test", "objective": "loss/val", "amp": "bf16", "lr_scaling": "linear",
 }  # fmt: skip
 SAME: dict[str, Any] = {
-    "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2, "timeout_s": 5.0,
+    "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2,
+    "timeout_s": 5.0,
     "max_restarts": 3, "threads": 2, "profile": True, "compile": True, "on_nan": "skip",
-    "early_stop": EarlyStop(metric="loss/val", patience=3), "callbacks": (Target(target="mine.Watch", kwargs={}),),
+    "early_stop": EarlyStop(metric="loss/val", patience=3),
+    "callbacks": (Target(target="mine.Watch", kwargs={}),),
 }  # fmt: skip
 
 
@@ -231,22 +235,26 @@ PLANS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], str]] = {
     "the same end": (("scheduler=cosine",), 40, ("epochs=4",), ""),
     "cosine": (("scheduler=cosine",), 40, ("epochs=9",), "epochs=9: .* scheduler.epochs=4,"),
     "by steps": (
-        ("scheduler=one_cycle", "max_steps=25"), 25, ("max_steps=30",), "max_steps=30: .* scheduler.epochs=2.5,"
+        ("scheduler=one_cycle", "max_steps=25"), 25, ("max_steps=30",),
+        "max_steps=30: .* scheduler.epochs=2.5,"
     ),
-    "no longer by steps": (("scheduler=cosine", "max_steps=25"), 25, ("max_steps=null",), "max_steps=null: "),
+    "no longer by steps": (("scheduler=cosine", "max_steps=25"), 25, ("max_steps=null",),
+        "max_steps=null: "),
     "beyond the plan": (("scheduler=cosine",), 40, ("epochs=9", "scheduler.epochs=4"), ""),
     "beyond the plan, by steps": (
         ("scheduler=one_cycle", "max_steps=25"), 25, ("max_steps=30", "scheduler.epochs=2.5"), ""
     ),
     "within the plan": (("scheduler=cosine", "scheduler.epochs=9"), 90, ("epochs=9",), ""),
     "another plan": (
-        ("scheduler=cosine", "scheduler.epochs=9"), 90, ("scheduler.epochs=8",), "scheduler.epochs=8.*: .* step 90, "
+        ("scheduler=cosine", "scheduler.epochs=9"), 90, ("scheduler.epochs=8",),
+        "scheduler.epochs=8.*: .* step 90, "
     ),
     "own, told its end": (OWN, 4, ("epochs=9",), r"epochs=9: .* \+scheduler.total_steps=4,"),
     "own, told its end, which stays": (OWN, 4, ("epochs=9", "+scheduler.total_steps=4"), ""),
     "own, with an end": ((*OWN, "+scheduler.total_steps=9"), 9, ("epochs=9",), ""),
     "own, with another end": (
-        (*OWN, "+scheduler.total_steps=9"), 9, ("++scheduler.total_steps=8",), "scheduler.total_steps=8: "
+        (*OWN, "+scheduler.total_steps=9"), 9, ("++scheduler.total_steps=8",),
+        "scheduler.total_steps=8: "
     ),
     "own, without one": (OWN, None, ("epochs=9",), ""),
 }  # fmt: skip
@@ -302,7 +310,7 @@ def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
 
 def test_other_data_is_refused(config: RunConfig, paths: RunPaths) -> None:
     create_result(paths, content={"data": "then", "code": None})
-    with pytest.raises(ConfigError, match="^dataset: its files"):
+    with pytest.raises(ConfigError, match=r"^dataset: its files"):
         continued(config, paths, content=Content(data="now"))
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> 
     damage(paths.last)
     with pytest.raises(ConfigError, match=r"last\.pt: is truncated or damaged, .*; it has step 10"):
         whole("fork", "given", paths.folder, "last")
-    with pytest.raises(ConfigError, match="it has step 10 .* step 15 [^,]*: use"):
+    with pytest.raises(ConfigError, match=r"it has step 10 .* step 15 [^,]*: use"):
         whole("fork", "given", paths.folder, "41")
 
 
@@ -119,7 +119,7 @@ def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: 
     (file := tmp_path / "of_another_program.pt").touch()
     assert chosen(str(file)) == (file, None, None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="^weights=.*/empty: has no checkpoint"):
+    with pytest.raises(ConfigError, match=r"^weights=.*/empty: has no checkpoint"):
         chosen(str(tmp_path / "empty"))
 
 

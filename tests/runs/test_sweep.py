@@ -73,7 +73,8 @@ def test_records_that_are_nearly_alike_are_told_apart(
 ) -> None:
     config: dict[str, object] = {"model": {"name": "mlp", "width": 1}, "amp": True, "lr": None}
     changed: list[dict[str, object]] = [
-        {}, {"amp": 1}, {"amp": 1.0}, {"model": {"name": "mlp", "width": 1.0}}, {"model": {"name": "mlp"}}, {"lr": 0.0},
+        {}, {"amp": 1}, {"amp": 1.0}, {"model": {"name": "mlp", "width": 1.0}},
+        {"model": {"name": "mlp"}}, {"lr": 0.0},
         {"more": {}}, {"lr": math.inf},
     ]  # fmt: skip
     for number, change in enumerate(changed):

@@ -210,7 +210,7 @@ def test_of_a_real_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     asked = [str(tmp_path / "s"), "--verdict"]
     assert report.main([*asked, "--metric", "accuracy/test"]) == 0
     assert "lead of the best" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="--metric accuracy/tests: .* 'accuracy/test'"):
+    with pytest.raises(ConfigError, match=r"--metric accuracy/tests: .* 'accuracy/test'"):
         report.main([*asked, "--metric", "accuracy/tests"])
     with pytest.raises(ConfigError, match="--metric"):
         report.main([asked[0], "--metric", "accuracy/test"])

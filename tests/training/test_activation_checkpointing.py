@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from expt.errors import ConfigError
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP, ResNet18
 from expt.training.compiling import checkpoint_activations
 
 Wanted = Sequence[str] | Literal["auto"]
@@ -77,7 +76,8 @@ def test_numbers_stay_and_less_is_kept(build: Callable[[], nn.Module], inputs: T
 
 def test_what_is_named_is_checkpointed_once() -> None:
     model = decoder()
-    assert checkpoint_activations(model, [r"blocks\.[02]", r"blocks\.0\.attention", "norm"], compiled=False) == [
+    assert checkpoint_activations(model, [r"blocks\.[02]", r"blocks\.0\.attention", "norm"],
+        compiled=False) == [
         "blocks.0", "blocks.2", "norm",
     ]  # fmt: skip
     changed = [name for name, part in model.named_modules() if "forward" in vars(part)]
@@ -95,10 +95,14 @@ def test_a_copy_is_its_own() -> None:
 
 @pytest.mark.parametrize(("build", "wanted", "compiled", "says"), [
     (decoder, ["blocks"], False, "=blocks: is the whole name of no module that is called."),
-    (decoder, ["norn"], False, "=norn: is the whole name of no module that is called. Did you mean 'norm'?"),
-    (decoder, ["x+"], False, "=x+: is the whole name of no module that is called. There are 31, such as tokens, "),
-    (resnet, "auto", True, ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
-    (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto", False,
+    (decoder, ["norn"], False,
+        "=norn: is the whole name of no module that is called. Did you mean 'norm'?"),
+    (decoder, ["x+"], False,
+        "=x+: is the whole name of no module that is called. There are 31, such as tokens, "),
+    (resnet, "auto", True,
+        ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
+    (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto",
+        False,
      f"=auto: MLP has no blocks that are alike; name modules, as in {KEY}=["),
 ])  # fmt: skip
 def test_what_cannot_be_is_told(

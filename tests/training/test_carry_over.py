@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from expt.config import groups
 from expt.training import optim
-from expt.training.carry_over import Earlier, carry_over
+from expt.training.optimizer_state import Earlier, carry_over
 
 SGD: dict[str, Any] = {
     "name": "sgd",
@@ -29,7 +29,8 @@ ADAM: dict[str, Any] = {
     "weight_decay": 0.0,
 }
 PLATEAU: dict[str, Any] = {
-    "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0, "cooldown": 0,
+    "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0,
+    "cooldown": 0,
     "min_lr": 0.0,
 }  # fmt: skip
 CONSTANT = groups.Constant(name="constant", warmup_epochs=0.0)
@@ -79,7 +80,8 @@ def _moments(built: Built, key: str) -> list[torch.Tensor]:
 
 
 def test_moments_go_on_by_their_parameters_whatever_the_groups() -> None:
-    grouped = groups.Adam(**{**ADAM, "lr": 0.01, "name": "adamw", "betas": (0.8, 0.99)}, layer_decay=0.5,
+    grouped = groups.Adam(**{**ADAM, "lr": 0.01, "name": "adamw", "betas": (0.8, 0.99)},
+        layer_decay=0.5,
                           decay_biases_and_norms=False)  # fmt: skip
     earlier, new = _carried(groups.Adam(**ADAM), grouped)
     assert len(new[0].param_groups) > len(earlier[0].param_groups) == 1

@@ -46,7 +46,6 @@ SETTINGS += (
     "optimizer=plain_sgd",
     f"optimizer.lr={LR}",
     f"dataset.train_limit={LIMIT}",
-    "onednn=false",
 )
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")
@@ -187,9 +186,12 @@ def test_weights_that_do_not_fit_are_refused(
         (("task.class_weights=[0,0]",), "task.class_weights: all are 0"),
         (("task.class_weights=[1,-1]",), "task.class_weights"),
         (("mixup=0",), "mixup=0"),
-        ((*TABLE, "task=regression", "mixup=0.2"), "mixup=0.2: is of task=classification; use mixup=null"),
-        ((*TABLE, "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=table has rows of numbers; use mixup"),
-        (("task.class_weights=balanced", "dataset.sampling=balanced"), "evens the classes out too; use one of them"),
+        ((*TABLE, "task=regression", "mixup=0.2"),
+            "mixup=0.2: is of task=classification; use mixup=null"),
+        ((*TABLE, "cutmix=1.0"),
+            "cutmix=1.0: cuts images, and dataset=table has rows of numbers; use mixup"),
+        (("task.class_weights=balanced", "dataset.sampling=balanced"),
+            "evens the classes out too; use one of them"),
         ((*TABLE, "task=regression", "dataset.sampling=balanced"),
          "dataset.sampling=balanced: is of task=classification; use dataset.sampling=null"),
     ],

@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch
-from expt.tasks.averages import Averages
 from expt.tasks.classification import Classification
-from expt.tasks.sums import Sums
+from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import evaluate, parts_of, rehearse, train_epoch
 from expt.training.precision import Precision
@@ -203,7 +202,8 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
         between_steps=between_steps,
     )
     assert [moment[:2] for moment in seen] == [
-        ("gradients", 0), ("step", 1), ("between", 1), ("gradients", 1), ("step", 2), ("log", 2), ("between", 2),
+        ("gradients", 0), ("step", 1), ("between", 1), ("gradients", 1), ("step", 2), ("log", 2),
+        ("between", 2),
     ]  # fmt: skip
     assert seen[0][2] != seen[3][2], "an update lies between"
     assert [seen[1][2], seen[4][2]] == pytest.approx([0.1, 0.09]), "the rate that the step has used"
@@ -236,7 +236,9 @@ def test_a_log_point_averages_since_the_one_before() -> None:
 
 
 def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a resume the sums hold what was counted before; an epoch's last batch may be smaller."""
+    """After a resume the sums hold what was counted before; an epoch's last batch may be
+    smaller.
+    """
     now = iter([100.0, 102.0, 106.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     found, before = list[float](), sums()

@@ -14,11 +14,11 @@ from torch import nn, optim
 
 from expt.config.groups import Muon, OneCycle, ParameterGroup
 from expt.errors import ConfigError
-from expt.training.muon import hidden_matrices
-from expt.training.optim import build_optimizer, build_scheduler
+from expt.training.optim import build_optimizer, build_scheduler, hidden_matrices
 
 SETTINGS: dict[str, Any] = {
-    "name": "muon", "lr": 0.02, "momentum": 0.9, "nesterov": True, "betas": (0.9, 0.99), "eps": 1e-8,
+    "name": "muon", "lr": 0.02, "momentum": 0.9, "nesterov": True, "betas": (0.9, 0.99),
+    "eps": 1e-8,
     "weight_decay": 0.1,
 }  # fmt: skip
 
@@ -26,7 +26,8 @@ SETTINGS: dict[str, Any] = {
 def net() -> nn.Module:
     torch.manual_seed(0)
     layers = {
-        "words": nn.Embedding(7, 4), "flat": nn.Flatten(), "first": nn.Linear(12, 8), "norm": nn.LayerNorm(8),
+        "words": nn.Embedding(7, 4), "flat": nn.Flatten(), "first": nn.Linear(12, 8),
+        "norm": nn.LayerNorm(8),
         "second": nn.Linear(8, 8), "head": nn.Linear(8, 3),
     }  # fmt: skip
     return nn.Sequential(OrderedDict(layers))

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from expt.config import groups
-from expt.training.offload import offload_states
 from expt.training.optim import build_optimizer
+from expt.training.optimizer_state import offload_states
 
 SGD = groups.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
 ADAMW = groups.Adam(
-    name="adamw", lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, decay_biases_and_norms=False
+    name="adamw", lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1,
+    decay_biases_and_norms=False
 )  # fmt: skip
 MUON = groups.Muon(
     name="muon", lr=0.1, momentum=0.9, nesterov=True, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1
@@ -59,5 +60,6 @@ def test_numbers_stay(config: Any, bytes_at_once: int) -> None:
     assert state_again["param_groups"] == state["param_groups"]
     for number, values in state["state"].items():
         assert values.keys() == state_again["state"][number].keys()
-        assert all(torch.equal(torch.as_tensor(values[key]), torch.as_tensor(state_again["state"][number][key]))
+        assert all(torch.equal(torch.as_tensor(values[key]),
+            torch.as_tensor(state_again["state"][number][key]))
                    for key in values)  # fmt: skip

@@ -22,7 +22,7 @@ from expt.training.optim import (
     scale_lr,
 )
 from expt.training.parameter_groups import rate_of
-from expt.training.patches import unguarded
+from expt.training.patches import without_guards
 from tests.conftest import python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
@@ -152,14 +152,14 @@ def test_its_state_is_torchs_own(
 
 def test_an_unguarded_optimizer_takes_a_second_group() -> None:
     first, _, second = net()
-    optimizer = unguarded.optimizer(optim.SGD)(first.parameters(), lr=0.1)
+    optimizer = without_guards(optim.SGD)(first.parameters(), lr=0.1)
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.3})
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
 
 
 def test_an_unguarded_optimizer_drops_gradients_as_torch_does() -> None:
     parameter = nn.Parameter(torch.ones(2))
-    optimizer = unguarded.optimizer(optim.SGD)([parameter], lr=0.1)
+    optimizer = without_guards(optim.SGD)([parameter], lr=0.1)
     parameter.sum().backward()
     optimizer.zero_grad(set_to_none=False)
     assert parameter.grad is not None
@@ -211,8 +211,8 @@ from expt.config import groups as schema
 from expt.training.optim import build_optimizer, build_scheduler
 model = nn.Linear(2, 2)
 for name in ("adam", "adamw"):
-    build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model)
-adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)
+    adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)
+    build_optimizer(schema.Adam(name=name, **adam), model)
 deep = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 muon = build_optimizer(schema.Muon(name="muon", momentum=0.9, nesterov=True, **adam), deep)
 deep(torch.zeros(1, 2)).sum().backward()
@@ -222,7 +222,8 @@ optimizer = build_optimizer(config, model)
 schedule = schema.Constant(name="constant", warmup_epochs=0.0)
 scheduler = build_scheduler(schedule, optimizer, steps_per_epoch=1, total_steps=1)
 model(torch.zeros(1, 2)).sum().backward()
-optimizer.step(), scheduler.step(), optimizer.zero_grad(), optimizer.load_state_dict(optimizer.state_dict())
+optimizer.step(), scheduler.step(), optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
 assert "torch._dynamo" not in sys.modules
 """
     done = python(program, cwd=tmp_path)
@@ -265,16 +266,20 @@ def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
         (constant(1.0), {0: PEAK / 11, 4: PEAK * 5 / 11, 9: PEAK * 10 / 11, 10: PEAK, 49: PEAK}),
         (constant(0.25), {0: PEAK / 3, 1: PEAK * 2 / 3, 2: PEAK}),
         (cosine(), {0: PEAK, 25: PEAK / 2, 49: PEAK * (1 + math.cos(math.pi * 49 / 50)) / 2}),
-        (cosine(min_lr=0.04), {0: PEAK, 25: 0.12, 49: 0.04 + 0.16 * (1 + math.cos(math.pi * 49 / 50)) / 2}),
-        (cosine(1.0), {9: PEAK * 10 / 11, 10: PEAK, 30: PEAK / 2, 49: PEAK * (1 + math.cos(math.pi * 39 / 40)) / 2}),
+        (cosine(min_lr=0.04), {0: PEAK, 25: 0.12,
+            49: 0.04 + 0.16 * (1 + math.cos(math.pi * 49 / 50)) / 2}),
+        (cosine(1.0), {9: PEAK * 10 / 11, 10: PEAK, 30: PEAK / 2,
+            49: PEAK * (1 + math.cos(math.pi * 39 / 40)) / 2}),
         (drops(2.0), {0: PEAK, 19: PEAK, 20: PEAK / 2, 39: PEAK / 2, 40: PEAK / 4}),
         (drops(0.1), {0: PEAK, 1: PEAK / 2, 3: PEAK / 8, 6: PEAK / 64, 7: PEAK / 128}),
         (drops(0.28), {13: PEAK / 16, 14: PEAK / 32}),  # 14 / 2.8 is a little less than 5
         (drops(1.5), {14: PEAK, 15: PEAK / 2, 29: PEAK / 2, 30: PEAK / 4, 45: PEAK / 8}),
         (drops(2.0, 1.0), {4: PEAK * 5 / 11, 10: PEAK, 19: PEAK, 20: PEAK / 2}),
     ],
-    ids=["constant", "warm-up", "part of an epoch", "cosine", "cosine to min_lr", "cosine after warm-up",
-         "step", "step each 0.1 epochs", "step each 0.28 epochs", "step each 1.5 epochs", "step after warm-up"],
+    ids=["constant", "warm-up", "part of an epoch", "cosine", "cosine to min_lr",
+        "cosine after warm-up",
+         "step", "step each 0.1 epochs", "step each 0.28 epochs", "step each 1.5 epochs",
+         "step after warm-up"],
 )  # fmt: skip
 def test_the_learning_rate_of_each_step(config: Any, expected: dict[int, float]) -> None:
     used = rates(config)
@@ -498,6 +503,6 @@ def test_an_optimizer_without_guards_is_used_as_it_is(capsys: pytest.CaptureFixt
         def step(self, closure: Any = None) -> Any:
             raise NotImplementedError
 
-    assert unguarded.optimizer(Own) is Own
+    assert without_guards(Own) is Own
     assert "Own without the guards" in (told := capsys.readouterr().err)
     assert "has changed (its step has none)" in told

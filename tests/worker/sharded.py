@@ -11,8 +11,8 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import RunFolder
@@ -27,7 +27,9 @@ def trained(
     source: Path | None = None,
     until_epoch: int | None = None,
 ) -> str:
-    """Carry a run out as one of its workers; TensorBoard looks on where it is to have histograms."""
+    """Carry a run out as one of its workers; TensorBoard looks on where it is to have
+    histograms.
+    """
     folder.mkdir(exist_ok=True)
     paths = RunPaths(folder)
     if worker.rank == 0 and not paths.result.exists():

@@ -1,4 +1,6 @@
-"""A run that has ended is trained longer: it is then what it would have been at once, to the bit."""
+"""A run that has ended is trained longer: it is then what it would have been at once, to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +39,36 @@ AUGMENTED = (
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # the words of the run, and the ends that it gets one after another
     "constant, with all that draws and averages": (
-        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "checkpoint.every_epochs=2"), ("epochs=3", "epochs=6")
+        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "checkpoint.every_epochs=2"), ("epochs=3",
+            "epochs=6")
     ),
     "step, twice": (
-        ("scheduler=step", "scheduler.every_epochs=2.5", "scheduler.warmup_epochs=1.5", "model.dropout=0.2"),
+        ("scheduler=step", "scheduler.every_epochs=2.5", "scheduler.warmup_epochs=1.5",
+            "model.dropout=0.2"),
         ("epochs=2", "epochs=4", "epochs=6"),
     ),
     "plateau, ended twice": (
-        ("scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5"), ("epochs=3", "epochs=3", "epochs=6")),
+        ("scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5"), ("epochs=3", "epochs=3",
+            "epochs=6")),
     "cosine, beyond its plan": (
         ("scheduler=cosine", "scheduler.min_lr=0.01"), ("epochs=3", "epochs=6 scheduler.epochs=3")
     ),
     "one cycle, beyond its plan": (
-        ("scheduler=one_cycle", "scheduler.end_factor=0.01"), ("epochs=3", "epochs=5 scheduler.epochs=3")
+        ("scheduler=one_cycle", "scheduler.end_factor=0.01"), ("epochs=3",
+            "epochs=5 scheduler.epochs=3")
     ),
-    "one cycle, towards its end": (("scheduler=one_cycle", "scheduler.epochs=5"), ("epochs=3", "epochs=5")),
+    "one cycle, towards its end": (("scheduler=one_cycle", "scheduler.epochs=5"), ("epochs=3",
+        "epochs=5")),
     "steps that end within an epoch": (
-        ("model.dropout=0.2", "objective=loss/val", "scheduler=plateau", "scheduler.patience=0", "ema=0.8"),
+        ("model.dropout=0.2", "objective=loss/val", "scheduler=plateau", "scheduler.patience=0",
+            "ema=0.8"),
         ("max_steps=5", "max_steps=23", "max_steps=31", "max_steps=57"),
     ),
-    "steps, then epochs": (("drop_last=false", "dataset.train_limit=300"), ("max_steps=14", "epochs=2", "epochs=3")),
+    "steps, then epochs": (("drop_last=false", "dataset.train_limit=300"), ("max_steps=14",
+        "epochs=2", "epochs=3")),
     "an early stop": (
-        ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3", "tensorboard.images=false"),
+        ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3",
+            "tensorboard.images=false"),
         ("epochs=2", "epochs=9", "epochs=12")
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from expt.errors import DataError, Diverged
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
-from expt.worker import divergence
+from expt.worker import diagnosis
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE
 
@@ -62,7 +62,7 @@ def told(
             sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), batch, begins_step=part == 0)
     position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
     with pytest.raises(kind) as raised:
-        divergence.stop_at_loss(sums, position, loader or Numbered(), ALONE)
+        diagnosis.stop_at_loss(sums, position, loader or Numbered(), ALONE)
     return str(raised.value)
 
 
@@ -118,31 +118,31 @@ def test_a_loss_that_nobody_remembers_is_told_all_the_same() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_weights_that_are_not_finite_are_not_saved(value: float) -> None:
     module, position = nn.Linear(3, 3), Position(10, 30, epoch=1, step=4)
-    divergence.refuse_weights(module, position)
+    diagnosis.refuse_weights(module, position)
     with torch.no_grad():
         module.bias[2] = value
     with pytest.raises(Diverged, match=r"the weights are not finite after step 4 \(epoch 1\)"):
-        divergence.refuse_weights(module, position)
+        diagnosis.refuse_weights(module, position)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
 def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
     module, position = nn.Module(), Position(10, 30, epoch=1, step=4)
-    divergence.refuse_weights(module, position)
+    diagnosis.refuse_weights(module, position)
     module.none, module.plain = nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(3))
     module.other = nn.Parameter(torch.full((3,), 3e38).to(dtype))
-    divergence.refuse_weights(module, position)
+    diagnosis.refuse_weights(module, position)
     module.other = nn.Parameter(torch.full((3,), math.nan).to(dtype))
     with pytest.raises(Diverged, match="the weights are not finite"):
-        divergence.refuse_weights(module, position)
+        diagnosis.refuse_weights(module, position)
 
 
 def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) -> None:
     told_of = {
-        words: divergence.mend_of(configured(*words.split()))
+        words: diagnosis.mend_of(configured(*words.split()))
         for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
     }
     assert told_of[REGRESSION].startswith(
         "try dataset.standardise_targets=true, a lower optimizer.lr"
     )
-    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == divergence.MEND
+    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.MEND

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.config.tasks import Better
 from expt.runs import checkpoint
-from expt.worker.history import EarlyStop
+from expt.worker.record import EarlyStop
 from expt.worker.run import Run
 from tests.conftest import RunFolder, run
 from tests.worker.conftest import TrainAlone
@@ -143,4 +143,4 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     )
     again = run("hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert "nothing was left to train" in again.stdout
-    assert "a larger early_stop.patience goes on" in again.stdout
+    assert "give a larger early_stop.patience" in again.stdout

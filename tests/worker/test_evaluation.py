@@ -27,7 +27,7 @@ from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
-from expt.worker.evaluation import carry_out
+from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.every_task import CASES, config_of
@@ -81,7 +81,8 @@ def evaluated(folder: Path, *words: str) -> dict[str, Any]:
     paths.folder.mkdir(parents=True)
     update_result(paths, status="running", config=shown(measured.config))
     assert (
-        carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None) == "completed"
+        measure_weights(measured.evaluation, measured.config, paths, ALONE, lambda: None)
+        == "completed"
     )
     return dict(read_result(paths))
 
@@ -98,7 +99,8 @@ from torch.nn import functional
 
 class Data(torch.utils.data.Dataset):
     def __init__(self, train, shift=0.0):
-        self.x = torch.randn(90 if train else 31, 5, generator=torch.Generator().manual_seed(int(train))) + shift
+        seeded = torch.Generator().manual_seed(int(train))
+        self.x = torch.randn(90 if train else 31, 5, generator=seeded) + shift
     def __len__(self):
         return len(self.x)
     def __getitem__(self, index):
@@ -551,7 +553,7 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
     paths = RunPaths(digits / "evaluations" / "shown")
     paths.folder.mkdir(parents=True)
     update_result(paths, status="running", config=shown(measured.config))
-    carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None)
+    measure_weights(measured.evaluation, measured.config, paths, ALONE, lambda: None)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(paths.folder)).Reload()

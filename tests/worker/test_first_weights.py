@@ -17,7 +17,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.observer import Observer
+from expt.training.callback import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import RunFolder, run
@@ -40,7 +40,7 @@ def test_a_whole_file_is_loaded_without_a_word(
         content = {f"module.{name}": value for name, value in saved.items()}
     torch.save(content, tmp_path / "file.pt")
     module = net()
-    first_weights.load(module, str(tmp_path / "file.pt"), ALONE)
+    first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
     assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
     assert capsys.readouterr().err == ""
 
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_told_in_a_line(
     torch.save(saved, tmp_path / "file.pt")
     module = net()
     head = module.state_dict()["2.weight"].clone()
-    first_weights.load(module, str(tmp_path / "file.pt"), ALONE)
+    first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
     assert torch.equal(module.state_dict()["0.weight"], saved["0.weight"])
     assert torch.equal(module.state_dict()["2.weight"], head)
     assert (
@@ -102,7 +102,7 @@ def test_a_file_that_does_not_do_is_refused(tmp_path: Path, content: object, say
     if content is None:
         file.write_bytes(b"no such thing")
     with pytest.raises(ConfigError) as refused:
-        first_weights.load(net(), str(file), ALONE)
+        first_weights.load_weights(net(), str(file), ALONE)
     assert str(refused.value).startswith(f"weights={file}: {file} {says}")
 
 
@@ -122,7 +122,7 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         content[content.index(weight)] ^= 1
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^weights=.*best.pt: .*is truncated or damaged"):
-        first_weights.load(net(), str(path), ALONE)
+        first_weights.load_weights(net(), str(path), ALONE)
 
 
 def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
@@ -154,7 +154,8 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         weights_file(str(tmp_path))
     for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
         paths = RunPaths(tmp_path / f"seed={seed}")
-        create_result(paths, objective={"name": objective, "value": value})
+        task = {"task": {"name": "classification"}}
+        create_result(paths, objective={"name": objective, "value": value}, config=task)
         paths.checkpoints.mkdir()
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
@@ -216,13 +217,14 @@ def test_of_a_run_with_a_moving_average_it_is_the_average_that_counts(tmp_path: 
     }
     torch.save({"model": trained, "ema": of_average, "epoch": 3}, tmp_path / "best.pt")
     module = net()
-    first_weights.load(module, str(tmp_path / "best.pt"), ALONE)
+    first_weights.load_weights(module, str(tmp_path / "best.pt"), ALONE)
     assert all(torch.equal(value, average[name]) for name, value in module.state_dict().items())
     assert not torch.equal(trained["0.weight"], average["0.weight"])
 
 
 FEW = ("dataset.train_limit=256", "batch_size=32", "tensorboard.images=false")
-OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=[8,8]", "dataset.channels=1",
+OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=[8,8]",
+    "dataset.channels=1",
               "dataset.train_size=320", "dataset.test_size=64")  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
-from expt.training.observer import Observer
+from expt.training.callback import Observer
 from tests.conftest import Configured
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained
@@ -74,16 +74,20 @@ def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
 
 UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "adam, with all that draws and averages": (
-        ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2", "model=convnet",
+        ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2",
+            "model=convnet",
          "dataset.augment.crop_padding=1"), "@20"),
     "cosine, by the epoch": (("scheduler=cosine", "model.dropout=0.3"), "@epoch:2"),
     "one cycle": (("scheduler=one_cycle", "scheduler.rise_fraction=0.6"), "@20"),
     "a plateau that has lowered it": (
-        ("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=0.5", "optimizer=adamw"), "@30"),
+        ("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=0.5", "optimizer=adamw"),
+        "@30"),
     "groups, layer by layer": (
-        ("optimizer=adamw", "optimizer.layer_decay=0.8", "optimizer.decay_biases_and_norms=false"), "@10"),
+        ("optimizer=adamw", "optimizer.layer_decay=0.8", "optimizer.decay_biases_and_norms=false"),
+        "@10"),
     "an own schedule": (
-        ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 0.7}", "lr_scaling=linear",
+        ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 0.7}",
+            "lr_scaling=linear",
          "base_batch_size=64"), "@20"),
     "within an epoch": (("checkpoint.every_steps=7", "model.dropout=0.2", "scheduler=step"), "@14"),
 }  # fmt: skip

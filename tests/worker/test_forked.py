@@ -9,7 +9,7 @@ import torch
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
-from expt.worker import forked
+from expt.worker import first_weights
 
 
 def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> None:
@@ -19,5 +19,5 @@ def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> No
         (paths.checkpoints / folder).mkdir()
         torch.save({checkpoint_file.PARTS: {"folder": folder}}, file)
     one = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
-    forked.release(paths, one)
+    first_weights.release_fork(paths, one)
     assert {path.name for path in paths.checkpoints.iterdir()} == {"last.pt", "step-38.parts"}

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from expt.config.tasks import Better
-from expt.worker.history import History, is_better
+from expt.config.kinds import Better
+from expt.worker.record import History, is_better
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together
@@ -28,13 +28,16 @@ from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_sa
 CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     # the words of the run, and the epochs after which it pauses
     "all that draws and averages, by a cosine that sees all epochs": (
-        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "scheduler=cosine", "scheduler.warmup_epochs=1.5", "epochs=4",
+        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "scheduler=cosine",
+            "scheduler.warmup_epochs=1.5", "epochs=4",
          "checkpoint.every_epochs=null", "tensorboard.images=false", with_callbacks("Busy")),
         (1, 3),
     ),
     "a plateau, an early stop, and half precision": (
-        ("scheduler=plateau", "scheduler.patience=0", "early_stop={metric: loss/val, patience: 2}", "optimizer.lr=3",
-         "amp=bf16", "objective=loss/val", "checkpoint.every_epochs=null", "epochs=9", "tensorboard.images=false"),
+        ("scheduler=plateau", "scheduler.patience=0", "early_stop={metric: loss/val, patience: 2}",
+            "optimizer.lr=3",
+         "amp=bf16", "objective=loss/val", "checkpoint.every_epochs=null", "epochs=9",
+         "tensorboard.images=false"),
         (1, 2, 3),
     ),
 }  # fmt: skip

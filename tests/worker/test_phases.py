@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
-from expt.training.phases import parameters_of
+from expt.training.learner import parameters_of
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured
@@ -49,7 +49,9 @@ WORDS = (
 
 
 def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Configured) -> None:
-    """With an optimiser for each network; and the same from an interruption in the second epoch on."""
+    """With an optimiser for each network; and the same from an interruption in the second epoch
+    on.
+    """
     weights: list[nn.Module] = []
     done = train_alone(*WORDS, before=lambda run: weights.append(copy.deepcopy(run.learner.module)))
     config, model = configured(*WORDS), weights[0]

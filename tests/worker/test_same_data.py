@@ -13,7 +13,7 @@ import pytest
 
 from expt.data.build import DataInfo
 from expt.errors import DataError
-from expt.worker.same_data import refuse_other
+from expt.worker.first_weights import refuse_other
 from tests.conftest import Configured
 from tests.worker import test_skipped_steps
 from tests.worker.conftest import TrainAlone

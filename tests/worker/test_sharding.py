@@ -304,7 +304,7 @@ def test_what_looks_at_the_whole_model_gets_it(
     with pytest.raises(
         ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"
     ):
-        first_weights.load(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
+        first_weights.load_weights(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
     monkeypatch.undo()
     (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
     with pytest.raises(

@@ -105,9 +105,12 @@ def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
 FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # what the other run had, and what the fork has besides
     "parameters in other groups, and a first average": (
-        ("optimizer=adamw",), ("optimizer=adamw", "optimizer.decay_biases_and_norms=false", "ema=0.9")),
-    "from Muon, and without the average": (("optimizer=muon", "ema=0.9"), ("optimizer=adamw", "ema=null")),
-    "plain descent, within an epoch": (("optimizer=sgd", "ema=0.9"), ("optimizer=sgd", "optimizer.lr=0.02", "ema=0.9")),
+        ("optimizer=adamw",), ("optimizer=adamw", "optimizer.decay_biases_and_norms=false",
+            "ema=0.9")),
+    "from Muon, and without the average": (("optimizer=muon", "ema=0.9"), ("optimizer=adamw",
+        "ema=null")),
+    "plain descent, within an epoch": (("optimizer=sgd", "ema=0.9"), ("optimizer=sgd",
+        "optimizer.lr=0.02", "ema=0.9")),
 }  # fmt: skip
 
 

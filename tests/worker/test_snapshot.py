@@ -19,7 +19,7 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
-from expt.worker.snapshot import Snapshot
+from expt.worker.checkpoints import Snapshot
 from tests.training.test_loop import CPU, batches
 from tests.worker.conftest import ALONE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from expt.worker.turns import lock_of, one_first
+from expt.worker.build import lock_of, one_first
 from tests.conftest import run
 from tests.worker.conftest import ALONE
 

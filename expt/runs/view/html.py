@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of
 from expt.errors import ConfigError
 from expt.runs.result import FAILED, FoundRecord, Record
 from expt.runs.view import curves

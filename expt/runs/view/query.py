@@ -16,8 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from expt.config.identity import hyperparameters
 from expt.config.keys import flat
+from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.result import Record, results_below

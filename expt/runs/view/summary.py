@@ -14,8 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from expt.config import user_code
-from expt.config.datasets import noun_of
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of, noun_of
 from expt.errors import printable
 from expt.runs import provenance
 from expt.runs.paths import RunPaths

@@ -1,26 +1,24 @@
-"""What the configuration of a task is made of; each task has a module in expt/tasks and a YAML of
-the same name in conf/task.
-
-Free of torch.
-"""
+"""The kinds of tasks and datasets, by name: each is a module of a package above this one. Free of torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args, get_type_hints
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 import expt
-from expt.config.constraints import STRICT, Key, Target
+from expt.config.constraints import IS_SET, STRICT, Key, Target
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
+
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
@@ -63,7 +61,7 @@ class TaskConfig:
 
 
 @functools.cache
-def kinds() -> dict[str, Any]:
+def task_kinds() -> dict[str, Any]:
     """Return the configuration class of each task by its name."""
     package = Path(expt.__file__).parent
     conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
@@ -88,7 +86,7 @@ def metrics_of(task: Any) -> dict[str, Better]:
 def _kind(task: Any) -> Any:
     if not isinstance(task, Mapping):
         return type(task)
-    return kinds().get("_target_" if "_target_" in task else str(task.get("name")))
+    return task_kinds().get("_target_" if "_target_" in task else str(task.get("name")))
 
 
 def _better(metric: Any) -> Better:
@@ -116,3 +114,46 @@ def chosen_metric(task: Any) -> str:
 def objective_of(task: Any) -> str:
     """Return the metric by which the runs of a task are chosen where nothing else is asked for."""
     return getattr(_kind(task), "OBJECTIVE", chosen_metric(task))
+
+
+CUSTOM_DATASET_KEYS = frozenset(
+    "num_classes num_workers val_fraction train_limit mean std augment folds fold sampling".split()
+)
+"""Keys that every custom dataset has, named in its YAML or not."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Augment:
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
+    flip: bool | Literal["alternate"] = False
+    cutout: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is to be done."""
+        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
+
+
+@functools.cache
+def dataset_kinds() -> dict[str, Any]:
+    """Return the class of each kind by its name; those of expt first, `_target_` last.
+
+    A kind's keys stand beside what reads its files, above this package: so they are found by name.
+    """
+    package, found = importlib.import_module("expt.data.kinds"), dict[str, Any]()
+    for module in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+        for cls in members.values():
+            if isinstance(cls, type) and "name" in vars(cls).get("__annotations__", ()):
+                found |= dict.fromkeys(get_args(get_type_hints(cls)["name"]), cls)
+    return dict(sorted(found.items(), key=lambda item: item[0] == "_target_"))
+
+
+def noun_of(record: Mapping[str, Any]) -> str:
+    """Return what a sample is called of the dataset of a run, from its record."""
+    dataset = (record.get("config") or {}).get("dataset") or {}
+    cls = dataset_kinds().get(str(dataset.get("name")))
+    return cls.noun(dataset) if cls else "image"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expt.command import parents
-from expt.command.compose import as_dict
-from expt.command.grid import Grid, last_of_each
+from expt.command import command_line
+from expt.command.hydra_files import as_dict
+from expt.command.sweep import Grid, last_of_each
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import identity
 from expt.errors import ConfigError
@@ -60,7 +60,8 @@ def test_of_several_words_for_a_key_the_last_counts() -> None:
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        (["optimizer.lr=0.1,abc,-1", "seed=0,-1"], ["optimizer.lr='abc'", "optimizer.lr=-1", "seed=-1"]),
+        (["optimizer.lr=0.1,abc,-1", "seed=0,-1"], ["optimizer.lr='abc'", "optimizer.lr=-1",
+            "seed=-1"]),
         (["model.hidden=[4],[4,x]"], ["model.hidden=[4, 'x']"]),
         (["seed=0,1", "gpus=0,x"], ["gpus='x'"]),
         (["model=mlp,mpl"], ["model=mpl"]),
@@ -168,7 +169,7 @@ def test_where_the_data_is_missing_runs_are_known_by_what_was_asked(
     def gone(config: object, **_: object) -> object:
         raise ConfigError("dataset.root=x: there is no such folder")
 
-    monkeypatch.setattr(parents, "content_of", gone)
+    monkeypatch.setattr(command_line, "content_of", gone)
     found = runs(tmp_path, "seed=0,1,2")
     assert [run.job.status for run in found] == [QUEUED, COMPLETED, COMPLETED]
     assert "no such folder" in str(found[0].job.error)
