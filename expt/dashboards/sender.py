@@ -30,10 +30,8 @@ from expt.config import secrets
 from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.errors import WARNING, ConfigError, warn
-from expt.runs.files import write_atomically
-from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader, Point
-from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.provenance import program
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
 from expt.runs.view.text import say, shown_path
