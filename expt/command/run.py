@@ -18,16 +18,15 @@ from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.dashboards.sending import Sending
+from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PAUSED, objective_of, read_result
-from expt.runs.typed import key_of
 
 
 @dataclass

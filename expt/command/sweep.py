@@ -33,8 +33,8 @@ from expt.machine import Machine
 from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
+from expt.runs.request import joined, quoted
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
-from expt.runs.typed import joined, quoted
 
 if TYPE_CHECKING:
     from expt.command.run import Command
@@ -210,7 +210,7 @@ class Sweep:
     def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
-        Raises ConfigError as expt.dashboards.sending does.
+        Raises ConfigError as expt.dashboards.sender does.
         """
         if run.job.request is None or self._is_sent:
             return

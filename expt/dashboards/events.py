@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from expt.dashboards import hparams
-from expt.dashboards.pictures import Picture
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
@@ -19,6 +18,8 @@ from expt.runs.result import read_result
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from torch.utils.tensorboard import FileWriter, SummaryWriter
+
+    from expt.dashboards.pictures import Picture
 from collections.abc import Collection, Iterator
 
 from expt.runs import tags
@@ -26,6 +27,8 @@ from expt.runs import tags
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+    from expt.dashboards.pictures import Picture
 
 
 def writer(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.data.tree import leaves, mapped
-from expt.data.windows import NO_TARGET
+from expt.data.loading import leaves, mapped
+from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError
 from expt.inference.plan import Plan
 from expt.inference.preprocess import scales_of

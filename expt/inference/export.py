@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from expt.config import secrets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data import evaluation
-from expt.data.loading import Batch, LoaderOptions
-from expt.data.tree import leaves, mapped
+from expt.data import build
+from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.preprocess import Normalised, Undone, scales_of
-from expt.runs.files import take_name
+from expt.runs.paths import take_name
 from expt.tasks.task import Facts
 
 Format = Literal["torch_export", "onnx"]
@@ -152,7 +151,7 @@ def _samples(
     known = data if normalised else {**data, "standardised": {}}
     try:
         dataset.prepare(config.task, learns=False)
-        found = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
         batch = next(iter(found.batches()), None)
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.data.image_files import fit, in_mode, read_image, stretch
-from expt.data.kind import DatasetConfig
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Normalise
 from expt.errors import ConfigError
 

@@ -27,8 +27,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -37,8 +36,7 @@ from expt.training import collectives, loop
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.precision import Precision
-from expt.training.sharding import local, shard_as
-from expt.training.whole_state import gathered
+from expt.training.sharding import gathered, local, shard_as
 from expt.worker import build, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
