@@ -139,10 +139,10 @@ def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
 
 def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) -> None:
     told_of = {
-        words: diagnosis.mend_of(configured(*words.split()))
+        words: diagnosis.fix_for(configured(*words.split()))
         for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
     }
     assert told_of[REGRESSION].startswith(
         "try dataset.standardise_targets=true, a lower optimizer.lr"
     )
-    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.MEND
+    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.FIX
