@@ -101,7 +101,7 @@ def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> 
     text = told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError)
     assert (
         text
-        == f"{at} targets of the training sample 2040 hold inf; mend it, or leave such samples out"
+        == f"{at} targets of the training sample 2040 hold inf; fix it, or leave such samples out"
     )
 
 
