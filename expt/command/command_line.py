@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -11,16 +12,29 @@ from typing import NamedTuple
 import yaml
 from omegaconf import OmegaConf
 
-from expt.command.compose import Where, is_readable, own_folders_of, parse_one
+from expt.command.compose import Override, Where, is_readable, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
-from expt.command.parents import with_parent
+from expt.command.hydra_files import own_folders_of
 from expt.command.words import WORDS, Exact, Options
-from expt.config import main_code
+from expt.config import user_code
+from expt.config.identity import Content
+from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs import continuing
+from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
-from expt.runs.sweep import latest_sweep
-from expt.runs.typed import NAMES_A_RUN, for_strategy, key_of, quoted, unquoted, values_of
+from expt.runs.request import (
+    NAMES_A_RUN,
+    for_strategy,
+    inherited,
+    key_of,
+    quoted,
+    unquoted,
+    values_of,
+)
+from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result, results_below
+from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""
@@ -253,7 +267,7 @@ def _with_earlier(line: Line) -> tuple[list[str], list[str]]:
     if line.value("resume") != "auto" or folder is None:
         return line.settings, []
     paths = RunPaths(Path(folder))
-    main_code.find_kept(paths.code)
+    user_code.find_kept(paths.code)
     own = own_folders_of(paths.hydra_settings)
     if not paths.overrides.exists():
         return line.settings, own
@@ -261,3 +275,100 @@ def _with_earlier(line: Line) -> tuple[list[str], list[str]]:
     given = {"resume", *map(key_of, line.settings)}
     kept = [word for word in earlier if key_of(word) not in given]
     return [*for_strategy(kept, earlier, line.settings), *line.settings], own
+
+
+def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
+    """Put the settings of the run that is forked before those that are typed.
+
+    Returns the folders of own YAML that it was started with, too. The runs of a sweep get their
+    settings one by one, see `Parents`. Raises ConfigError where what is forked is no run.
+    """
+    words = list(settings)
+    given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
+    if given is None or _continues(words):
+        return words, []
+    known = Parents(_folder(words, "hydra.sweep.dir") if sweep else None)
+    values = [value for value in _values(parse_one(given)) if not known.has(value)]
+    runs = [RunPaths(named("fork", value)[0]) for value in values]
+    for run in runs:
+        user_code.find_kept(run.code)
+    own = own_folders_of(runs[0].hydra_settings) if runs else []
+    return (words if sweep else known.with_words(words)), own
+
+
+def _continues(settings: Sequence[str]) -> bool:
+    """Return whether the fork itself is there, and has all its settings."""
+    folder = _folder(settings, "hydra.run.dir")
+    return "resume=auto" in settings and folder is not None and RunPaths(folder).overrides.exists()
+
+
+def _folder(settings: Sequence[str], key: str) -> Path | None:
+    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
+    return Path(unquoted(found[-1])) if found else None
+
+
+def _values(override: Override) -> list[str]:
+    """Return what it names; of several values Hydra's grammar has escaped texts."""
+    if not override.is_sweep_override():
+        several = [override]
+    else:
+        texts = override.sweep_string_iterator()
+        several = [parse_one(f"fork={text}") for text in texts]
+    return [str(value) for each in several if (value := each.value())]
+
+
+class Parents:
+    """Of the forks of the sweep in `folder`: its own records say whose they are, should those have
+    gone on or away.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
+    @functools.cached_property
+    def _known(self) -> dict[str, tuple[Forked, Content]]:
+        records = [record for _, record in results_of_sweep(self._folder)] if self._folder else []
+        return {
+            record["forked_from"]["given"]: (record["forked_from"], Content(**record["content"]))
+            for record in records
+            if "forked_from" in record and "content" in record
+        }
+
+    def has(self, given: str) -> bool:
+        """Return whether the sweep has a fork of `given` already."""
+        return given in self._known
+
+    def epochs_before(self, given: str) -> int:
+        """Return the whole epochs that a fork of `given` has of its parent.
+
+        Raises ConfigError where that is no run.
+        """
+        known = self._known.get(given)
+        return known[0]["epoch"] if known else continuing.epochs_before(given)
+
+    def with_words(self, point: Sequence[str]) -> list[str]:
+        """The words of a point with those of the parent before them; of one that is gone `content`
+        tells.
+        """
+        given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
+        if given is None or not (values := _values(parse_one(given))):
+            return list(point)
+        known = self._known.get(values[0])
+        try:
+            arguments = (
+                known[0]["arguments"]
+                if known
+                else continuing.record_of(values[0]).get("arguments", [])
+            )
+        except ConfigError:
+            return list(point)
+        return [*inherited(arguments, point), *point]
+
+    def content(self, config: RunConfig, *, fetch: bool) -> Content:
+        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the
+        first of them had.
+
+        Raises ConfigError where what is forked is no run.
+        """
+        known = self._known.get(config.fork) if config.fork else None
+        return content_of(config, fetch=fetch, fork=known[1] if known else None)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,15 +38,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from expt.command.conf_files import conf_dir
-from expt.command.mistakes import as_config_error, cannot_set
-from expt.command.names import run_name
+from expt.command.conf_files import as_config_error, cannot_set, conf_dir
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.datasets import CUSTOM_DATASET_KEYS
+from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
-from expt.runs.typed import quoted
+from expt.runs.request import quoted, unquoted
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
@@ -53,8 +53,6 @@ COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 VERSION_BASE = "1.3"
 MAX_BASES = 100
 """Choices of groups whose composition is kept; each takes 300 kB."""
-_OF_FOLDERS = ("submitit_folder",)
-OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 _lock = threading.RLock()
 
@@ -111,11 +109,6 @@ def key_of(override: Override) -> str:
     """Return its key, or the group with where its choice goes, such as `aug@model.opts`."""
     at = "" if override.package is None else f"@{override.package}"
     return f"{override.key_or_group}{at}"
-
-
-def as_dict(words: Sequence[str]) -> dict[str, Any]:
-    """Return `{"optimizer.lr": 0.1}` for `["optimizer.lr=0.1"]`."""
-    return {key_of(override): override.value() for override in parse(words)}
 
 
 class Composer:
@@ -312,43 +305,10 @@ def environment_of(composed: DictConfig) -> dict[str, str]:
         return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
 
 
-def is_sweep(composed: DictConfig) -> bool:
-    """Return whether the configuration itself asks for a sweep, as a named grid does."""
-    return getattr(composed.hydra.mode, "name", None) == "MULTIRUN"
-
-
-def named_axes(composed: DictConfig) -> list[str]:
-    """Return the axes of a named grid, as words."""
-    return [f"{key}={value}" for key, value in (composed.hydra.sweeper.params or {}).items()]
-
-
-def launcher_options(composed: DictConfig) -> dict[str, Any]:
-    """Return the keys of `hydra.launcher`, without what names a folder, which is made at once."""
-    found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
-    return {key: value for key, value in found.items() if key not in ("_target_", *_OF_FOLDERS)}
-
-
 def launcher_folder(composed: DictConfig) -> str:
     """Return where submitit keeps its own files."""
     with _resolving(composed):
         return str(composed.hydra.launcher.submitit_folder)
-
-
-def launcher_name(composed: DictConfig) -> str:
-    """Return the chosen launcher of Hydra's."""
-    return str(composed.hydra.runtime.choices.get("hydra/launcher"))
-
-
-def needs_hydra(composed: DictConfig) -> str:
-    """Return what Hydra itself has to run: its own callbacks, other sweepers and launchers."""
-    choices = composed.hydra.runtime.choices
-    if (sweeper := choices.get("hydra/sweeper")) not in (None, "basic"):
-        return f"hydra/sweeper={sweeper}"
-    if (launcher := choices.get("hydra/launcher")) not in (None, *OWN_LAUNCHERS):
-        return f"hydra/launcher={launcher}"
-    if composed.hydra.sweeper.get("max_batch_size") is not None:
-        return "hydra.sweeper.max_batch_size"
-    return "hydra.callbacks" if composed.hydra.callbacks else ""
 
 
 def place(composed: DictConfig, folder: Path, number: int | None = None) -> None:
@@ -377,14 +337,6 @@ def hydra_files(composed: DictConfig, words: Sequence[str]) -> HydraFiles:
             OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
             OmegaConf.to_yaml(OmegaConf.create(list(words))),
         )
-
-
-def own_folders_of(hydra_yaml: Path) -> list[str]:
-    """Return the folders of a person's own YAML that a run was started with."""
-    if not hydra_yaml.exists():
-        return []
-    found = OmegaConf.select(OmegaConf.load(hydra_yaml), "hydra.searchpath") or ()
-    return [str(folder) for folder in found]
 
 
 def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:
@@ -497,3 +449,50 @@ def _is_of_a_class(composed: DictConfig, key: str) -> bool:
     """Return whether the key is an argument of a custom class."""
     above = composed.get(key.partition(".")[0])
     return isinstance(above, DictConfig) and "_target_" in above
+
+
+MAX_NAME_BYTES = 180
+"""File systems take 255; this leaves room for a suffix, and for `.tmp`."""
+
+
+def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
+    """Return a name for each run, of the settings that differ: `lr=0.1,model=mlp`.
+
+    `swept` are keys that vary, whether or not they do among these. Equal names are equal runs.
+    """
+    settings = [dict(map(_split, point)) for point in points]
+    given = list(dict.fromkeys(key for point in settings for key in point))
+    varied = [
+        key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
+    ]
+    keys = varied or given
+    short = _short_keys(keys)
+    return [
+        run_name({short[key]: point[key] for key in keys if key in point}) for point in settings
+    ]
+
+
+def run_name(settings: Mapping[str, str]) -> str:
+    """Return a name for a folder; one that a file system would not take is changed, and unique."""
+    text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
+    name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
+    while len(name.encode()) > MAX_NAME_BYTES:
+        name = name[:-1]
+    if name != text:  # two texts may have become one
+        name = f"{name},{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return name or "run"
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = override.lstrip("+~").partition("=")
+    # Of a custom class the last part of its name, and its arguments.
+    own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
+    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
+
+
+def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Shorten `optimizer.lr` to `lr`, unless another key would be `lr` too."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {
+        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
+    }

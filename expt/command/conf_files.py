@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from expt.errors import ConfigError
+from expt.config import keys as schema
+from expt.config.parse import own_group
+from expt.errors import ConfigError, did_you_mean, first_line
 
 
 def conf_dir() -> Path:
@@ -76,3 +79,122 @@ def _flat(path: Path, prefix: str) -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, dict):
             yield from (f"{prefix}{key}.{below}" for below in value)
+
+
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
+    **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
+    **dict.fromkeys(("bs", "batch", "bsz"), "batch_size"),
+    **dict.fromkeys(("device", "devices", "cuda", "num_gpus", "accelerator"), "gpus"),
+    **dict.fromkeys(("workers", "nproc", "nproc_per_node", "num_processes"), "world_size"),
+    **dict.fromkeys(("precision", "dtype", "fp16", "bf16", "mixed_precision"), "amp"),
+    **dict.fromkeys(("data_dir", "data_root", "data_path"), "dataset.root"),
+    **dict.fromkeys(("steps", "num_steps"), "max_steps"),
+}
+"""What others call a key, which its spelling would not lead to."""
+OF_THE_POOL = (
+    "max_concurrent",
+    "runs_per_gpu",
+    "fail_fast",
+    "retries",
+    "stagger_s",
+    "dry_run",
+)
+
+
+def as_config_error(
+    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
+) -> ConfigError:
+    """Return the error for what Hydra or OmegaConf raised while composing `words`.
+
+    `folders` are those that YAML was searched in.
+    """
+    if missing := getattr(error, "missing_cfg_file", None):
+        options = getattr(error, "options", None)
+        return ConfigError(unknown_option(str(missing), options, folders or [conf_dir()]))
+    cause = error.__cause__ if error.__cause__ is not None else error
+    text = " ".join(str(error).split()) or first_line(cause)
+    if "Could not override '" in text and "To append to your config use" in text:
+        key = text.split("'")[1]
+        word = next((each for each in words if each.partition("=")[0] == key), key)
+        return ConfigError(unknown_key(word, key, own=False))
+    if isinstance(error, UnicodeDecodeError):
+        text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
+    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
+        text = f"{' '.join(words)}: {text}"
+    if cause is not error and first_line(cause) not in text:
+        text = f"{text}: {first_line(cause)}"
+    full_key = getattr(error, "full_key", None)
+    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)
+
+
+def cannot_set(error: Exception, word: str, *, own: bool) -> ConfigError:
+    """Return the error of OmegaConf's for a value; `own` for an argument of a custom class."""
+    key = word.partition("=")[0]
+    if type(error).__name__ not in ("ConfigAttributeError", "ConfigKeyError"):
+        return ConfigError(f"{word}: {first_line(error)}")
+    inner = str(getattr(error, "full_key", None) or "")
+    return ConfigError(unknown_key(word, inner if inner.startswith(f"{key}.") else key, own))
+
+
+def unknown_key(word: str, key: str, own: bool) -> str:
+    """Return what is wrong with `word`; `own` where it is an argument of a custom class."""
+    group = key.partition(".")[0]
+    if own:
+        return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"
+    if key in keys():
+        return f"{word}: the chosen {group} has no key '{key}'; another {group}=... has"
+    if key.endswith("._target_"):
+        return f"{word}: there is no key '{key}'; add it with +{word}"
+    near = nearest(key)
+    return f"{word}: there is no key '{key}'{near and '.'}{near or _as_group(word, key)}"
+
+
+def _as_group(word: str, key: str) -> str:
+    return f"; {own_group(key)}" if "." not in key and "=" in word else "."
+
+
+def nearest(key: str, known: Collection[str] = ()) -> str:
+    """Return a hint at the key that was meant, or nothing.
+
+    The first of: what others call it, a key with the same last part, one that is spelled alike.
+    """
+    known = known or keys()
+    last, group = key.rpartition(".")[2], key.partition(".")[0]
+    if last in ELSEWHERE:
+        return f" Did you mean '{ELSEWHERE[last]}'?"
+    if "." in key and (example := _set_together(group)):
+        return f" Type its keys together, as in '{example}'"
+    if key in OF_THE_POOL:
+        return f" Did you mean 'hydra.launcher.{key}'?"
+    below = [name for name in known if name.startswith(f"{group}.")]
+    if hint := did_you_mean(key, below):
+        return hint
+    by_last: dict[str, list[str]] = {}
+    for name in sorted(known):
+        by_last.setdefault(name.rpartition(".")[2], []).append(name)
+    if last in by_last:
+        return f" Did you mean {' or '.join(map(repr, by_last[last][:3]))}?"
+    if hint := did_you_mean(key, [name for name in known if name.count(".") == key.count(".")]):
+        return hint
+    near = difflib.get_close_matches(last, by_last, n=1)
+    return f" Did you mean '{by_last[near[0]][0]}'?" if near else ""
+
+
+def _set_together(group: str) -> str | None:
+    """Return an example of a key that is null at first, so that those below it come together."""
+    if group in schema.holders() or not schema.names_beside([group, ""], {}):
+        return None
+    return schema.meaning(group).example
+
+
+def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:
+    """Return what is wrong with a choice of a group for which there is no file."""
+    group, _, name = missing.rpartition("/")
+    if not group:
+        return f"{missing}: there is no such configuration; see --config-name and --config-path"
+    files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
+    choices = sorted({*(options or ()), *(path.stem for path in files)})
+    if not choices:
+        return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
+    return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"

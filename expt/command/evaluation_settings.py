@@ -14,9 +14,9 @@ from expt.command.command_line import readable, where_of
 from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
 from expt.config import secrets, user_code
-from expt.config.datasets import CUSTOM_DATASET_KEYS
 from expt.config.identity import Content
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
+from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import parse_evaluation, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of

@@ -8,13 +8,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from expt import machine
-from expt.command import command_line, compose, terminal
+from expt.command import command_line, compose, hydra_files, terminal
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
-from expt.runs.typed import key_of, quoted
+from expt.runs.request import key_of, quoted
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
@@ -64,7 +64,7 @@ def _carry_out(this: Command, options: Options) -> None:
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
-    if options.sweep or compose.is_sweep(composed):
+    if options.sweep or hydra_files.is_sweep(composed):
         _refuse_no_sweep(this, words, options)
         return _sweep(this, composed, words, options)
     if axes:
@@ -75,7 +75,7 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{alone}: is for a sweep; add -m")
     if composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
-    if reason := compose.needs_hydra(composed):
+    if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
     run_one(this, composed)
 
@@ -103,12 +103,14 @@ def _refuse_no_sweep(this: Command, words: Sequence[str], options: Options) -> N
 
 
 def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: Options) -> None:
-    from expt.command.grid import Grid  # late: a single run does without it
-    from expt.command.sweep import Sweep
+    from expt.command.sweep import (
+        Grid,  # late: a single run does without it
+        Sweep,
+    )
 
-    if reason := compose.needs_hydra(composed):
+    if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
-    this.words = [*compose.named_axes(composed), *this.words]
+    this.words = [*hydra_files.named_axes(composed), *this.words]
     sweep = Sweep(this, composed)
     if composed.get("search") is not None:
         from expt.command.search import search  # late: a grid does without it
@@ -120,7 +122,7 @@ def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: O
 def _printed_by_hydra(options: Options) -> None:
     """Let Hydra print what its own options ask for."""
     if any(word.startswith("query=") for word in options.settings):  # of Hydra's shell script
-        from expt.command.completion import print_completions
+        from expt.command.help import print_completions
 
         return print_completions()
     words = [command_line.readable(word) for word in options.settings]

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from expt import machine
 from expt.command.words import Parser
-from expt.config import main_code
+from expt.config import user_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.dashboards.sending import Sending
+from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
@@ -80,7 +80,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         raise ConfigError(
             f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}"
         )
-    main_code.find_kept(RunPaths(folder).code)
+    user_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)

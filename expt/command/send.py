@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from expt.command.words import Parser
-from expt.config.trackers import TRACKERS, is_installed
+from expt.config.schema import TRACKERS, is_installed
 from expt.dashboards.sender import Sender, in_a_line
 from expt.dashboards.snapshot import snapshot
 from expt.errors import ConfigError, ExptError

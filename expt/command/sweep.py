@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import compose
-from expt.command.grid import Grid
-from expt.command.hydra_files import remove_unused
+from expt.command.compose import Composer, Override, key_of, parse, parse_one
+from expt.command.hydra_files import launcher_name, launcher_options, remove_unused
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.groups import GROUPS
 from expt.config.identity import hyperparameters, shown
+from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
 from expt.launch import forkserver
@@ -29,8 +33,8 @@ from expt.machine import Machine
 from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
+from expt.runs.request import joined, quoted
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
-from expt.runs.typed import joined, quoted
 
 if TYPE_CHECKING:
     from expt.command.run import Command
@@ -66,11 +70,11 @@ class Sweep:
         self.folder = compose.folder_of(composed, "sweep")
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         command.at_end.callback(self._leave)
-        options = compose.launcher_options(composed)
+        options = launcher_options(composed)
         check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
-        launcher = compose.launcher_name(composed)
+        launcher = launcher_name(composed)
         self._options, self._is_here = options, launcher == "pool"
         if self.is_preflight and not self._is_here:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
@@ -206,7 +210,7 @@ class Sweep:
     def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
-        Raises ConfigError as expt.dashboards.sending does.
+        Raises ConfigError as expt.dashboards.sender does.
         """
         if run.job.request is None or self._is_sent:
             return
@@ -338,3 +342,81 @@ def _node(options: Mapping[str, Any]) -> Machine:
         workers=workers if workers > 1 else None,
         local_workers=tasks if workers > 1 else None,
     )
+
+
+MAX_VALUES = 200
+"""Values of each key that are checked before the first run; it takes 0.5 ms each."""
+
+
+class Grid:
+    """All combinations of the values of a sweep's axes, of which the last varies first."""
+
+    def __init__(self, words: Sequence[str], composer: Composer) -> None:
+        """Read the axes among `words`; of several words for a key the last counts."""
+        self._composer = composer
+        overrides = last_of_each(words)
+        self._lists = [
+            composer.values(each) if each.is_sweep_override() else [str(each.input_line)]
+            for each in overrides
+        ]
+        self._axes = [
+            (each, values)
+            for each, values in zip(overrides, self._lists, strict=True)
+            if each.is_sweep_override()
+        ]
+        self.keys = [key_of(each) for each, _ in self._axes]
+
+    def __len__(self) -> int:
+        """Return the number of combinations."""
+        return math.prod(map(len, self._lists))
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the words of each run."""
+        return map(list, itertools.product(*self._lists))
+
+    def check(self, machine: Machine) -> None:
+        """Compose every choice, and look at every value, with the first of all other axes.
+
+        Raises ConfigError for what no run of the grid can have; that two of them do not fit is
+        said when their run's turn comes.
+        """
+        first = [values[0] for values in self._lists]
+        chosen, wrong = dict[str, list[object]](), list[str]()
+        choices = [each for each, _ in self._axes if self._chooses(each)]
+        several = {each.key_or_group for each in choices}
+        sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
+        for at, values in enumerate(self._lists):
+            override = parse_one(values[0])
+            if len(values) > 1 and self._chooses(override):
+                for value in values:
+                    self._composer.compose([*first[:at], value, *first[at + 1 :]])
+            elif len(values) > 1 and not override.is_delete():
+                above = override.key_or_group.partition(".")[0]
+                if not ("." in override.key_or_group and (above in several or sets_any)):
+                    found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
+                    known = [each for each in found if "${" not in str(each)]
+                    chosen[override.key_or_group] = known
+        self._composer.compose(first)
+        try:
+            settings = self._composer.settings(first, sweep=True)
+        except ConfigError:  # said when the run's turn comes
+            return
+        wrong += wrong_values(settings, chosen, machine)
+        if wrong:
+            raise ConfigError(wrong)
+
+    def _chooses(self, override: Override) -> bool:
+        return self._composer.is_group(override.key_or_group)
+
+
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Return the last override of each key; where the one before had a `+`, it has one too."""
+    last: dict[str, Override] = {}
+    for override in parse(words):
+        typed = override.get_key_element()
+        key = typed.lstrip("+~")
+        before = last.pop(key, override).get_key_element()
+        if before.startswith("+") and typed == key:
+            override = parse_one(before.removesuffix(key) + str(override.input_line))
+        last[key] = override
+    return [*last.values()]

@@ -13,10 +13,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from expt.command import compose
+from expt.command.command_line import Parents
+from expt.command.compose import folder_names
 from expt.command.hydra_files import about_run, write_hydra_files
-from expt.command.names import folder_names
-from expt.command.parents import Parents
-from expt.config import main_code, user_code
+from expt.config import user_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse, recorded
 from expt.config.schema import RunConfig
@@ -76,7 +76,7 @@ class SweepFolder:
         self.completed: dict[Path, Objective] = {}
         """What earlier commands have completed, by folder."""
         for paths, found in self._records:
-            main_code.find_kept(paths.code)
+            user_code.find_kept(paths.code)
             if found["status"] == DAMAGED:
                 warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
             asked = _asked(found.get("arguments", ()))

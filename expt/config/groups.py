@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from expt.config import datasets, tasks
+from expt.config import kinds
 from expt.config.constraints import (
     STRICT,
     Count,
@@ -282,8 +282,8 @@ GROUPS: dict[str, dict[str, Any]] = {
         "kaiming": KaimingInit,
         "orthogonal": OrthogonalInit,
     },
-    "task": tasks.kinds(),
-    "dataset": datasets.kinds(),
+    "task": kinds.task_kinds(),
+    "dataset": kinds.dataset_kinds(),
     "optimizer": {
         "sgd": SGD,
         "adam": Adam,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -21,9 +24,36 @@ from expt.config.constraints import (
     group,
 )
 from expt.config.groups import GROUPS
-from expt.config.trackers import MLflow, TrackerName, Wandb
 
 SHARDED = ("fsdp", "hsdp")
+
+
+TrackerName = Literal["mlflow", "wandb"]
+
+
+TRACKERS: tuple[str, ...] = get_args(TrackerName)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MLflow:
+    """Where MLflow's copy goes; None is what MLflow's own variables say."""
+
+    tracking_uri: str | None = None
+    experiment: str | None = None
+    tags: dict[str, str] | None = None
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Wandb:
+    """Where W&B's copy goes; None is what W&B's own variables say."""
+
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Literal["online", "offline"] | None = None
+    checkpoints: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -164,7 +194,6 @@ class RunConfig:
         Literal["highest", "high", "medium"], Key(resume=True, evaluate=True)
     ]
     channels_last: Annotated[bool, Key(resume=True)]
-    onednn: Annotated[bool, Key(result="rounding")]
     patches: Annotated[Patches, Key(result="none")] = dataclasses.field(default_factory=Patches)
     ddp: Annotated[DDP, Key(resume=True)]
     sharding: Annotated[Sharding, Key(resume=True, only_if={"strategy": SHARDED})] = (
@@ -196,3 +225,25 @@ class RunConfig:
     def gpu_indices(self) -> tuple[int, ...]:
         """The GPUs that the run uses, of those that this process can see."""
         return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
+
+
+def problems_of_trackers(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
+    """Return what is wrong with where copies go; `read` are the keys read from variables."""
+    uri = mlflow.tracking_uri
+    if uri is None or without_password(uri) == uri or "mlflow.tracking_uri" in read:
+        return ()
+    return (
+        f"mlflow.tracking_uri={without_password(uri)}: a password would be written into the run's"
+        " folder; set MLFLOW_TRACKING_URI, or give ${oc.env:NAME}",
+    )
+
+
+def without_password(uri: str) -> str:
+    """Return the address without what is between `://` and `@`, and what follows a `?`."""
+    return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether the package is; a folder `wandb`, which W&B leaves behind, is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None

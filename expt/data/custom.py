@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import user_class
+from expt.config import user_code
 from expt.data import masks, samples
 from expt.data.checked_samples import (
     Check,
@@ -27,10 +27,10 @@ from expt.data.checked_samples import (
     to_tensor,
 )
 from expt.data.images import of_images, streamed
+from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import seconds_for, seeded
-from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` what its targets are."""
-    cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
+    cls: type[Dataset[Any]] = user_code.resolve(dataset.target, Dataset)
     if not hasattr(cls, "__len__"):
         raise ConfigError(
             f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which"
@@ -49,7 +49,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         )
     key = f"dataset._target_={dataset.target}"
     train, test = (
-        user_class.construct(key, cls, (), {**dataset.kwargs, **more})
+        user_code.construct(key, cls, (), {**dataset.kwargs, **more})
         for more in (dataset.train, dataset.test)
     )
     for name, part in (("training", train), ("test", test)):

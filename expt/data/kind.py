@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
-from expt.config.datasets import Augment
+from expt.config.kinds import Augment
 
 if TYPE_CHECKING:
     import torch

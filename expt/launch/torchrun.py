@@ -1,35 +1,43 @@
-"""A run whose workers torchrun or Slurm has started: rank 0 composes it, the others hear of it from
-there.
+"""A run whose workers torchrun or Slurm has started: rank 0 composes it, and the others hear of it.
+
+They meet at a store they all know, before they have a process group. It may outlive a round of
+workers (torchrun starts them again next to it), so the keys of each round have a name of its own,
+and a worker believes only what answers its own hello.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import functools
+import json
 import os
+import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
+import torch.distributed as dist
 from rich.console import Console
 
 from expt import machine, signals
-from expt.config import main_code, secrets
+from expt.config import secrets, user_code
 from expt.config.auto import agreed
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
-from expt.launch import last_word, processes, rendezvous
-from expt.launch.rendezvous import Arrival, Rendezvous
-from expt.runs.attempt import Attempt, put_back, record_end
-from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, RunRequest, received
-from expt.runs.result import INTERRUPTED, Record
-from expt.runs.typed import setting
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
+from expt.launch import forkserver, last_word
+from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
+from expt.runs.paths import RunPaths, at_work
+from expt.runs.request import Evaluation, RunRequest, received, setting_word
+from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.worker_error import LOG, write_error
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 
@@ -42,18 +50,18 @@ class Terminal(NamedTuple):
 
 
 def earlier_folder() -> Path | None:
-    """The folder in which this job's run began, where torchrun has started its workers again."""
-    folder = rendezvous.of_environment().earlier()
+    """Return the run's folder, where torchrun has started its workers again."""
+    folder = of_environment().earlier()
     return Path(folder) if folder else None
 
 
 def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
-    """Rank 0's part: make the folder the run's, tell the others, train.
+    """Do rank 0's part: prepare the run's folder, tell the others, train.
 
-    Raises what a person must know.
+    Raises ExptError.
     """
     config, paths = request.config, request.paths
-    meeting = rendezvous.of_environment()
+    meeting = of_environment()
     arrivals = meeting.gather()
     with at_work(paths):
         ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
@@ -105,8 +113,8 @@ def _started_again(meeting: Rendezvous) -> bool:
 
 
 def follow(typed_at: float) -> RunPaths:
-    """The part of every other rank; returns the run's folder. Raises ExptError."""
-    meeting = rendezvous.of_environment()
+    """Do the part of every other rank; return the run's folder. Raises ExptError."""
+    meeting = of_environment()
     told = meeting.listen()
     if "refused" in told:  # rank 0 tells the person
         sys.exit(told["refused"])
@@ -124,28 +132,28 @@ def follow(typed_at: float) -> RunPaths:
 
 @contextlib.contextmanager
 def refusal_told() -> Iterator[None]:
-    """Rank 0: let the others end where the configuration is refused, without a word of theirs."""
+    """Let the other ranks end silently where the configuration is refused; for rank 0."""
     try:
         yield
     except ConfigError as error:
         with contextlib.suppress(RunFailed):
-            meeting = rendezvous.of_environment()
+            meeting = of_environment()
             meeting.tell(meeting.gather(), {"refused": error.exit_code})
         raise
 
 
 def _where(arrivals: list[Arrival]) -> Record:
-    """The fields of result.json that say which machines the workers are on."""
+    """Return the fields of result.json that say which machines the workers are on."""
     return {
         "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
         "node": arrivals[0].host,
-        "hosts": rendezvous.hosts(arrivals),
+        "hosts": hosts(arrivals),
     }
 
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
-    main_code.find_kept(paths.code)
+    user_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
     config.dataset.prepare(
         config.task, learns=learns
@@ -160,12 +168,12 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
         until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
-        folder = setting("hydra.run.dir", paths.folder)
+        folder = setting_word("hydra.run.dir", paths.folder)
         raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
 
 
 def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
-    """Say what ends this worker: in a line to the person, and in the run's folder."""
+    """Report what ends this worker: in a line to the person, and in the run's folder."""
     me, paths = worker_of_environment(attempt.request.config), attempt.paths
     raised = str(error) if isinstance(error, ExptError) else f"{type(error).__name__}: {error}"
     text = lost_peers(error, me) or f"rank {me.rank} of {me.world_size}: {raised}"
@@ -179,12 +187,12 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 
 @contextlib.contextmanager
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
-    """Let what this process prints go to its log files, those of its node; gives the terminal."""
+    """Print to the log files of this worker while entered; gives the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
     kept = [os.dup(1), os.dup(2)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        processes.print_to(out, err)
+        forkserver.print_to(out, err)
     except OSError as error:
         for number in kept:
             os.close(number)
@@ -201,3 +209,161 @@ def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
         for number, before in enumerate(kept, start=1):
             os.dup2(before, number)
             os.close(before)
+
+
+ARRIVE_S = 300.0
+"""How long workers wait for each other to say hello; torch's own default."""
+QUIET_S = 5.0
+"""How long rank 0 waits before it says for whom."""
+ROUND, EARLIER = "expt/round", "expt/earlier"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A worker as it introduces itself."""
+
+    rank: int
+    host: str
+    node: int
+    token: str
+
+
+class Rendezvous:
+    """This worker's place in the present round."""
+
+    def __init__(
+        self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S
+    ) -> None:
+        self._store, self._rank, self._world_size, self._arrive_s = (
+            store,
+            rank,
+            world_size,
+            arrive_s,
+        )
+        self._round = ""
+        if rank == 0:
+            self._round = uuid.uuid4().hex
+            store.set(ROUND, self._round)
+
+    def earlier(self) -> str | None:
+        """Return the run folder of an earlier round of the same job, if any."""
+        return self._store.get(EARLIER).decode() if self._store.check([EARLIER]) else None
+
+    def gather(self) -> list[Arrival]:
+        """Return every worker, by rank, once all have arrived; for rank 0.
+
+        Raises RunFailed, naming those that have not.
+        """
+        others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
+        quiet_s = min(QUIET_S, self._arrive_s)
+        if missing := self._missing(others, quiet_s):
+            print(f"waiting for {missing}, for {self._arrive_s:g} s at most", flush=True)
+            if missing := self._missing(
+                others, max(self._arrive_s - quiet_s, 0.001)
+            ):  # 0 would be for ever
+                raise RunFailed(f"{missing} did not arrive within {self._arrive_s:g} s")
+        hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
+        return [_arrival(0, ""), *hellos]
+
+    def _missing(self, others: Mapping[int, str], within_s: float) -> str:
+        """Return who has not said hello within this time; empty where all have."""
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            self._store.wait(list(others.values()), timedelta(seconds=within_s))
+        missing = [rank for rank, key in others.items() if not self._store.check([key])]
+        who = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"rank {who} of {self._world_size}" if missing else ""
+
+    def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
+        """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""
+        if "folder" in content:
+            self._store.set(EARLIER, content["folder"])
+        tokens = [arrival.token for arrival in arrivals]
+        self._store.set(self._key("told"), json.dumps({**content, "tokens": tokens}))
+
+    def listen(self) -> dict[str, Any]:
+        """Return what rank 0 sends in this round. Raises RunFailed if it does not arrive."""
+        token, pause_s, end = uuid.uuid4().hex, 0.01, time.monotonic() + self._arrive_s
+        while time.monotonic() < end:
+            current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
+            if current and current != self._round:
+                self._round = current
+                hello = _arrival(self._rank, token)
+                self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
+            if current and self._store.check([self._key("told")]):
+                told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
+                if (
+                    token in told["tokens"]
+                ):  # else it is the word of an earlier round, whose rank 0 is gone
+                    return told
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
+        raise RunFailed(f"rank 0 of {self._world_size} did not arrive within {self._arrive_s:g} s")
+
+    def group_store(self) -> dist.Store:
+        """Where this round's process group keeps its addresses, apart from those of the dead."""
+        return dist.PrefixStore(f"expt/{self._round}", self._store)
+
+    def _key(self, name: str) -> str:
+        return f"expt/{self._round}/{name}"
+
+
+def _arrival(rank: int, token: str) -> Arrival:
+    return Arrival(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
+
+
+def hosts(arrivals: list[Arrival]) -> list[Host]:
+    """Return each node's host name and its workers' ranks, as in result.json."""
+    nodes: dict[tuple[int, str], list[int]] = {}
+    for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
+        nodes.setdefault((arrival.node, arrival.host), []).append(arrival.rank)
+    return [{"name": host, "ranks": ranks} for (_, host), ranks in nodes.items()]
+
+
+@functools.cache
+def of_environment() -> Rendezvous:
+    """Return the meeting at MASTER_ADDR and MASTER_PORT. Raises RunFailed where nothing answers."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        _let_gloo_reach(address)
+    else:
+        os.environ.setdefault(
+            "NCCL_SOCKET_IFNAME", "lo"
+        )  # all are here: nobody else is to reach them
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        where = f"MASTER_ADDR={address} MASTER_PORT={port}"
+        raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
+    return Rendezvous(store, rank=rank, world_size=world_size)
+
+
+def _let_gloo_reach(address: str) -> None:
+    """Name the interface that leads to rank 0; gloo's own choice is often the loopback."""
+    interface = interface_towards(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the network interface by which this machine reaches `address`, if it has one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # no packet leaves
+            own = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                if _address_of(probe, name) == own:
+                    return name
+    except OSError:
+        pass
+    return None
+
+
+def _address_of(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(
+            probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
+        )  # SIOCGIFADDR
+    except OSError:  # it has no address
+        return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,24 +1,35 @@
-"""One run's workers: start them, poll them, stop them, and say what went wrong.
+"""One run's workers: start them, poll them, stop them, and explain a failure.
 
 The driver's side.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from expt import signals
-from expt.errors import ExptError, Interrupted, RunFailed, WorkersLost
+from expt.errors import (
+    ConfigError,
+    Diverged,
+    ExptError,
+    Interrupted,
+    OutOfMemory,
+    RunFailed,
+    TimedOut,
+    WorkersLost,
+)
 from expt.launch import processes
-from expt.launch.failure import Aftermath
-from expt.launch.processes import Process, Work
-from expt.runs.attempt import Attempt
+from expt.launch.forkserver import FINISHED, Kept, Work
+from expt.launch.processes import Process
+from expt.runs.attempt import LOG, RAISED, Attempt, Raised, read_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Meeting
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
@@ -55,9 +66,7 @@ class Live(Protocol):
 
     @property
     def sentinels(self) -> Sequence[int]:
-        """Of each a handle that is ready to be read once it has ended, for
-        multiprocessing.connection.wait.
-        """
+        """Handles for multiprocessing.connection.wait, each ready once a worker has ended."""
 
 
 @dataclass
@@ -79,9 +88,7 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen
-        yet.
-        """
+        """Ready once a worker has ended, or is at its end, which `poll` has not seen yet."""
         return [
             worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
         ]
@@ -92,7 +99,7 @@ class Workers:
         Raises the failure, with everything stopped, once one has failed.
         """
         codes = self._exit_codes()  # once: who fails between two looks would seem to have finished
-        if any(code not in (None, processes.FINISHED) for code in codes):
+        if any(code not in (None, FINISHED) for code in codes):
             processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
         self._ended = {rank for rank, code in enumerate(codes) if code is not None}
@@ -127,7 +134,7 @@ class Workers:
         return [worker.exitcode for worker in self.processes]
 
     def _failure(self) -> ExptError:
-        """The first failure in words. Ends all of them."""
+        """Return the first failure in words, with all workers ended."""
         if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
@@ -159,7 +166,8 @@ def start(attempt: Attempt) -> Workers:
     """Start the workers of this attempt at a run, and return at once.
 
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they
-    could not meet."""
+    could not meet.
+    """
     config, paths = attempt.request.config, attempt.paths
     together = config.world_size > 1
     if together:
@@ -184,9 +192,7 @@ def start(attempt: Attempt) -> Workers:
 
 
 def check_loopback() -> None:
-    """Raise RunFailed where this machine cannot reach itself, as in a container whose network is
-    off.
-    """
+    """Raise RunFailed where this machine cannot reach itself, such as in a container."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((LOOPBACK, 9))  # no packet leaves
@@ -214,7 +220,7 @@ def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> W
     )
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
-    kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []
+    kept = [Kept(attempt.lock.descriptor)] if attempt.lock else []
     title = f"expt rank {rank}/{attempt.request.config.world_size} {attempt.paths.folder}"
     return Work(
         "expt.worker.main:main", arguments, env, stdout, stderr, kept, title, bool(attempt.devices)
@@ -240,3 +246,138 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
     }
+
+
+NO_SPACE_BYTES = 1_000_000
+_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
+_NCCL_ABORTED = (
+    _NCCL_GAVE_UP,
+    "we are taking the entire process down",
+    "watchdog thread terminated with exception",
+)
+"""What torch writes before it ends a process whose peers are gone or late."""
+
+
+class Aftermath:
+    """The workers of one attempt after a failure; exit codes by rank, None for those alive."""
+
+    def __init__(self, paths: RunPaths, attempt: int, codes: Sequence[int | None]) -> None:
+        self._paths, self._attempt, self._size, self._codes = paths, attempt, len(codes), codes
+        self._stacks: dict[int, str] = {}
+
+    def timed_out(self) -> bool:
+        """Whether a worker waited in vain: those who did not wait are then the late ones."""
+        rank = self._first_failed()
+        raised = self._raised(rank)
+        if raised is not None:
+            return raised.kind == TimedOut.__name__
+        return self._aborted(rank, _NCCL_GAVE_UP)
+
+    def was_stuck(self) -> bool:
+        """Whether the first that failed has ended itself because it got no further."""
+        raised = self._raised(self._first_failed())
+        return raised is not None and raised.beats is not None
+
+    def lost_others(self) -> bool:
+        """Whether a worker has lost others, who have not ended yet: they know why."""
+        raised = self._raised(self._first_failed())
+        return raised is not None and raised.has_lost_others and None in self._codes
+
+    def dump_stacks(self, late: Mapping[int, int]) -> None:
+        """Have the `late` workers, rank to pid, write their stacks to their logs."""
+        sizes = {}
+        for rank, pid in late.items():
+            with contextlib.suppress(OSError):
+                sizes[rank] = self._paths.stderr(self._attempt, rank).stat().st_size
+                os.kill(pid, signals.DUMP_STACKS)
+        for rank, size in sizes.items():
+            self._stacks[rank] = watchdog.wait_for_dump(
+                self._paths.stderr(self._attempt, rank), size
+            )
+
+    def in_words(self, timeout_s: float) -> ExptError:
+        """Return the first failure, with its traceback if it left one, and its log."""
+        if self._stacks:
+            return self._late(timeout_s)
+        rank = self._first_failed()
+        raised = self._raised(rank)
+        who, log = self._who(rank), self._log(rank)
+        if raised is not None and raised.is_refusal:
+            return ConfigError(raised.text)
+        if raised is not None and raised.expected:
+            if raised.kind == Diverged.__name__:  # all ranks say the same
+                return Diverged(f"{raised.text}\n{log}")
+            if raised.kind == OutOfMemory.__name__:
+                return OutOfMemory(f"{who}: {raised.text}\n{log}")
+            return RunFailed(f"{who}: {raised.text}\n{log}")
+        if raised is not None:
+            return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")
+        code = self._codes[rank]
+        if code is not None and code < 0:
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return RunFailed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
+        return RunFailed(
+            f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
+        )
+
+    def _late(self, timeout_s: float) -> TimedOut:
+        """Return the error of late workers, with the stack of the first of them."""
+        ranks = sorted(self._stacks)
+        names = ", ".join(map(str, ranks))
+        first = ranks[0]
+        stack = f"; rank {first} was here\n\n{self._stacks[first]}\n" if self._stacks[first] else ""
+        return TimedOut(
+            f"rank {names} of {self._size} did not arrive within {timeout_s:g} s (timeout_s), "
+            f"where the others waited{stack}\n{self._log(first)}"
+        )
+
+    def _disk(self) -> str:
+        """Return a hint at a full disk, of which a worker can't write."""
+        usage = shutil.disk_usage(self._paths.folder)
+        full = f"; no space is left on the disk of {self._paths.folder} ({usage.free / 1e6:.1f} MB)"
+        return full if usage.free < NO_SPACE_BYTES else ""
+
+    def _who(self, rank: int) -> str:
+        return f"rank {rank} of {self._size}"
+
+    def _log(self, rank: int) -> str:
+        return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
+
+    def _first_failed(self) -> int:
+        """Return the rank that failed first.
+
+        Bad input comes first, then a rank that vanished, since the errors of others may follow from
+        either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
+        Of those that got no further it is the one with the fewest steps.
+        """
+        told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
+        if refused := [
+            rank for rank, found in told.items() if found.is_refusal
+        ]:  # whether it has ended yet or not
+            return min(refused, key=lambda rank: told[rank].time_ns)
+        ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
+        raised = {rank: told[rank] for rank in ended if rank in told}
+        vanished = [rank for rank in ended if rank not in raised]
+        if first := [
+            rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))
+        ]:
+            return first[0]
+        stuck = all(found.beats is not None for found in raised.values())
+
+        def order(rank: int) -> tuple[bool, int, int]:
+            found = raised[rank]
+            return found.has_lost_others, found.beats or 0 if stuck else 0, found.time_ns
+
+        return min(raised, key=order)
+
+    def _aborted(self, rank: int, *texts: str) -> bool:
+        """Whether torch has ended the rank, and logged one of `texts`."""
+        if self._codes[rank] != -signal.SIGABRT:
+            return False
+        with contextlib.suppress(OSError):
+            log = self._paths.stderr(self._attempt, rank).read_text(errors="replace")
+            return any(text in log for text in texts)
+        return False
+
+    def _raised(self, rank: int) -> Raised | None:
+        return read_error(self._paths.error(self._attempt, rank))

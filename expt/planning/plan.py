@@ -22,12 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
-from expt.data.loading import Batch, Shard
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, Shard, leaves, mapped
 from expt.errors import ConfigError, ExptError
 from expt.models import build as model_build
 from expt.models.blocks import blocks
-from expt.models.freeze import freeze
+from expt.models.build import freeze
 from expt.tasks.task import Facts
 from expt.training import optim, sharding
 from expt.training.compiling import checkpoint_activations

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from expt.config import main_code
+from expt.config import user_code
 from expt.errors import ConfigError
 
 _OF_PYTHON = {
@@ -67,7 +67,7 @@ def dotted(key: str, cls: type) -> str:
         pickled=pickled,
         source=textwrap.indent(_source(cls), "# ", lambda _: True),
     )
-    return f"{main_code.write(digest, text)}.{cls.__name__}"
+    return f"{user_code.write(digest, text)}.{cls.__name__}"
 
 
 class _Walk:

@@ -11,13 +11,12 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from expt.config.rules import measured_each_epoch
 from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
-from expt.config.task_rules import measured_each_epoch
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, PAUSED
-from expt.search.goals import Goal
-from expt.search.trial import Trial
+from expt.search.trial import Goal, Trial
 
 WORST = math.inf
 ENDED = (PAUSED, COMPLETED, FAILED)

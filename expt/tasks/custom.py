@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Target
-from expt.config.tasks import Better, TargetMetric, Targets
+from expt.config.kinds import Better, TargetMetric, Targets
 from expt.tasks.task import Facts, Task
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Config(Target):
 
         Raises ConfigError where it is no Task, or does not take its arguments.
         """
-        from expt.config import user_class  # late: it imports the configuration of all tasks
+        from expt.config import user_code  # late: it imports the configuration of all kinds
 
-        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
+        task: Task = user_code.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
         task.metrics = self.own_metrics
         return task

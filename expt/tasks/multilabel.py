@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.tasks import Better, Targets, TaskConfig
+from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import DataError
 from expt.tasks.regression import aligned
 from expt.tasks.task import Facts, Sum, Task

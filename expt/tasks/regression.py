@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.tasks import Better, Targets, TaskConfig
+from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import DataError
 from expt.tasks.task import Facts, Sum, Task
 

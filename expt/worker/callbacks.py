@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config import secrets, user_class
+from expt.config import secrets, user_code
 from expt.config.constraints import Target
 from expt.config.user_code import own_frame
 from expt.errors import ExptError, RunFailed, did_you_mean, warn
@@ -43,7 +43,7 @@ class Callbacks:
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
                 self._callbacks.append(
-                    built := user_class.build(target.target, Callback, **target.kwargs)
+                    built := user_code.build(target.target, Callback, **target.kwargs)
                 )
                 self._warn_of_unknown(index, type(built))
 

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from expt.config import constraints, groups, user_class
+from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -37,8 +36,7 @@ from expt.training import collectives, loop
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.precision import Precision
-from expt.training.sharding import local, shard_as
-from expt.training.whole_state import gathered
+from expt.training.sharding import gathered, local, shard_as
 from expt.worker import build, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
@@ -98,7 +96,7 @@ def compare(
 def _is_due(config: RunConfig) -> bool:
     if config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
         return config.is_sharded
-    cls = user_class.resolve(config.optimizer.target, Optimizer)
+    cls = user_code.resolve(config.optimizer.target, Optimizer)
     return not cls.__module__.startswith("torch.")
 
 

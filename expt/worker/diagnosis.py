@@ -16,9 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.iterable import IterableLoader
-from expt.data.loading import Loader
-from expt.data.tree import named_leaves
+from expt.data.loading import Loader, named_leaves
+from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
     DataError,
@@ -29,7 +28,7 @@ from expt.errors import (
     TimedOut,
     first_line,
 )
-from expt.runs.worker_error import LOST
+from expt.runs.attempt import LOST
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
+from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
-from expt.config.tasks import in_evaluations_alone
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import Review
-from expt.dashboards.run_pictures import RunPictures
-from expt.data import evaluation as evaluation_data
-from expt.data.evaluation import EvaluationData
+from expt.dashboards.pictures import Review, RunPictures
+from expt.data import build as evaluation_data
+from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
@@ -26,7 +25,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Preflight
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
 from expt.tasks.task import Facts, Task
 from expt.training import collectives
 from expt.training.collectives import Worker

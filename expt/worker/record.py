@@ -11,10 +11,10 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from expt.config.identity import VERSION
+from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.config.tasks import Better
 from expt.errors import warn
-from expt.runs import provenance, spending, tags
+from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
@@ -23,12 +23,13 @@ from expt.runs.result import (
     INTERRUPTED,
     PAUSED,
     StoppedEarly,
+    cost_until_now,
     read_result,
     update_result,
 )
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
+from expt.training.callback import Observer
 from expt.training.learner import Position
-from expt.training.observer import Observer
 
 
 def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
@@ -143,7 +144,7 @@ class Record:
         return INTERRUPTED
 
     def _spent(self) -> Mapping[str, Any]:
-        return spending.until_now(read_result(self._paths)) if self._metrics else {}
+        return cost_until_now(read_result(self._paths)) if self._metrics else {}
 
     def _close(self, *, complete: bool) -> None:
         if self._metrics:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.command.completion import completed
+from expt.command.help import completed
 from expt.command.words import WORDS
 from tests.conftest import run
 

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from expt.command import compose
 from expt.command.compose import Composer, Where, with_classes_added
 from expt.command.conf_files import conf_dir
+from expt.command.hydra_files import own_folders_of
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
@@ -144,7 +145,7 @@ def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> N
     files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
     (tmp_path / "hydra.yaml").write_text(files.hydra)
     folders = [f"file://{tmp_path}/{name}" for name in "ab"]
-    assert compose.own_folders_of(tmp_path / "hydra.yaml") == folders
+    assert own_folders_of(tmp_path / "hydra.yaml") == folders
 
 
 @pytest.mark.parametrize(

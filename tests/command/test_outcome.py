@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.command.outcome import Outcome
+from expt.command.run import Outcome
 from expt.errors import Diverged, SweepFailed
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths

@@ -16,8 +16,7 @@ import pytest
 
 from expt.config import constraints, groups, user_code
 from expt.config.identity import shown
-from expt.config.user_class import resolve
-from expt.config.user_code import fingerprint, import_anew, targets
+from expt.config.user_code import fingerprint, import_anew, resolve, targets
 from expt.data.kinds.custom import Custom
 from tests.conftest import Configured
 
@@ -87,7 +86,7 @@ def test_the_same_source_elsewhere_is_the_same(
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.mlp.MLP"],
+    ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.vision.MLP"],
 )
 def test_an_installed_class_is_known_by_its_version(name: str) -> None:
     assert fingerprint([name]) is None

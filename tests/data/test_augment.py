@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import datasets
+from expt.config import kinds
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
@@ -192,7 +192,7 @@ def digits(**augment: Any) -> Digits:
         train_limit=None,
         mean=None,
         std=None,
-        augment=datasets.Augment(**augment),
+        augment=kinds.Augment(**augment),
     )
 
 

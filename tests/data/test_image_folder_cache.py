@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from expt.config.datasets import Augment
+from expt.config.kinds import Augment
 from expt.data import cache as theirs
 from expt.data.image_files import decode
 from expt.data.kinds import image_folder

@@ -295,7 +295,7 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "during", ["expt.command.command_line._with_latest", "expt.command.grid.wrong_values"]
+    "during", ["expt.command.command_line._with_latest", "expt.command.sweep.wrong_values"]
 )
 def test_ctrl_c_before_the_first_run_says_that_none_began(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from expt.config import constraints, groups, user_class
+from expt.config import constraints, groups, user_code
 from expt.errors import ConfigError
 from expt.models import build as model_build
-from expt.models.convnet import ConvNet
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
+from expt.models.vision import MLP, ConvNet, ResNet18
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
 CONFIGS: dict[str, Any] = {
@@ -236,7 +234,7 @@ def test_what_the_dataset_says_is_not_said_again(own: str) -> None:
 def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
     mark = tmp_path / "called"
     with pytest.raises(ConfigError) as caught:
-        user_class.build("os.system", nn.Module, f"touch {mark}")
+        user_code.build("os.system", nn.Module, f"touch {mark}")
     assert (
         str(caught.value)
         == "_target_=os.system: refused, it is not a subclass of torch.nn.modules.module.Module"

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from expt.config.schema import RunConfig
 from expt.data import indexing
+from expt.data.augment import Box, Mixing
 from expt.data.build import Data
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
-from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification, Config
 from expt.tasks.task import Facts
@@ -46,7 +46,6 @@ SETTINGS += (
     "optimizer=plain_sgd",
     f"optimizer.lr={LR}",
     f"dataset.train_limit={LIMIT}",
-    "onednn=false",
 )
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")

@@ -22,7 +22,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
-from expt.data.windows import NO_TARGET
+from expt.data.memory import NO_TARGET
 from expt.errors import DataError
 from expt.models.transformer import Transformer
 from expt.tasks.language_model import LanguageModel
@@ -85,7 +85,6 @@ def config(configured: Configured) -> RunConfig:
         f"seed={SEED}",
         "threads=1",
         "drop_last=false",
-        "onednn=false",
     )
     optimizer = ("optimizer=plain_sgd", f"optimizer.lr={LR}")
     text = configured(

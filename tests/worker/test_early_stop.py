@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
-from expt.config.tasks import Better
 from expt.runs import checkpoint
 from expt.worker.record import EarlyStop
 from expt.worker.run import Run

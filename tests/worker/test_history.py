@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from expt.config.tasks import Better
+from expt.config.kinds import Better
 from expt.worker.record import History, is_better
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from expt.config.datasets import noun_of
+from expt.config.kinds import noun_of
 from expt.errors import WARNING, warn
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point

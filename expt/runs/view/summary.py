@@ -1,4 +1,4 @@
-"""What runs have come to: final numbers, evaluations, ancestors, stale code, and what to do next."""
+"""Summaries: final numbers, evaluations, ancestors, stale code, and what to do next."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from expt.config import user_code
-from expt.config.datasets import noun_of
-from expt.config.tasks import metrics_of
+from expt.config.kinds import metrics_of, noun_of
 from expt.errors import printable
 from expt.runs import provenance
 from expt.runs.paths import RunPaths

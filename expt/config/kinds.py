@@ -1,0 +1,159 @@
+"""The kinds of tasks and datasets, by name: each is a module of a package above this one. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args, get_type_hints
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+import expt
+from expt.config.constraints import IS_SET, STRICT, Key, Target
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+
+
+Better = Literal["min", "max"]
+"""Which way a metric is better."""
+Targets = Literal["class", "labels", "numbers", "mask", "tokens", "any"]
+"""What a sample's target is: one class, labels of 0 and 1, numbers, the class of each pixel, the
+token after each, or whatever a custom task takes."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetMetric(Target):
+    """A torchmetrics.Metric, measured in evaluations, and which way it is better."""
+
+    better: Better
+
+
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TaskConfig:
+    """What every task has; a subclass adds its own keys, its `name` among them."""
+
+    TARGETS: ClassVar[Targets]
+    """What it is trained on, and so how predictions are written and what TensorBoard shows."""
+    METRICS: ClassVar[Mapping[str, Better]] = {}
+    OBJECTIVE: ClassVar[str]
+    """The metric by which runs are compared where nothing else is asked for."""
+    metrics: Annotated[
+        dict[MetricName, TargetMetric],
+        Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
+    ] = dataclasses.field(default_factory=dict)
+
+    def problems(self, config: RunConfig) -> list[str]:
+        """Return what of the run's other settings does not go with the task, one line each."""
+        return []
+
+    def build(self, facts: Any) -> Any:
+        """Return the Task for such data, given as Facts."""
+        raise NotImplementedError
+
+
+@functools.cache
+def task_kinds() -> dict[str, Any]:
+    """Return the configuration class of each task by its name."""
+    package = Path(expt.__file__).parent
+    conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+    names = sorted(file.stem for file in (conf / "task").glob("*.yaml"))
+    found = {name: importlib.import_module(f"expt.tasks.{name}").Config for name in names}
+    return {**found, "_target_": importlib.import_module("expt.tasks.custom").Config}
+
+
+def metrics_of(task: Any) -> dict[str, Better]:
+    """Return the loss and the metrics of a task, configured or recorded, and which way each is
+    better.
+    """
+    more = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", {})
+    more = more if isinstance(more, Mapping) else {}  # which is refused later
+    return {
+        "loss": "min",
+        **getattr(_kind(task), "METRICS", {}),
+        **{name: _better(metric) for name, metric in more.items()},
+    }
+
+
+def _kind(task: Any) -> Any:
+    if not isinstance(task, Mapping):
+        return type(task)
+    return task_kinds().get("_target_" if "_target_" in task else str(task.get("name")))
+
+
+def _better(metric: Any) -> Better:
+    """Return which way is better of a metric as a task, its YAML or a record has it."""
+    found: Any = (
+        metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
+    )
+    return cast(Better, found)
+
+
+def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
+    """Return the task's metrics that are torchmetrics'."""
+    return {
+        name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
+    }
+
+
+def chosen_metric(task: Any) -> str:
+    """Return the metric to show where there is room for one beside the loss; the loss where there
+    is none.
+    """
+    return next(iter(list(metrics_of(task))[1:]), "loss")
+
+
+def objective_of(task: Any) -> str:
+    """Return the metric by which the runs of a task are chosen where nothing else is asked for."""
+    return getattr(_kind(task), "OBJECTIVE", chosen_metric(task))
+
+
+CUSTOM_DATASET_KEYS = frozenset(
+    "num_classes num_workers val_fraction train_limit mean std augment folds fold sampling".split()
+)
+"""Keys that every custom dataset has, named in its YAML or not."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Augment:
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    padding_mode: Annotated[
+        Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})
+    ] = "constant"
+    flip: bool | Literal["alternate"] = False
+    cutout: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is to be done."""
+        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
+
+
+@functools.cache
+def dataset_kinds() -> dict[str, Any]:
+    """Return the class of each kind by its name; those of expt first, `_target_` last.
+
+    A kind's keys stand beside what reads its files, above this package: so they are found by name.
+    """
+    package, found = importlib.import_module("expt.data.kinds"), dict[str, Any]()
+    for module in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+        for cls in members.values():
+            if isinstance(cls, type) and "name" in vars(cls).get("__annotations__", ()):
+                found |= dict.fromkeys(get_args(get_type_hints(cls)["name"]), cls)
+    return dict(sorted(found.items(), key=lambda item: item[0] == "_target_"))
+
+
+def noun_of(record: Mapping[str, Any]) -> str:
+    """Return what a sample is called of the dataset of a run, from its record."""
+    dataset = (record.get("config") or {}).get("dataset") or {}
+    cls = dataset_kinds().get(str(dataset.get("name")))
+    return cls.noun(dataset) if cls else "image"

@@ -1,0 +1,189 @@
+"""MLflow: a run for each run, below one for its sweep."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from expt.config.schema import MLflow, Wandb
+from expt.dashboards.snapshot import Snapshot
+from expt.runs.metrics_file import Point
+from expt.runs.result import COMPLETED, FAILED, PAUSED
+
+KEY = "expt.key"
+MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
+"""Characters of a parameter, and entries of one request, as MLflow documents."""
+_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PAUSED: "SCHEDULED"}
+
+
+class MLflowCopy:
+    """A run's copy there, found by its key; the server says what it has of the points."""
+
+    def __init__(self, run: Snapshot, states: Sequence[dict[str, Any]], settings: MLflow) -> None:
+        """Find or create the run of the key in `states[-1]`, below its sweep's in `states[0]`."""
+        # Give up soon: the sender tries again later, and asks what has arrived.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        from mlflow import MlflowClient
+
+        self._settings, self._client = settings, MlflowClient(tracking_uri=settings.tracking_uri)
+        name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "expt"
+        experiment = self._client.get_experiment_by_name(name)
+        self._experiment = (
+            experiment.experiment_id if experiment else self._client.create_experiment(name)
+        )
+        above = {}
+        if run.sweep is not None:
+            self._sweep = self._find(
+                states[0]["key"], run.sweep.name, {"expt.folder": str(run.sweep)}, run
+            )
+            above = {"mlflow.parentRunId": self._sweep.info.run_id}
+        found = self._find(states[-1]["key"], run.name, above, run)
+        self._id, self._params = found.info.run_id, dict(found.data.params)
+        # `data.metrics` does not have the steps.
+        self._marks = {metric.key: metric.step for metric in found.data.to_proto().metrics}
+        self.address = f"{settings.tracking_uri or 'MLflow'}: experiment {name}"
+
+    def _find(self, key: str, name: str, tags: dict[str, str], run: Snapshot) -> Any:
+        wanted = f"tags.`{KEY}` = '{key}'"
+        found = self._client.search_runs([self._experiment], wanted, max_results=1)
+        if found:
+            return found[0]
+        started = int(run.record.get("started", 0) * 1000) or None
+        every = {KEY: key, **tags, **(self._settings.tags or {})}
+        return self._client.create_run(self._experiment, started, tags=every, run_name=name)
+
+    def describe(self, run: Snapshot) -> None:
+        """Send settings and tags; a parameter that a resumed run has otherwise becomes a tag."""
+        from mlflow.entities import Param, RunTag
+
+        settings = {_name(key): str(value)[:MAX_TEXT] for key, value in run.settings.items()}
+        params = {key: value for key, value in settings.items() if key not in self._params}
+        tags = {key: value[:MAX_TEXT] for key, value in run.tags.items()} | {
+            f"now.{key}": value
+            for key, value in settings.items()
+            if self._params.get(key, value) != value
+        }
+        for some in _batches([Param(*each) for each in params.items()], MAX_ENTITIES):
+            self._client.log_batch(self._id, params=some)
+        for some in _batches([RunTag(*each) for each in tags.items()], MAX_ENTITIES):
+            self._client.log_batch(self._id, tags=some)
+        self._params |= params
+        self._client.update_run(self._id, status="RUNNING")
+
+    def add(self, points: Sequence[Point], at: float) -> bool:
+        """Send the points that are not there yet; return whether there were any."""
+        from mlflow.entities import Metric
+
+        metrics, marks = list[Metric](), dict(self._marks)
+        for point in points:
+            if point.step > marks.get(key := _name(point.tag), -1):
+                marks[key] = point.step
+                metrics.append(Metric(key, point.value, int(at * 1000), point.step))
+        for some in _batches(metrics, MAX_METRICS):
+            self._client.log_batch(self._id, metrics=some)
+            self._marks |= {metric.key: metric.step for metric in some}
+        return bool(metrics)
+
+    def end(self, run: Snapshot, sweep_status: str) -> None:
+        """Send status, summary and files."""
+        step, at = int(run.record.get("steps") or 0), run.paths.result.stat().st_mtime
+        self.add([Point(step, 0, tag, value) for tag, value in run.summary.items()], at)
+        for path in run.files(checkpoints=self._settings.checkpoints):
+            inside = path.parent.relative_to(run.paths.folder)
+            where = None if inside == Path() else str(inside).lstrip(".")
+            self._client.log_artifact(self._id, str(path), where)
+        status = _STATUS.get(run.status, "KILLED")
+        self._client.set_terminated(self._id, status, int(at * 1000))
+        if run.sweep is not None:
+            self._client.update_run(
+                self._sweep.info.run_id, status=_STATUS.get(sweep_status, "RUNNING")
+            )
+
+    def leave(self) -> None:
+        """Leave a run that is still under way; the server keeps it as it is."""
+
+
+def _name(tag: str) -> str:
+    """Return the tag in the characters that MLflow allows."""
+    return re.sub(r"[^\w\-. :/]", "_", tag, flags=re.ASCII)[:250]
+
+
+def _batches(entries: Sequence[Any], size: int) -> Any:
+    remaining = iter(entries)
+    return iter(lambda: list(islice(remaining, size)), [])
+
+
+INIT_S, FINISH_S = 10, 30
+KILLED = 255
+"""W&B's exit code of a run that was interrupted."""
+_EXIT_CODES = {COMPLETED: 0, PAUSED: 0, FAILED: 1}
+
+
+class WandbCopy:
+    """A run's copy there, known by its key; W&B's own count of steps says what it has."""
+
+    def __init__(self, run: Snapshot, states: Sequence[dict[str, Any]], settings: Wandb) -> None:
+        """Begin the run of the key in `states[-1]`, or resume it."""
+        import wandb
+
+        self._settings, self._wandb = settings, wandb
+        self._run: Any = wandb.init(
+            project=settings.project or os.environ.get("WANDB_PROJECT") or "expt",
+            entity=settings.entity,
+            group=settings.group
+            or os.environ.get("WANDB_RUN_GROUP")
+            or (run.sweep.name if run.sweep else None),
+            tags=settings.tags or None,
+            name=run.name,
+            id=states[-1]["key"],
+            resume="allow",
+            reinit="create_new",  # runs of a sweep lie side by side
+            dir=str(run.paths.folder),
+            mode=settings.mode,
+            settings=wandb.Settings(
+                console="off", silent=True, init_timeout=INIT_S, finish_timeout=FINISH_S,
+                finish_timeout_raises=True, x_disable_stats=True, disable_code=True,
+                disable_git=True,
+            ),
+        )  # fmt: skip
+        self._state = states[-1]  # offline nobody else knows what is there
+        self._next = self._run.step if self._run.url else self._state.get("next_step", 0)
+        self.address = self._run.url or f"kept offline in {run.paths.folder / 'wandb'}"
+
+    def describe(self, run: Snapshot) -> None:
+        """Send the settings as W&B's config, and with them what W&B has no other place for."""
+        self._run.config.update({**run.settings, **run.tags}, allow_val_change=True)
+
+    def add(self, points: Sequence[Point], at: float) -> bool:
+        """Send a row for each step that is not there yet; return whether there was any."""
+        before = self._next
+        for step, row in itertools.groupby(points, key=lambda point: point.step):
+            if step >= self._next:
+                self._run.log({point.tag: point.value for point in row}, step=step)
+                self._next = self._state["next_step"] = step + 1
+        return self._next > before
+
+    def end(self, run: Snapshot, sweep_status: str) -> None:
+        """Send status, summary and files. Raises TimeoutError where not all could be uploaded."""
+        self._run.summary.update(
+            {**run.summary, "status": run.status, "error": run.record.get("error")}
+        )
+        for path in run.files(checkpoints=False):
+            self._run.save(str(path), base_path=str(run.paths.folder), policy="now")
+        if self._settings.checkpoints:
+            artifact: Any = self._wandb.Artifact(f"checkpoints-{self._run.id}", type="model")
+            for path in (run.paths.best, run.paths.last):
+                if path.is_file():
+                    artifact.add_file(str(path))
+            self._run.log_artifact(artifact)
+        self._run.finish(exit_code=_EXIT_CODES.get(run.status, KILLED))
+
+    def leave(self) -> None:
+        """Leave a run that is still under way; W&B takes it for finished until more comes."""
+        self._run.finish(exit_code=0)

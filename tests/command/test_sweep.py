@@ -1,0 +1,188 @@
+"""A grid and its folder: which runs there are, what an earlier command left, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from expt.command import command_line
+from expt.command.hydra_files import as_dict
+from expt.command.sweep import Grid, last_of_each
+from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.identity import identity
+from expt.errors import ConfigError
+from expt.launch.job import QUEUED, request_of
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result, update_result
+from tests.composing import composer
+
+HERE = Machine(gpus=(), cpus=2)
+
+
+def runs(folder: Path, *words: str, first: int = 0) -> list[SweepRun]:
+    """Return the runs of a grid in a folder, as a new command finds them."""
+    grid, known = Grid(words, composer()), SweepFolder(folder, composer(), HERE)
+    return [known.run(each, number, grid.keys) for number, each in enumerate(grid, first)]
+
+
+def complete(run: SweepRun, value: float) -> None:
+    request = request_of(run.job)
+    known = identity(request.config, request.content)
+    create_result(run.job.paths, identity=known, arguments=run.words)
+    objective = {"name": "accuracy/val", "value": value}
+    update_result(run.job.paths, status=COMPLETED, objective=objective)
+    run.job.paths.metrics.touch()
+
+
+def test_a_grid_is_the_product_of_its_axes_and_the_last_varies_first() -> None:
+    grid = Grid(["model=mlp,convnet", "epochs=2", "seed=range(2)"], composer())
+    assert (len(grid), grid.keys) == (4, ["model", "seed"])
+    assert [*grid][1] == ["model=mlp", "epochs=2", "seed=1"]
+    assert len(Grid([*map("seed=range({})".format, (3,)), "model=glob([m*,c*])"], composer())) == 6
+    assert [*Grid(["seed=1"], composer())] == [["seed=1"]]
+
+
+def test_of_several_words_for_a_key_the_last_counts() -> None:
+    words = ["seed=0", "model=mlp", "+own.width=1", "seed=1,2", "own.width=3", "~ema", "ema=0.9"]
+    found = [str(each.input_line) for each in last_of_each(words)]
+    assert found == ["model=mlp", "seed=1,2", "+own.width=3", "ema=0.9"]
+    assert as_dict(["optimizer.lr=1e-3", "~x.y", "aug@model.opts=a", "+n='a b'"]) == {
+        "optimizer.lr": 1e-3,
+        "x.y": None,
+        "aug@model.opts": "a",
+        "n": "a b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        (["optimizer.lr=0.1,abc,-1", "seed=0,-1"], ["optimizer.lr='abc'", "optimizer.lr=-1",
+            "seed=-1"]),
+        (["model.hidden=[4],[4,x]"], ["model.hidden=[4, 'x']"]),
+        (["seed=0,1", "gpus=0,x"], ["gpus='x'"]),
+        (["model=mlp,mpl"], ["model=mpl"]),
+        (["tensorboard={images: false},{images: 3}"], ["tensorboard.images=3"]),
+        (["sede=1,2"], ["sede=1"]),
+        (["model=mlp,convnet", "modle.x=1"], ["modle.x=1"]),
+        (["experiment=ddp_mlp,nope"], ["experiment=nope"]),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_run_can_have_is_refused_before_the_first(
+    words: list[str], problems: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Grid(words, composer()).check(HERE)
+    told = [problem.split(":")[0] for problem in caught.value.problems]
+    assert told == [each.split(":")[0] for each in problems]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["batch_size=64,63", "world_size=2"],
+        ["gpus=0,4"],
+        ["batch_size=64,'32 per worker'", "world_size=auto,2"],
+        ["model=mlp,convnet", "model.dropout=0.1,0.2"],
+        ["experiment=ddp_mlp,d2l_resnet18", "seed=1,2"],
+        ["tensorboard={images: false},{norms: false}"],
+        ["model=mlp,{_target_: mine.Net}"],
+    ],
+)
+def test_what_only_some_runs_cannot_have_is_left_to_them(words: list[str]) -> None:
+    Grid(words, composer()).check(HERE)
+
+
+@pytest.mark.parametrize("word", ["model=glob(zz*)", "optimizer.lr=glob(*)", "seed=range(3,3)"])
+def test_an_axis_has_values(word: str) -> None:
+    with pytest.raises(ConfigError, match="has no value"):
+        Grid([word], composer())
+    with pytest.raises(ConfigError, match="search=tpe"):
+        Grid(["optimizer.lr=interval(0,1)"], composer())
+
+
+def test_each_run_is_in_a_folder_that_says_what_differs(tmp_path: Path) -> None:
+    first, second = runs(tmp_path, "seed=0,1", "epochs=2", first=5)
+    folders = [run.job.paths.folder.name for run in (first, second)]
+    assert folders == ["seed=0", "seed=1"]
+    composed = second.configuration()
+    assert composed.hydra.job.num == 6
+    assert composed.hydra.runtime.output_dir == str(tmp_path / "seed=1")
+    config = request_of(second.job).config
+    assert (config.seed, config.epochs, config.threads) == (1, 2, 1), "a worker has one thread"
+    assert second.about["overrides"] == {"seed": 1, "epochs": 2}
+    assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
+    second.save_hydra_files()
+    assert second.job.paths.overrides.read_text() == "- seed=1\n- epochs=2\n"
+
+
+def test_a_value_may_be_of_hydras_own_part(tmp_path: Path) -> None:
+    about = "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"
+    found = [request_of(run.job).config for run in runs(tmp_path, "seed=0,1", about)]
+    expected = [f"{number} {tmp_path}/seed={number}" for number in (0, 1)]
+    assert [config.mlflow.experiment for config in found] == expected
+
+
+def test_a_run_that_cannot_be_composed_is_refused_by_itself(tmp_path: Path) -> None:
+    refused, run = runs(tmp_path, "tensorboard={imagez: true},{images: false}")
+    assert isinstance(refused.job.error, ConfigError)
+    assert (refused.job.request, run.job.error) == (None, None)
+
+
+def test_a_run_named_twice_is_one(tmp_path: Path) -> None:
+    first, second, other = runs(tmp_path, "epochs=10,10,2")
+    assert first.job is second.job
+    assert other.job is not first.job
+
+
+def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path) -> None:
+    (run,) = runs(tmp_path, "seed=0")
+    complete(run, 0.75)
+    same, new = runs(tmp_path, "epochs=10,2")
+    assert (same.job.status, same.job.paths) == (COMPLETED, run.job.paths)
+    assert same.job.objective is not None
+    assert same.job.objective["value"] == 0.75
+    assert (new.job.status, new.job.paths.folder) == (QUEUED, tmp_path / "epochs=2")
+
+
+@pytest.mark.parametrize("copy", ["a backup", "z backup"])
+def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, copy: str) -> None:
+    (run,) = runs(tmp_path, "seed=range(1)")
+    complete(run, 0.75)
+    update_result(run.job.paths, name="seed=0")
+    shutil.copytree(tmp_path / "seed=0", tmp_path / copy)
+    assert runs(tmp_path, "seed=0")[0].job.paths == run.job.paths
+    shutil.rmtree(tmp_path / "seed=0")
+    assert runs(tmp_path, "seed=0")[0].job.paths.folder == tmp_path / copy
+
+
+def test_where_the_data_is_missing_runs_are_known_by_what_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, *before = runs(tmp_path, "seed=0,1,2")
+    for run in before:
+        complete(run, 0.5)
+
+    def gone(config: object, **_: object) -> object:
+        raise ConfigError("dataset.root=x: there is no such folder")
+
+    monkeypatch.setattr(command_line, "content_of", gone)
+    found = runs(tmp_path, "seed=0,1,2")
+    assert [run.job.status for run in found] == [QUEUED, COMPLETED, COMPLETED]
+    assert "no such folder" in str(found[0].job.error)
+
+
+def test_a_folder_of_another_run_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_result(RunPaths(tmp_path / "seed=0"), identity="other", arguments=["epochs=3"])
+    (run,) = runs(tmp_path, "seed=range(1)")
+    asked = request_of(run.job)
+    key = identity(asked.config, asked.content)
+    assert run.job.paths.folder == tmp_path / f"seed=0,{key}"
+    (tmp_path / "seed=0/result.json").write_text("{")
+    assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"
+    assert "is damaged" in capsys.readouterr().err

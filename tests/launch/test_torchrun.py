@@ -1,0 +1,138 @@
+"""Where workers that another launcher has started meet: a store in this process, a worker in a
+thread.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from expt.errors import RunFailed
+from expt.launch import torchrun
+from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
+
+
+@pytest.fixture
+def store() -> dist.HashStore:
+    return dist.HashStore()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def listening(
+    threads: ThreadPoolExecutor, store: dist.Store, rank: int, size: int = 2
+) -> Future[dict[str, Any]]:
+    meeting = Rendezvous(store, rank=rank, world_size=size, arrive_s=20)
+    return threads.submit(meeting.listen)
+
+
+def test_all_hear_what_rank_0_tells(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
+    others = [listening(threads, store, rank, 3) for rank in (1, 2)]
+    first = Rendezvous(store, rank=0, world_size=3, arrive_s=20)
+    arrivals = first.gather()
+    assert [arrival.rank for arrival in arrivals] == [0, 1, 2]
+    first.tell(arrivals, {"folder": "/runs/a", "attempt": 0})
+    assert [
+        (told["folder"], told["attempt"]) for told in (other.result(20) for other in others)
+    ] == [("/runs/a", 0)] * 2
+
+
+@pytest.mark.parametrize(("world_size", "rest"), [(12, r", \.\.\."), (10, r", \.\.\."), (9, "")])
+def test_who_does_not_arrive_is_named(
+    world_size: int, rest: str, store: dist.HashStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = f"rank 1, 2, 3, 4, 5, 6, 7, 8{rest} of {world_size} did not arrive within 0.01 s"
+    with pytest.raises(RunFailed, match=named):
+        Rendezvous(store, rank=0, world_size=world_size, arrive_s=0.01).gather()
+    assert capsys.readouterr().out.startswith("waiting for rank 1, 2, 3, ")
+
+
+def test_who_comes_late_is_awaited_aloud(
+    store: dist.HashStore,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torchrun, "QUIET_S", 0.05)
+    first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
+    gathered = threads.submit(first.gather)
+    end = time.monotonic() + 20
+    while not (said := capsys.readouterr().out) and time.monotonic() < end:
+        time.sleep(0.005)
+    assert said == "waiting for rank 1 of 2, for 20 s at most\n"
+    other = listening(threads, store, 1)
+    first.tell(gathered.result(20), {})
+    other.result(20)
+
+
+def test_a_rank_0_that_does_not_arrive_is_named(store: dist.HashStore) -> None:
+    with pytest.raises(RunFailed, match=r"rank 0 of 2 did not arrive within 0\.05 s"):
+        Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
+
+
+def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> None:
+    """The store has outlived a rank 0 that died after it had told; its round still stands there."""
+    dead = Rendezvous(store, rank=0, world_size=2)
+    dead.tell(
+        [Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")], {"folder": "/runs/a"}
+    )
+    with pytest.raises(RunFailed, match="did not arrive"):
+        Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
+
+
+def test_a_worker_turns_from_a_stale_round_to_the_new_one(
+    store: dist.HashStore, threads: ThreadPoolExecutor
+) -> None:
+    dead = Rendezvous(store, rank=0, world_size=2)
+    dead.tell([], {"folder": "/runs/old"})
+    other = listening(threads, store, 1)
+    first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
+    assert first.earlier() == "/runs/old"
+    first.tell(first.gather(), {"folder": "/runs/new"})
+    assert other.result(20)["folder"] == "/runs/new"
+
+
+def test_a_refusal_leaves_no_folder_behind(store: dist.HashStore) -> None:
+    first = Rendezvous(store, rank=0, world_size=1)
+    assert first.earlier() is None
+    first.tell(first.gather(), {"refused": 2})
+    assert first.earlier() is None
+
+
+def test_each_round_has_a_store_of_its_own_for_the_group(store: dist.HashStore) -> None:
+    one = Rendezvous(store, rank=0, world_size=1)
+    one.group_store().set("address", "of then")
+    two = Rendezvous(store, rank=0, world_size=1)
+    assert not two.group_store().check(["address"])
+    assert store.get(ROUND).decode() in json.dumps(vars(two), default=str)
+
+
+def test_hosts_are_nodes_and_their_ranks() -> None:
+    arrivals = [
+        Arrival(2, "b", 1, ""),
+        Arrival(0, "a", 0, ""),
+        Arrival(3, "b", 1, ""),
+        Arrival(1, "a", 0, ""),
+    ]
+    assert hosts(arrivals) == [{"name": "a", "ranks": [0, 1]}, {"name": "b", "ranks": [2, 3]}]
+
+
+def test_two_nodes_of_one_name_are_two() -> None:
+    assert len(hosts([Arrival(0, "a", 0, ""), Arrival(1, "a", 1, "")])) == 2
+
+
+def test_the_interface_towards_this_machine_is_its_loopback() -> None:
+    names = {name for _, name in socket.if_nameindex()}
+    assert interface_towards("127.0.0.1") in names & {"lo", "lo0"}
+    assert interface_towards("no address") is None
