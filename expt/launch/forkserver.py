@@ -250,7 +250,7 @@ def keep_open(descriptor: int) -> Kept:
 
 
 class Work(NamedTuple):
-    """What a process is to do: call `function`, named as `package.module:name`, and print to files."""
+    """The work of a process: call `function`, named as `package.module:name`, print to files."""
 
     function: str
     arguments: Sequence[Any]

@@ -18,15 +18,14 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
-from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.iterable import IterableLoader, refuse_shuffled
-from expt.data.loading import Batch, Loader, Shard, ShardedLoader
-from expt.data.tree import mapped
+from expt.data.loading import Batch, Loader, Shard, ShardedLoader, mapped
+from expt.data.samples import IterableLoader, refuse_shuffled
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.build import freeze

@@ -27,8 +27,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
 from expt.tasks.extra_metrics import ExtraMetrics

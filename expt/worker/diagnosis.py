@@ -18,9 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.iterable import IterableLoader
-from expt.data.loading import Loader
-from expt.data.tree import named_leaves
+from expt.data.loading import Loader, named_leaves
+from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
     DataError,

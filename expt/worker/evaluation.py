@@ -17,10 +17,9 @@ import torch
 from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import Review
-from expt.dashboards.run_pictures import RunPictures
-from expt.data import evaluation as evaluation_data
-from expt.data.evaluation import EvaluationData
+from expt.dashboards.pictures import Review, RunPictures
+from expt.data import build as evaluation_data
+from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
