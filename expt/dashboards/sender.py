@@ -69,7 +69,7 @@ class _Sent:
     """What is known of one run, or sweep: its key there, in a file that one process holds."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Raises Timeout where another process sends it, and OSError."""
+        """Lock the file. Raise Timeout where another process sends it, and OSError."""
         sent = RunPaths(folder).sent
         sent.mkdir(exist_ok=True)
         self._file = sent / f"{name}.json"

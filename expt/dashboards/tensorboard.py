@@ -63,19 +63,19 @@ class Dashboard(Observer):
         self._review: Review | None = None
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The run's first batch is kept for its picture."""
+        """Keep the run's first batch for its picture."""
         self._epoch_began = time.perf_counter()
         keeps = self._events and self._images and not self._position.step
         return self._pictures.keep_first(batches) if self._pictures and keeps else batches
 
     def before_update(self) -> None:
-        """The gradients of the epoch's last step are noted."""
+        """Note the gradients of the epoch's last step."""
         if self._layers and self._position.steps_left_in_epoch == 1:
             with self._timed():
                 self._layers.note_gradients()
 
     def wants_review(self) -> bool:
-        """Pictures of the coming evaluation are drawn where they are asked for, or can be spared."""
+        """Return whether the coming evaluation is drawn: on request, or where there is time."""
         self._trained_s += time.perf_counter() - self._epoch_began
         if self._images is False or not self._events:
             return False
@@ -92,7 +92,7 @@ class Dashboard(Observer):
         self.spent_s += time.perf_counter() - began
 
     def end_epoch(self, *, review: bool) -> None:
-        """Norms, histograms and the model are shown."""
+        """Show norms, histograms and the model."""
         self._reviews = review
         with self._timed():
             if self._layers:
@@ -112,12 +112,12 @@ class Dashboard(Observer):
         self._events.flush()
 
     def review(self) -> Review | None:
-        """Counts what the model gets wrong, on every rank, where pictures of it are due."""
+        """Return what counts the model's mistakes, on every rank, where pictures are due."""
         self._review = self._pictures.review() if self._pictures and self._reviews else None
         return self._review
 
     def end_evaluation(self, split: str) -> None:
-        """Draws what the review has seen, a collective; lets TensorBoard see all of it."""
+        """Draw what the review has seen, a collective, and flush."""
         if self._pictures and self._review is not None:
             before = self.spent_s
             with self._timed():
@@ -127,17 +127,17 @@ class Dashboard(Observer):
             self._events.flush()
 
     def values(self, values: Mapping[str, float]) -> None:
-        """Points of curves."""
+        """Add points to curves."""
         if self._events:
             self._events.write(self._position.step, values)
 
     def picture(self, tag: str, image: torch.Tensor) -> None:
-        """As it is, in the IMAGES tab."""
+        """Add an image to the IMAGES tab as it is."""
         if self._events:
             self._events.picture(tag, whole(image.numpy()), self._position.step)
 
     def close(self, *, complete: bool) -> None:
-        """The event file is closed; the HPARAMS tab then says whether the run is complete."""
+        """Close the event file; the HPARAMS tab then says whether the run is complete."""
         if self._events:
             self._events.close(complete=complete)
 
@@ -145,18 +145,7 @@ class Dashboard(Observer):
         module = self._learner.module
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         modes = {part: part.training for part in module.modules()}
-        halved = any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
-        with self._learner.precision.autocast() if halved else contextlib.nullcontext():
-            self._trace(events, module, modes, device)
         self._graph_due = False
-
-    def _trace(
-        self,
-        events: Writer,
-        module: torch.nn.Module,
-        modes: Mapping[torch.nn.Module, bool],
-        device: torch.device,
-    ) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             try:
                 module.eval()
@@ -170,9 +159,7 @@ class Dashboard(Observer):
 
 
 class LayerValues:
-    """What an epoch's last step did to each layer: the norms of its gradients and weights, or all
-    of their values.
-    """
+    """Norms or histograms of each layer's gradients and weights in an epoch's last step."""
 
     def __init__(self, learner: Learner, *, norms: bool, histograms: bool) -> None:
         self._learner, self._norms, self._histograms = learner, norms, histograms
@@ -198,9 +185,7 @@ class LayerValues:
             self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
 
     def show(self, events: Writer | None, step: int) -> None:
-        """Add what was noted, and the weights of now; of a sharded model a collective, whoever has
-        `events`.
-        """
+        """Add what was noted, and the weights; of a sharded model a collective of all ranks."""
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
             both = self._of_all(torch.stack([self._gradient_norms, weights])).tolist()
@@ -213,7 +198,7 @@ class LayerValues:
             self._show_histograms(events, step)
 
     def _of_all(self, norms: Tensor) -> Tensor:
-        """The norms of the whole model's layers, from those of this worker's part."""
+        """Return the norms of the whole model's layers from those of this worker's shard."""
         learner = self._learner
         if learner.shards == 1:
             return norms
@@ -234,11 +219,7 @@ class LayerValues:
 
 
 def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """The trained parameters of each submodule that has some of its own, with their names in the
-    whole model.
-
-    Without those that are empty, of which there is nothing to show.
-    """
+    """Return each submodule's trained parameters that are not empty, with their full names."""
     found: dict[str, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.numel():
@@ -247,7 +228,7 @@ def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
 
 
 def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The 2-norm of each group of tensors, float32 [groups], of sharded ones of their part.
+    """Return the 2-norm of each group of tensors, float32 [groups], of this worker's shards.
 
     Waits for no device.
     """
@@ -265,7 +246,7 @@ def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def parameter_table(module: nn.Module) -> str:
-    """Markdown: every parameter's name, layer, shape, type and size, and the totals."""
+    """Return Markdown of each parameter's name, layer, shape, type and size, and the totals."""
     layer = {name: type(part).__name__ for name, part in module.named_modules()}
     rows = [
         f"| {name} | {layer[name.rpartition('.')[0]]} |"

@@ -25,7 +25,7 @@ class MLflowCopy:
     """A run's copy there, found by its key; the server says what it has of the points."""
 
     def __init__(self, run: Snapshot, states: Sequence[dict[str, Any]], settings: MLflow) -> None:
-        """Find or create the run of the key in `states[-1]`, and above it that of its sweep in `states[0]`."""
+        """Find or create the run of the key in `states[-1]`, below its sweep's in `states[0]`."""
         # Give up soon: the sender tries again later, and asks what has arrived.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -148,7 +148,8 @@ class WandbCopy:
             mode=settings.mode,
             settings=wandb.Settings(
                 console="off", silent=True, init_timeout=INIT_S, finish_timeout=FINISH_S,
-                finish_timeout_raises=True, x_disable_stats=True, disable_code=True, disable_git=True,
+                finish_timeout_raises=True, x_disable_stats=True, disable_code=True,
+                disable_git=True,
             ),
         )  # fmt: skip
         self._state = states[-1]  # offline nobody else knows what is there

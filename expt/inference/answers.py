@@ -1,6 +1,4 @@
-"""What a person gets of each sample, by what the task's targets are: classes, labels, numbers,
-masks, how likely a text is, or what a custom task predicts.
-"""
+"""Predictions of samples by the task's targets: classes, labels, numbers, masks, likelihoods."""
 
 from __future__ import annotations
 

@@ -221,8 +221,8 @@ class Features:
         ]
         if len(chosen) != self._number:
             raise ConfigError(
-                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}, and the model"
-                f" takes {self._number}"
+                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}; the"
+                f" model takes {self._number}"
             )
         return chosen
 

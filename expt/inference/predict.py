@@ -55,7 +55,7 @@ class Predictor:
     """The run's model on its device, and the samples that could not be read."""
 
     def __init__(self, plan: Plan) -> None:
-        """Raises ConfigError and CheckpointError, see `load`."""
+        """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, asked = plan, plan.asked
         self.device = _device(asked.device)
         self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)

@@ -161,7 +161,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
         attempt.waited_since,
         source,
         meeting.group_store(),
-        tell=lambda error: _report(error, attempt, terminal),
+        report=lambda error: _report(error, attempt, terminal),
         until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
