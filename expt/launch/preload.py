@@ -7,8 +7,8 @@ first time: those imported first are.
 
 from __future__ import annotations
 
-import _contextvars  # noqa: F401
 import binascii  # noqa: F401
+import contextvars  # noqa: F401
 import csv  # noqa: F401
 import ctypes
 import datetime  # noqa: F401
