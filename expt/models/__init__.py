@@ -1,6 +1,3 @@
-"""The models, one file each.
-
-Every constructor takes `channels`, `image_size` (height, width) and `num_classes`.
-"""
+"""The models. Constructors take `channels`, `image_size` (height, width) and `num_classes`."""
 
 from __future__ import annotations
