@@ -36,15 +36,13 @@ from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import Attempt
-from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
+from expt.runs.attempt import RAISED, Attempt
+from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, shown_path
-from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"

@@ -17,7 +17,7 @@ from expt.launch.packing import GpuLocks, Packing, demand_of
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
-from expt.runs.folder_lock import PATIENCE_S, FolderLock, is_held
+from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 

@@ -21,11 +21,10 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemo
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
-from expt.runs.attempt import record_end
+from expt.runs.attempt import LOG, record_end
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
-from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
 RESULT_S = 5.0

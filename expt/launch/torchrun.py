@@ -29,15 +29,12 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.runs.attempt import Attempt, put_back, record_end
-from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, RunRequest, received
+from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
+from expt.runs.paths import RunPaths, at_work
+from expt.runs.request import Evaluation, RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record
-from expt.runs.typed import setting
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.worker_error import LOG, write_error
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 
@@ -168,7 +165,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
         until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
-        folder = setting("hydra.run.dir", paths.folder)
+        folder = setting_word("hydra.run.dir", paths.folder)
         raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
 
 

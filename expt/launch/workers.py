@@ -29,11 +29,10 @@ from expt.errors import (
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED, Kept, Work
 from expt.launch.processes import Process
-from expt.runs.attempt import Attempt
+from expt.runs.attempt import LOG, RAISED, Attempt, Raised, read_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Meeting
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
-from expt.runs.worker_error import LOG, RAISED, Raised, read_error
 from expt.worker import watchdog
 
 LOOPBACK = "127.0.0.1"

@@ -21,9 +21,9 @@ from expt.config.constraints import plain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
+from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Meeting, Preflight
-from expt.runs.worker_error import write_error
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
 from expt.worker import evaluation, watchdog

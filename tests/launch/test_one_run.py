@@ -19,9 +19,9 @@ from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
 from expt.machine import Machine
 from expt.runs import checkpoint
+from expt.runs.attempt import RAISED
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
-from expt.runs.worker_error import RAISED
 from tests.conftest import Configured
 from tests.requests import request
 

@@ -18,9 +18,9 @@ from expt.errors import ConfigError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, check_loopback
+from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.worker_error import write_error
 
 
 def workers(folder: Path, *codes: int | None) -> Workers:
