@@ -1,3 +1,1 @@
-"""The models. Constructors take `channels`, `image_size` (height, width) and `num_classes`."""
-
-from __future__ import annotations
+"""The models; constructors take `channels`, `image_size` (height, width) and `num_classes`."""
