@@ -30,8 +30,6 @@ class Machine:
     cpus: int = 1
     cpu_fp16: bool = False
     """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
-    cpu_vendor: str = ""
-    """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
     own_cpus: bool = False
     """Whether Slurm has given this worker cores of its own, which are no more to be shared with the
@@ -243,7 +241,6 @@ def _cpu_facts() -> dict[str, Any]:
     flags = facts.get("flags", "").split()
     return {
         "cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags,
-        "cpu_vendor": facts.get("vendor_id", ""),
     }
 
 

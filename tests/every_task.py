@@ -21,9 +21,8 @@ from expt.config.schema import RunConfig
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
 from expt.data.windows import NO_TARGET
-from expt.models.mlp import MLP
 from expt.models.transformer import Transformer
-from expt.models.unet import UNet
+from expt.models.vision import MLP, UNet
 from expt.tasks.custom import Config as TargetTask
 from tests.conftest import Configured
 from tests.late import Late
@@ -284,7 +283,6 @@ def config_of(name: str, configured: Configured) -> RunConfig:
         "optimizer=plain_sgd",
         f"optimizer.lr={LR}",
         "threads=1",
-        "onednn=false",
     )
     classes = CLASSES if name == "classification" else None
     target = f"{__name__}.{case.dataset.__name__}"

@@ -48,11 +48,6 @@ def test_cuda_visible_devices(
     assert machine.detect().gpus == expected
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads what Linux says of the CPU")
-def test_the_cpu_is_known() -> None:
-    assert f": {machine.detect().cpu_vendor}\n" in Path("/proc/cpuinfo").read_text()
-
-
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_nvml_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")

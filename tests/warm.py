@@ -43,7 +43,7 @@ PRELOADED = (
     "rich.live",
     "rich._emoji_codes",
 )
-LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
+LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload:for_sharding")
 """What few commands need, forked from a process of their own: these add half and more to what a
 fork copies.
 """
@@ -170,7 +170,7 @@ def _ask(libraries: bool, *descriptors: int) -> None:
 def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) -> None:
     gc.disable()
     for module in modules:
-        importlib.import_module(module)
+        forkserver.load(module)
     use()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = (

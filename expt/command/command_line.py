@@ -24,9 +24,7 @@ from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result, results_below
-from expt.runs.sweep import latest_sweep, results_of_sweep
-from expt.runs.typed import (
+from expt.runs.request import (
     NAMES_A_RUN,
     for_strategy,
     inherited,
@@ -35,6 +33,8 @@ from expt.runs.typed import (
     unquoted,
     values_of,
 )
+from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result, results_below
+from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""

@@ -44,7 +44,7 @@ from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
-from expt.runs.typed import quoted, unquoted
+from expt.runs.request import quoted, unquoted
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 

@@ -13,15 +13,14 @@ from rich.console import Console
 from expt.command.command_line import without_quotes
 from expt.config.user_code import is_of_main, targets
 from expt.errors import ExptError, warn
-from expt.runs import spending
+from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
-from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
+from expt.runs.request import joined
+from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord, total_costs
 from expt.runs.sweep import by_objective, told, without_copies
-from expt.runs.typed import joined
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
-from expt.runs.worker_error import in_one_line
 from expt.search.conclusion import NAMED, bad_trials, conclude_search
 
 
@@ -110,7 +109,7 @@ def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
     """Yield the cost of all runs together: the time of each device is counted."""
-    for kind, total in spending.totals(runs).items():
+    for kind, total in total_costs(runs).items():
         line = (
             f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs}"
             f" run{'s' * (total.runs > 1)}"

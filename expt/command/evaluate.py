@@ -95,7 +95,7 @@ def evaluate(
         measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     except KeyboardInterrupt:
         raise Interrupted("interrupted before it began; type the command again") from None
-    from expt.launch import evaluations
+    from expt.launch import one_run
     from expt.runs.view.summary import print_evaluations
 
     requests: list[RunRequest] = []
@@ -106,7 +106,7 @@ def evaluate(
             f"{error.filename}: {error.strerror}; copy the run to where you may write"
         ) from error
     console = terminal.console(quiet=quiet)
-    failed = evaluations.carry_out(requests, console)
+    failed = one_run.carry_out(requests, console)
     done = [paths for paths in (request.paths for request in requests) if _is_complete(paths)]
     print_evaluations(console, done)
     if failed:

@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt.command.compose import HydraFiles, key_of, parse
 from expt.runs import paths
-from expt.runs.folder_lock import is_held
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
 
 _OF_FOLDERS = ("submitit_folder",)

@@ -14,7 +14,7 @@ from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
-from expt.runs.typed import key_of, quoted
+from expt.runs.request import key_of, quoted
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")

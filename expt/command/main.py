@@ -21,8 +21,8 @@ from expt.errors import (
     did_you_mean,
     printable,
 )
-from expt.launch import forkserver, slurm_variables
-from expt.launch.launcher import launcher
+from expt.launch import forkserver
+from expt.launch.launcher import adopt, launcher
 
 if TYPE_CHECKING:
     pass
@@ -74,7 +74,7 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
             f"{first}: neither a command ({', '.join(WORDS)}) nor of the form key=value."
             f"{did_you_mean(first, WORDS)}"
         )
-    slurm_variables.adopt(os.environ)
+    adopt(os.environ)
     several = options.sweep or any(word.startswith("sweep=") for word in options.settings)
     how = launcher()
     if several:

@@ -16,12 +16,12 @@ from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
 from expt.launch.job import Job, Options, request_of
-from expt.launch.preflight import Tried, together_s, try_out
+from expt.launch.one_run import Tried, together_s, try_out
 from expt.machine import Machine
+from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.text import about, brief, cells, mebibytes, say
-from expt.runs.worker_error import in_one_line
 
 
 class Samples(NamedTuple):

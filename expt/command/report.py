@@ -15,11 +15,10 @@ from expt import machine
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
-from expt.runs.files import write_atomically
-from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.paths import RunPaths, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
 from expt.runs.sweep import copies_among, told, without_copies
-from expt.runs.view import verdict
+from expt.runs.view import comparison
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
@@ -79,17 +78,17 @@ def _judge(asked: argparse.Namespace) -> None:
         runs = chosen([run for run in runs if run.folder not in copies], asked.filter)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
     if asked.metric is not None:
-        verdict.check_metric(asked.metric, records)
+        comparison.check_metric(asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
         notes.append(f"left out: {left_out} completed, for search.constraints")
     try:
-        found = verdict.verdicts(kept, asked.metric)
+        found = comparison.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
     console = wide_console()
-    console.print(verdict.table(found))
+    console.print(comparison.verdict_table(found))
     for line in (*found.notes, *notes, *([f"left out: {told(copies)}"] if copies else [])):
         say(console, line)
 

@@ -25,9 +25,8 @@ from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PAUSED, objective_of, read_result
-from expt.runs.typed import key_of
 
 
 @dataclass

@@ -38,16 +38,15 @@ from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
+from expt.runs.request import unquoted
 from expt.runs.result import COMPLETED, PAUSED, OfSearch, Record
-from expt.runs.typed import unquoted
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
 from expt.search import sampler
-from expt.search.goals import goals_of, limits_of
 from expt.search.rungs import rungs_of
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
-from expt.search.trial import Reader
+from expt.search.trial import Reader, goals_of, limits_of
 
 BATCH = 8
 """Trials that are chosen together where another launcher than the pool starts the runs."""

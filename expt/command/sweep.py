@@ -33,8 +33,8 @@ from expt.machine import Machine
 from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
+from expt.runs.request import joined, quoted
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
-from expt.runs.typed import joined, quoted
 
 if TYPE_CHECKING:
     from expt.command.run import Command

@@ -18,12 +18,12 @@ from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags
+from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import cells, duration, say
-from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""

@@ -84,11 +84,6 @@ def compiled(node: Node, machine: Machine) -> object:
     return "auto" if on_gpus else False
 
 
-def onednn(node: Node, machine: Machine) -> bool:
-    """Return whether the CPU is AMD's, on which MKL is slow; compiled models can't take it."""
-    return machine.cpu_vendor == "AuthenticAMD" and not node.get("compile")
-
-
 def batch_size(node: Node) -> Any:
     """Return the global batch of `N per worker`, and any other value as it is."""
     size, workers = node.get("batch_size"), node.get("world_size")
@@ -104,7 +99,6 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {  # each sees the value
     "objective": objective,
     "channels_last": channels_last,
     "compile": compiled,
-    "onednn": onednn,
 }
 
 

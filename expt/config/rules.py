@@ -89,8 +89,6 @@ def _workers(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _compile(config: RunConfig, machine: Machine) -> Problems:
-    if config.compile and config.onednn:
-        yield "onednn", "torch.compile can't take these layers", "use onednn=auto"
     shared = config.batch_norm == "sync" and config.world_size > 1
     if config.compile and shared and not config.num_gpus:
         why = "torch.compile can't take these layers on a CPU"

@@ -194,7 +194,6 @@ class RunConfig:
         Literal["highest", "high", "medium"], Key(resume=True, evaluate=True)
     ]
     channels_last: Annotated[bool, Key(resume=True)]
-    onednn: Annotated[bool, Key(result="rounding")]
     patches: Annotated[Patches, Key(result="none")] = dataclasses.field(default_factory=Patches)
     ddp: Annotated[DDP, Key(resume=True)]
     sharding: Annotated[Sharding, Key(resume=True, only_if={"strategy": SHARDED})] = (

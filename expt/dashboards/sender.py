@@ -25,10 +25,8 @@ from expt.config import secrets
 from expt.config.schema import MLflow, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.errors import warn
-from expt.runs.files import write_atomically
-from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader, Point
-from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
 
 POLL_S, MAX_WAIT_S = 1.0, 60.0

@@ -15,8 +15,8 @@ from expt.dashboards.pictures import Review, whole
 from expt.dashboards.run_pictures import RunPictures
 from expt.data.loading import Batch
 from expt.runs import tags
+from expt.training.callback import Observer
 from expt.training.learner import Learner, Position
-from expt.training.observer import Observer
 
 SHARE = 0.01
 """Of the time of training: what pictures may take where they are not asked for."""

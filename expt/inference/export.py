@@ -26,7 +26,7 @@ from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.preprocess import Normalised, Undone, scales_of
-from expt.runs.files import take_name
+from expt.runs.paths import take_name
 from expt.tasks.task import Facts
 
 Format = Literal["torch_export", "onnx"]

@@ -24,7 +24,6 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
-from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
@@ -114,8 +113,6 @@ def rebuilt(
     load_all(model, plain_weights(state, model.state_dict().keys()))
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    if config.onednn and device.type == "cpu" and not plain:
-        onednn_linear.use_for_linear(model)
     computed = config.amp if amp == "recorded" else amp
     precision = Precision(computed, device)
     preprocess = Preprocess(

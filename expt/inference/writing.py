@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expt.errors import ConfigError
-from expt.runs import files
+from expt.runs.paths import dumps, written
 from expt.runs.view.text import in_csv
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def writer(output: Path, *, force: bool) -> Iterator[Writer]:
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
         with (
-            files.written(output, may_exist=force) as file,
+            written(output, may_exist=force) as file,
             contextlib.closing(kinds[output.suffix.lower()](file)) as made,
         ):
             yield made
@@ -105,7 +105,7 @@ class JSONL(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for record in form.records(answers):
-            text = files.dumps(record, ensure_ascii=False)
+            text = dumps(record, ensure_ascii=False)
             self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
@@ -210,7 +210,7 @@ def flat(record: Record) -> dict[str, Any]:
         elif isinstance(value, list) and key in ("labels", "target"):
             cells[key] = ";".join(value)
         elif isinstance(value, list):
-            cells[key] = files.dumps(value)
+            cells[key] = dumps(value)
         else:
             cells[key] = "" if isinstance(value, float) and math.isnan(value) else value
     return cells

@@ -1,10 +1,9 @@
 """The process that every worker is forked from, with torch and expt imported.
 
-A program of its own, `python -m expt.launch.forkserver`, and what starts it. The driver asks for a
-process by sending one end of a new socket pair; the new process gets its work through that, see
-`expt.launch.processes`. The program dies when the driver does: the kernel kills it as soon as a
-pipe closes whose other end only the driver has, also in the middle of its imports. Its children
-are killed with it.
+The driver starts it, and asks for a process by sending one end of a new socket pair. The new
+process gets its work through that and says there when it is done; the forkserver adds its exit
+code. The forkserver dies when the driver does: the kernel kills it as soon as a pipe closes whose
+other end only the driver has, also in the middle of its imports. Its children are killed with it.
 
 Free of torch, as the driver is.
 """
@@ -14,31 +13,42 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
+import io
 import os
+import pickle
+import pkgutil
 import re
 import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import util
 from multiprocessing.connection import wait
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from expt import signals
 
 WORKER_MODULES = ("expt.launch.preload",)
-SWEEP_MODULES = ("expt.launch.preload_sweep",)
-"""More to import before the first run, where many runs share the forkserver."""
+SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
+"""What else to load before the first run, where many runs share the forkserver."""
 _LIBRARIES = {
     "timm": r"\btimm\b",
     "torchmetrics": r"\btorchmetrics\b",
     "torchvision": r"\btorchvision\b",
-    "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
+    "expt.launch.preload:for_sharding": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }
+FINISHED = 93
+"""The exit code of a process that has done its work; any other has failed, with 0 too."""
+LENGTH = struct.Struct("!Q")
+"""What each message begins with."""
+_MOST_DESCRIPTORS = 16
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -47,7 +57,7 @@ def libraries_in(words: Sequence[str]) -> list[str]:
 
 
 def _ignored() -> tuple[signal.Signals, ...]:
-    """Signals that reach every process at once, and that the driver answers."""
+    """Return the signals that reach every process at once, and that the driver answers."""
     return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 
@@ -57,15 +67,15 @@ def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], obj
     It has a session of its own, where Ctrl-C does not reach it before it can ignore that, and
     imports from where this process does.
     """
-    words = [str(control), str(alive), *modules]
-    program = subprocess.Popen(
-        [sys.executable, "-m", "expt.launch.forkserver", *words],
+    program = "import sys; from expt.launch import forkserver; forkserver.main(sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(control), str(alive), *modules],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.DEVNULL,
         pass_fds=(control, alive),
         start_new_session=True,
     )
-    return program.wait
+    return process.wait
 
 
 class Server:
@@ -83,7 +93,7 @@ class Server:
             os.close(alive)
 
     def fork(self, line: socket.socket) -> None:
-        """Have a process forked that gets this end of a pair. Raises OSError if it is gone."""
+        """Fork a process that gets this end of a pair. Raises OSError if the server is gone."""
         socket.send_fds(self._control, [b"f"], [line.fileno()])
 
     @property
@@ -136,7 +146,7 @@ def kill() -> None:
 
 
 def _forget() -> None:
-    """In a forked child of the driver: its forkserver dies with the driver only."""
+    """In a forked child of the driver, forget the forkserver: it dies with the driver only."""
     global _server, _lock
     if _server is not None:
         _server.forget()
@@ -147,7 +157,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Import the modules, and fork until the driver is gone."""
+    """Load the modules, and fork until the driver is gone."""
     for number in _ignored():
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
@@ -158,10 +168,17 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for module in modules:
         # A worker that needs it says what is wrong with it.
         with contextlib.suppress(Exception):
-            importlib.import_module(module)
+            load(module)
     gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
     gc.enable()
     _serve(socket.socket(fileno=int(control)), int(alive))
+
+
+def load(name: str) -> None:
+    """Import a module, or call a function named as `package.module:function`."""
+    found = pkgutil.resolve_name(name if ":" in name else f"{name}:")
+    if callable(found):
+        found()
 
 
 def set_title(title: str) -> None:
@@ -182,8 +199,6 @@ def _die_with(alive: int) -> None:
 
 def _serve(control: socket.socket, alive: int) -> NoReturn:
     """Fork a process for each line that comes, and write its exit code there when it has ended."""
-    from expt.launch import processes  # late: it imports this module
-
     server, selector = os.getpid(), selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     while True:
@@ -193,7 +208,7 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 pid, line = key.data
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with line, contextlib.suppress(OSError):  # the driver has closed it
-                    processes.send(line, ("exit", code))
+                    send(line, ("exit", code))
                 os.close(key.fd)
                 continue
             message, descriptors, *_ = socket.recv_fds(control, 1, 1)
@@ -210,11 +225,151 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 selector.close()
                 control.close()
                 os.close(alive)
-                processes.work_through(line)
+                _work_through(line)
             with contextlib.suppress(OSError):
-                processes.send(line, ("pid", pid))
+                send(line, ("pid", pid))
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, line))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+class Kept(NamedTuple):
+    """A descriptor that a process has open as long as it lives; those that it forks do not."""
+
+    descriptor: int
+
+
+def keep_open(descriptor: int) -> Kept:
+    """Have only this process keep it, and not those that it forks."""
+    open_here = [descriptor]
+
+    def close() -> None:
+        while open_here:  # a child's children find it closed
+            os.close(open_here.pop())
+
+    os.register_at_fork(after_in_child=close)
+    return Kept(descriptor)
+
+
+class Work(NamedTuple):
+    """What a process is to do: call `function`, named as `package.module:name`, and print to files."""
+
+    function: str
+    arguments: Sequence[Any]
+    env: Mapping[str, str]
+    """Added to this process's environment."""
+    stdout: Path
+    stderr: Path
+    kept: Sequence[Kept] = ()
+    title: str = "expt worker"
+    frees_at_end: bool = False
+    """Whether it counts as finished only once it is gone, since others wait for what it frees then,
+    as the memory of a GPU; else as soon as it has done its work.
+    """
+
+
+class Surroundings(NamedTuple):
+    """What a process has of the driver."""
+
+    env: Mapping[str, str]
+    path: Sequence[str]
+    argv: Sequence[str]
+    folder: str
+    umask: int
+
+
+def print_to(stdout: Path, stderr: Path) -> None:
+    """Let what this process prints from now on, C and C++ code too, go to the ends of these files.
+
+    Raises OSError, with nothing changed, where one of them can't be written.
+    """
+    with stdout.open("ab") as out, stderr.open("ab") as err:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+
+
+def _work_through(line: socket.socket) -> NoReturn:
+    """Do in this process, which was just forked, what comes by the line, and end with it."""
+    code = 1
+    try:
+        os.register_at_fork(after_in_child=line.close)  # else its end would not be seen
+        set_title("expt worker")
+        if (found := receive(line)) is None:
+            os._exit(0)  # the driver has no work for it
+        send(line, ("done", _do(*found)))
+        code = FINISHED
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        traceback.print_exc()
+        with contextlib.suppress(Exception):  # one that can't be sent
+            send(line, ("raised", error))
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+            util._exit_function()  # type: ignore[attr-defined]  # ends the loaders' processes
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _do(work: Work, surroundings: Surroundings) -> Any:
+    set_title(work.title)
+    os.umask(surroundings.umask)
+    with contextlib.suppress(OSError):  # a folder that is gone
+        os.chdir(surroundings.folder)
+    os.environ.clear()
+    os.environ.update(surroundings.env)
+    sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
+    print_to(work.stdout, work.stderr)
+    # a worker that is killed leaves its lines
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    found = pkgutil.resolve_name(work.function)(*work.arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return found
+
+
+def send(line: socket.socket, what: object) -> None:
+    """Send an object, with the descriptors that it holds. Raises OSError where nobody is there."""
+    file = io.BytesIO()
+    packer = _Packer(file, pickle.HIGHEST_PROTOCOL)
+    packer.descriptors = []
+    packer.dump(what)
+    text = file.getvalue()
+    message = LENGTH.pack(len(text)) + text
+    sent = socket.send_fds(line, [message], packer.descriptors)
+    line.sendall(message[sent:])
+
+
+def receive(line: socket.socket) -> Any:
+    """Wait for what `send` has sent; return None at the end."""
+    flags = socket.MSG_CMSG_CLOEXEC
+    text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, _MOST_DESCRIPTORS, flags)
+    while text and len(text) < LENGTH.size + LENGTH.unpack_from(text)[0]:
+        text += line.recv(1 << 16)
+    return _Unpacker(text[LENGTH.size :], descriptors).load() if text else None
+
+
+class _Packer(pickle.Pickler):
+    """Leaves out what only the kernel can hand over, and says where it was."""
+
+    descriptors: list[int]
+
+    def persistent_id(self, found: Any) -> tuple[str, int] | None:
+        """For what is a descriptor, or has one."""
+        if isinstance(found, socket.socket | Kept):
+            number = found.fileno() if isinstance(found, socket.socket) else found.descriptor
+            self.descriptors.append(number)
+            return type(found).__name__, len(self.descriptors) - 1
+        return None
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, text: bytes, descriptors: Sequence[int]) -> None:
+        super().__init__(io.BytesIO(text))
+        self._descriptors = descriptors
+
+    def persistent_load(self, pid: tuple[str, int]) -> Any:
+        number = self._descriptors[pid[1]]
+        return keep_open(number) if pid[0] == Kept.__name__ else socket.socket(fileno=number)

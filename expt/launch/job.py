@@ -9,6 +9,7 @@ from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLost, warn
 from expt.launch.workers import Live
+from expt.runs.attempt import in_one_line, mistake_in
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -22,7 +23,6 @@ from expt.runs.result import (
     read_result,
     whole_epochs,
 )
-from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
 

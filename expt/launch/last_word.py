@@ -61,8 +61,7 @@ def write_end(folder: Path, attempt: int) -> None:
     """
     from expt.errors import ConfigError
     from expt.runs.attempt import record_end
-    from expt.runs.folder_lock import at_work
-    from expt.runs.paths import RunPaths
+    from expt.runs.paths import RunPaths, at_work
     from expt.runs.result import RUNNING, read_result
 
     paths = RunPaths(folder)
@@ -77,9 +76,9 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
     errors.
     """
     from expt.errors import RunFailed
-    from expt.launch.failure import Aftermath
+    from expt.launch.workers import Aftermath
+    from expt.runs.attempt import LOG, in_one_line, read_error
     from expt.runs.paths import RunPaths
-    from expt.runs.worker_error import LOG, in_one_line, read_error
 
     paths = RunPaths(folder)
     raised = {

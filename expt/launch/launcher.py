@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expt import machine
 from expt.errors import ConfigError
-from expt.launch import slurm_variables
 
-if TYPE_CHECKING:  # before the forkserver runs, only what is small is imported
+if TYPE_CHECKING:
     from rich.console import Console
 
     from expt.runs.paths import RunPaths
@@ -78,7 +78,7 @@ class ExternalWorker(Launcher):
 
     def follow(self, typed_at: float) -> RunPaths | None:
         """Follow on every rank but 0. Raises ConfigError if the others can't be found."""
-        slurm_variables.check(os.environ)
+        check(os.environ)
         if os.environ["RANK"] == "0":
             return None
         from expt.launch import torchrun
@@ -112,3 +112,88 @@ class ExternalWorker(Launcher):
 def launcher() -> Launcher:
     """Return this process's, by its environment."""
     return ExternalWorker() if machine.is_external_worker() else Launcher()
+
+
+REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PORTS = range(20_000, 30_000)
+"""Below those that Linux gives to clients; a job takes one by its number."""
+
+
+def adopt(environment: MutableMapping[str, str]) -> None:
+    """Set torch's variables where `environment` is that of one of several tasks of a scheduler.
+
+    MASTER_ADDR and MASTER_PORT stay if they are set.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+        _adopt_slurm(environment)
+    elif (
+        int(environment.get("SUBMITIT_LOCAL_NTASKS", "1")) > 1
+        and "SUBMITIT_LOCAL_GLOBALID" in environment
+    ):
+        _adopt_submitit_local(environment)
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a worker that cannot find the others."""
+    missing = [name for name in REQUIRED if name not in environment]
+    if missing:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
+            " set too"
+        )
+
+
+def _adopt_slurm(environment: MutableMapping[str, str]) -> None:
+    node = environment["SLURM_NODEID"]
+    environment.update(
+        {
+            "RANK": environment["SLURM_PROCID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": environment["SLURM_LOCALID"],
+            "LOCAL_WORLD_SIZE": str(
+                tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])[int(node)]
+            ),
+            "GROUP_RANK": node,
+            "TORCHELASTIC_RESTART_COUNT": environment.get("SLURM_RESTART_COUNT", "0"),
+        }
+    )
+    environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
+    environment.setdefault(
+        "MASTER_PORT", _port(environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"])
+    )
+
+
+def _adopt_submitit_local(environment: MutableMapping[str, str]) -> None:
+    tasks = environment["SUBMITIT_LOCAL_NTASKS"]
+    environment.update(
+        {
+            "RANK": environment["SUBMITIT_LOCAL_GLOBALID"],
+            "WORLD_SIZE": tasks,
+            "LOCAL_RANK": environment["SUBMITIT_LOCAL_LOCALID"],
+            "LOCAL_WORLD_SIZE": tasks,
+        }
+    )
+    environment.setdefault("MASTER_ADDR", "127.0.0.1")
+    environment.setdefault("MASTER_PORT", _port(environment["SUBMITIT_LOCAL_JOB_ID"], "0"))
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's `gpu[07-09,12],login1`: gpu07."""
+    found = re.match(r"[^,\[]*(\[[^\]]*\])?[^,\[]*", nodes)
+    assert found is not None
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0])
+
+
+def _port(job: str, step: str) -> str:
+    number = 131 * int(re.sub(r"\D", "", job) or 0) + int(step)
+    return str(PORTS[number % len(PORTS)])

@@ -4,16 +4,26 @@ this process.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import heapq
+import math
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 
 from expt import machine, signals
 from expt.config import user_code
+from expt.config.schema import RunConfig
 from expt.errors import (
     INTERRUPTED_BEFORE,
+    INTERRUPTED_UNWRITTEN,
     ConfigError,
     Diverged,
     ExptError,
@@ -22,16 +32,17 @@ from expt.errors import (
     RunFailed,
 )
 from expt.launch.job import Job, Observer, Options
+from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
+from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import Attempt
-from expt.runs.folder_lock import at_work
-from expt.runs.request import Evaluation, RunRequest
-from expt.runs.result import read_result
-from expt.runs.view.progress import RunDisplay, watched
+from expt.runs.attempt import RAISED, Attempt
+from expt.runs.paths import RunPaths, at_work
+from expt.runs.request import Evaluation, Preflight, RunRequest
+from expt.runs.result import COMPLETED, Record, read_result
+from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, shown_path
-from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
@@ -155,3 +166,146 @@ def _run_in_process(
             run_as(
                 alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
             )
+
+
+def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
+    """Measure what is asked for; returns the failures.
+
+    Of what is refused or interrupted nothing is left.
+
+    Raises Interrupted, and ConfigError where nothing was asked for but what is refused.
+    """
+    jobs = [Job(request.paths, request) for request in requests]
+    try:
+        with console.status("starting") as status:
+            Pool(machine.detect(), Options(), _ShownEvaluations(console, status)).run(iter(jobs))
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
+    finally:
+        for job in jobs:
+            if job.status != COMPLETED and (
+                job.error is None or isinstance(job.error, ConfigError | Interrupted)
+            ):
+                _remove(job.paths)
+    if len(jobs) == 1 and jobs[0].error:
+        raise jobs[0].error
+    return [job.error for job in jobs if job.error]
+
+
+def _remove(paths: RunPaths) -> None:
+    """Remove the folder of an evaluation that has come to nothing, and with the last one what is
+    around it.
+    """
+    shutil.rmtree(paths.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        paths.folder.parent.rmdir()
+
+
+class _ShownEvaluations(Observer):
+    """Shows how many are done, and what the workers print."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console, self._status = console, status
+        self._printed: dict[Job, Printed] = {}
+        self._done = 0
+
+    def job_starting(self, job: Job) -> None:
+        self._printed[job] = Printed(job.paths)
+
+    def job_ended(self, job: Job) -> None:
+        self._done += 1
+        self._show(job, last=True)
+
+    def tick(self, active: Sequence[Job]) -> None:
+        names = ", ".join(str(job.paths.folder.parents[1].name) for job in active)
+        self._status.update(f"evaluating {names}" + (f", {self._done} done" if self._done else ""))
+        for job in active:
+            self._show(job)
+
+    def _show(self, job: Job, *, last: bool = False) -> None:
+        if job in self._printed:
+            lines = self._printed[job].new(last=last)
+            show_printed(self._console, ((f"rank {rank}", line) for rank, line in lines))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a run would take, or why it cannot run."""
+
+    error: ExptError | None
+    record: Record
+
+    def seconds(self, request: RunRequest) -> float:
+        """Of a whole run alike but for its length, from its turn on, if nothing stops it early."""
+        found, per_epoch, config = (
+            self.record["metrics"],
+            self.record["steps_per_epoch"],
+            request.config,
+        )
+        steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
+        done = min(steps, continuing.steps_done(request, per_epoch))
+        if done == steps:  # it ends with its test
+            return found["start_s"] + found["eval_s"]
+        evaluations = math.ceil(steps / per_epoch) - done // per_epoch
+        steps_s = found["first_step_s"] + (steps - done - 1) * found["step_s"]
+        return found["start_s"] + steps_s + evaluations * found["eval_s"]
+
+
+def try_out(
+    requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
+) -> list[Tried]:
+    """Take a few steps of each, side by side where there is room.
+
+    Raises KeyboardInterrupt, with all stopped.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
+        console.status("trying out") as status,
+    ):
+        jobs = [Job(RunPaths(Path(folder, str(number))), None) for number in range(len(requests))]
+        for job, request in zip(jobs, requests, strict=True):
+            config = dataclasses.replace(request.config, resume=None, max_restarts=0)
+            job.request = dataclasses.replace(
+                request,
+                config=config,
+                paths=job.paths,
+                instead=Preflight(),
+                typed_at=None,
+                may_have_run=False,
+                goes_on_from=None,
+            )
+        once = dataclasses.replace(options, retries=0, fail_fast=False)
+        Pool(machine, once, _ShownTrials(status, len(jobs))).run(iter(jobs))
+        return [Tried(job.error, read_result(job.paths)) for job in jobs]
+
+
+class _ShownTrials(Observer):
+    def __init__(self, status: Status, total: int) -> None:
+        self._status, self._total, self._done = status, total, 0
+
+    def job_ended(self, job: Job) -> None:
+        self._done += 1
+        self._status.update(f"trying out {self._total} kinds of runs, {self._done} done")
+
+
+def together_s(
+    runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
+) -> float:
+    """How long runs of known lengths [s] take together, packed as the pool packs them and started
+    without delay.
+    """
+    lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0
+    share, most = options.runs_per_gpu, options.max_concurrent
+    gpus = Packing(machine.gpus, share=share, max_concurrent=most)
+    cores = Packing([f"cpu{index}" for index in range(machine.cpus)], max_concurrent=most)
+    for number, (config, length) in enumerate(runs):
+        (gpus if config.num_gpus else cores).add([demand_of(number, config, machine)])
+        lengths.append(length)
+    while True:
+        for packing, other in ((gpus, cores), (cores, gpus)):
+            while ready := packing.start_next(elsewhere=len(other.running)):
+                heapq.heappush(ends, (now + lengths[ready[0]], ready[0], packing))
+        if not ends:
+            return now
+        now, number, packing = heapq.heappop(ends)
+        packing.end(number)

@@ -12,13 +12,12 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
 from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed, warn
 from expt.launch import processes, workers
-from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
-from expt.launch.packing import Packing, demand_of
+from expt.launch.packing import GpuLocks, Packing, demand_of
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
-from expt.runs.folder_lock import PATIENCE_S, FolderLock, is_held
+from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 

@@ -18,14 +18,13 @@ from typing import Any
 from expt import machine, signals
 from expt.config import secrets, user_code
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
-from expt.launch import forkserver, slurm_variables
+from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
-from expt.launch.launcher import launcher
-from expt.runs.attempt import record_end
+from expt.launch.launcher import adopt, launcher
+from expt.runs.attempt import LOG, record_end
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
-from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
 RESULT_S = 5.0
@@ -274,9 +273,10 @@ class ClusterJob:
         requeue: Callable[[int, None], Any] | Any = signal.getsignal(PREEMPTED)
         sys.argv = self.argv
         os.environ.update(secrets.restored(self.sent["env"]))
-        slurm_variables.adopt(os.environ)
+        adopt(os.environ)
         try:
-            self._train(time.monotonic())
+            with signals.interrupts_noted():  # this process is a command
+                self._train(time.monotonic())
         except Interrupted:
             if signals.asked_by(PREEMPTED) and callable(requeue):
                 requeue(PREEMPTED, None)  # ends this process

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError
+from expt.errors import ConfigError, did_you_mean
 from expt.models import named
-from expt.models.convnet import ConvNet
-from expt.models.init import initialise
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
-from expt.models.unet import UNet
+from expt.models.vision import MLP, ConvNet, ResNet18, UNet
 
 _CLASSES: dict[type, type[nn.Module]] = {
     groups.MLP: MLP,
@@ -197,3 +195,72 @@ def _without_shape(module: nn.Module) -> list[str]:
         for name, tensor in tensors
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer)
     ]
+
+
+INITIALISED = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+def initialise(module: nn.Module, config: groups.Init) -> None:
+    """Draw the weights of `module`'s linear and convolution layers anew, from torch's global
+    generator, in order.
+
+    Other layers, batch norms say, keep what they have.
+    """
+    if isinstance(config, groups.DefaultInit):
+        return
+    draw = _drawing(config)
+    for layer in module.modules():
+        if isinstance(layer, INITIALISED):
+            draw(layer.weight)
+            if config.zero_bias and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def _drawing(
+    config: groups.NormalInit | groups.XavierInit | groups.KaimingInit | groups.OrthogonalInit,
+) -> _Draw:
+    if isinstance(config, groups.NormalInit):
+        return functools.partial(nn.init.normal_, std=config.std)
+    if isinstance(config, groups.OrthogonalInit):
+        return functools.partial(nn.init.orthogonal_, gain=config.gain)
+    uniform = config.distribution == "uniform"
+    if isinstance(config, groups.XavierInit):
+        return nn.init.xavier_uniform_ if uniform else nn.init.xavier_normal_
+    kaiming = nn.init.kaiming_uniform_ if uniform else nn.init.kaiming_normal_
+    return functools.partial(kaiming, mode=config.mode, nonlinearity="relu")
+
+
+_Draw = Callable[[Tensor], Tensor]
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Let no gradient reach the parameters in whose name one of the regular expressions is found.
+
+    Their batch norms follow the images all the same. Raises ConfigError for one that is found
+    nowhere, and where nothing is left to train."""
+    parameters = dict(module.named_parameters())
+    for pattern in patterns:
+        found = [name for name in parameters if re.search(pattern, name)]
+        if not found:
+            raise ConfigError(
+                f"freeze={pattern}: is in no parameter's name.{_hint(pattern, list(parameters))}"
+            )
+        for name in found:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(
+            f"freeze=[{','.join(patterns)}]: leaves no parameter to train; freeze fewer"
+        )
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    """The nearest name of a parameter or of a layer; else some of those that there are."""
+    layers = {
+        ".".join(name.split(".")[:depth])
+        for name in names
+        for depth in range(1, name.count(".") + 1)
+    }
+    some = f" There are {len(names)}, such as {', '.join([*names[:3], *names[-1:]])}."
+    return did_you_mean(pattern.strip("^$.*"), [*names, *layers]) or some

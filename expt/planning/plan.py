@@ -27,7 +27,7 @@ from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, ExptError
 from expt.models import build as model_build
 from expt.models.blocks import blocks
-from expt.models.freeze import freeze
+from expt.models.build import freeze
 from expt.tasks.task import Facts
 from expt.training import optim, sharding
 from expt.training.compiling import checkpoint_activations

@@ -20,7 +20,7 @@ from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError
 from expt.python import main_module
-from expt.runs.typed import quoted
+from expt.runs.request import quoted
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a person's own class."""

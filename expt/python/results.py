@@ -12,13 +12,13 @@ from rich.console import Console
 
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
+from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Best, FoundRecord, Record, read_result
 from expt.runs.sweep import by_objective
 from expt.runs.view.curves import History, figure
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.query import ListedRun
-from expt.runs.worker_error import in_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +67,9 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        from expt.runs.view import html  # late: for a notebook alone
+        from expt.runs.view import leaderboard  # late: for a notebook alone
 
-        return html.of_run(self.folder, self.record, self.history)
+        return leaderboard.run_html(self.folder, self.record, self.history)
 
     @property
     def status(self) -> str:
@@ -275,9 +275,9 @@ class SweepResult(Runs):
         )
 
     def _repr_html_(self) -> str:
-        from expt.runs.view import html  # late: for a notebook alone
+        from expt.runs.view import leaderboard  # late: for a notebook alone
 
-        return html.of_sweep(self._found())
+        return leaderboard.sweep_html(self._found())
 
 
 class Predictions(list[dict[str, Any]]):

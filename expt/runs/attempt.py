@@ -1,25 +1,28 @@
-"""An attempt at a run: its record is begun, and kept true to its end."""
+"""An attempt at a run: its record from begin to end, and the error that ended it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from expt.config import user_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, provenance, spending
+from expt.config.secrets import hidden
+from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
+from expt.runs import continuing, provenance
 from expt.runs.continuing import Source
-from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.named_checkpoint import begun_from
-from expt.runs.paths import RunPaths
+from expt.runs.paths import FolderLock, RunPaths, at_work
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     FAILED,
@@ -29,6 +32,8 @@ from expt.runs.result import (
     STATUSES,
     Made,
     Record,
+    cost_at_start,
+    cost_until_now,
     create_result,
     read_result,
     result_of_any,
@@ -142,7 +147,7 @@ class Attempt:
                 record["rerun_of"] = earlier["rerun_of"]
         return {
             **record,
-            **spending.at_start(self.devices, earlier),
+            **cost_at_start(self.devices, earlier),
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -254,7 +259,7 @@ def _reached(paths: RunPaths, ended_at: float | None) -> Record:
     record = read_result(paths)
     reached = so_far(paths, record)
     if record.get("status") == RUNNING:  # else it has said itself what it has cost
-        reached |= spending.until_now(record, ended_at)
+        reached |= cost_until_now(record, ended_at)
     return reached
 
 
@@ -289,3 +294,92 @@ def _identified(config: RunConfig, content: Content) -> Record:
         "config": shown(config),
         "seed": config.seed,
     }
+
+
+LOG = "log: "
+RAISED = " raised\n\n"
+"""Between the rank that raised and its traceback, in the text of a run's error."""
+LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
+    *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
+)
+"""Texts of what a collective of gloo, NCCL or torch's store raises if another worker is gone."""
+
+
+def write_error(path: Path, error: BaseException, exit_code: int) -> None:
+    """Write the exception that ends a worker, in the form that torch elastic reads."""
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(time.time())),
+            },
+        },
+        "text": str(error),
+        "expected": isinstance(error, ExptError),
+        "kind": type(error).__name__,
+        "exit_code": exit_code,
+        "beats": getattr(error, "beats", None),
+    }
+    path.write_text(json.dumps(hidden(content)), encoding="utf-8")
+
+
+class Raised(NamedTuple):
+    """The content of a worker's error.json."""
+
+    text: str
+    traceback: str
+    exit_code: int
+    time_ns: int
+    expected: bool
+    """Whether `text` is meant for a person, without the traceback."""
+    kind: str
+    """The name of its class."""
+    beats: int | None = None
+    """How far it had come, if it has ended itself because it was stuck."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether bad input ended it, which no other worker's end does."""
+        return self.expected and self.exit_code == ConfigError.exit_code
+
+    @property
+    def has_lost_others(self) -> bool:
+        """Whether it ended because another had."""
+        return not self.expected and any(text in self.text for text in LOST)
+
+
+def read_error(path: Path) -> Raised | None:
+    """Return the exception that ended a worker; None if it left none, or only part of one."""
+    try:
+        content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
+        callstack = content["message"]["extraInfo"]["py_callstack"]
+        return Raised(
+            content.get("text", ""),
+            callstack,
+            content.get("exit_code", 1),
+            time_ns,
+            content.get("expected", False),
+            content.get("kind", ""),
+            content.get("beats"),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def mistake_in(error: str) -> str:
+    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
+    traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
+    name = traceback_alone.rpartition("\n")[2].partition(":")[0]
+    return traceback_alone if name in MISTAKES else ""
+
+
+def in_one_line(error: str, *, with_log: bool = True) -> str:
+    """Return the text of a run's error: what went wrong, its cause, and where the log is."""
+    first, *rest = error.strip().splitlines() or [""]
+    # A traceback's last line is the exception; its log path comes after. A list of problems follows
+    # its own head.
+    cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
+    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
+    return f"{first}{': ' + cause if cause else ''}{log}"

@@ -22,9 +22,8 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance
-from expt.runs.files import written
 from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, written
 from expt.runs.request import RunRequest
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
@@ -315,9 +314,9 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
     run = shlex.quote(str(found.run))
     raise ConfigError(
-        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} is planned"
-        f" to step {then}, and one to step {now} has had other learning rates until here; keep its"
-        f" plan by {keep}, or begin a further run from its weights by weights={run}@last"
+        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} is"
+        f" planned to step {then}, and one to step {now} has had other learning rates until here;"
+        f" keep its plan by {keep}, or begin a further run from its weights by weights={run}@last"
     )
 
 

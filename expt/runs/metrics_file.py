@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TextIO
 
-from expt.runs import files
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, dumps
 
 
 class Point(NamedTuple):
@@ -22,7 +21,7 @@ class Point(NamedTuple):
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl; every log point is flushed, so that a reader or a crash loses none."""
+    """Appends to metrics.jsonl, and flushes at every log point."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
@@ -30,8 +29,7 @@ class MetricsWriter:
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write a line for each of `values`, tag to value."""
         lines = [
-            files.dumps(Point(step, epoch, tag, value)._asdict()) + "\n"
-            for tag, value in values.items()
+            dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()
         ]
         self._file.write("".join(lines))
         self._file.flush()

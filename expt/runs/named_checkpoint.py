@@ -1,4 +1,4 @@
-"""Runs and their checkpoints by name: `RUN`, `RUN@best`, `RUN@40`, as `fork` and others take them."""
+"""Runs and their checkpoints by name: `RUN`, `RUN@best`, `RUN@40`."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Wh
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
-    """Return the record of the run in the folder `run`, and the file of its best or last checkpoint.
+    """Return the record of the run in a folder, and the file of its best or last checkpoint.
 
     Raises ConfigError where there is no run that has begun to train, or not that checkpoint.
     """

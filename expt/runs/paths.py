@@ -1,12 +1,21 @@
-"""The names of a run's files and folders; nothing else knows them."""
+"""The run folder: the names of its files, its lock, and files that are written as a whole."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
+import json
+import math
+import os
 import shutil
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+from expt.errors import ConfigError, FolderInUse
 
 EVENT_FILES = "events.out.tfevents."
 """How the names of TensorBoard's files begin; the seconds of their beginning follow."""
@@ -98,7 +107,7 @@ class RunPaths:
 
     @property
     def within_epoch(self) -> Path:
-        """The checkpoint of a longer run, where `last` is of an epoch that `max_steps` has ended."""
+        """The checkpoint of a longer run, where `max_steps` has ended the epoch of `last`."""
         return self.checkpoints / "within_epoch.pt"
 
     @property
@@ -112,7 +121,7 @@ class RunPaths:
         return sorted(self.checkpoints.glob("step-*.parts"))
 
     def checkpoint(self, which: str) -> Path:
-        """The file of `best` or `last`."""
+        """Return the file of `best` or `last`."""
         return {"best": self.best, "last": self.last}[which]
 
     @property
@@ -155,31 +164,31 @@ class RunPaths:
         return self.hydra / "overrides.yaml"
 
     def next_attempt(self) -> int:
-        """The number of the next attempt: every one before has left logs, which may be removed."""
+        """Return the number of the next attempt, after those that have left logs."""
         return max(self.attempts(), default=-1) + 1
 
     def attempts(self) -> list[int]:
-        """The numbers of attempts whose logs are there."""
+        """Return the numbers of attempts whose logs are there."""
         return [int(path.name) for path in self.logs(0).parent.glob("*") if path.name.isdecimal()]
 
     def logs(self, attempt: int) -> Path:
-        """The folder of one attempt's logs, with one folder a rank."""
+        """Return the folder of one attempt's logs, with one folder a rank."""
         return self.folder / "logs" / str(attempt)
 
     def stdout(self, attempt: int, rank: int) -> Path:
-        """What a worker printed."""
+        """Return the file of what a worker printed."""
         return self.logs(attempt) / str(rank) / "stdout.log"
 
     def stderr(self, attempt: int, rank: int) -> Path:
-        """What a worker printed to stderr, its traceback included."""
+        """Return the file of what a worker printed to stderr, its traceback included."""
         return self.logs(attempt) / str(rank) / "stderr.log"
 
     def error(self, attempt: int, rank: int) -> Path:
-        """The exception that ended a worker, as torch's `record` writes it."""
+        """Return the file of the exception that ended a worker, as torch's `record` writes it."""
         return self.logs(attempt) / str(rank) / "error.json"
 
     def is_new(self) -> bool:
-        """Return whether the folder holds nothing yet but what Hydra and the lock have put there."""
+        """Return whether the folder holds nothing but the lock and Hydra's files."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
     def holds_refusal_alone(self) -> bool:
@@ -207,3 +216,145 @@ class RunPaths:
     def remove_checkpoints(self) -> None:
         """Remove all checkpoints: the run can then only start from the beginning."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+# JSON has no words for numbers that are not finite: nan is null, and infinity a number beyond what
+# a float holds, which is read as such. The words stand for them while all else is written.
+_INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
+
+
+def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    Raises FileExistsError where there is an old one and none `may_exist`.
+    """
+    with written(path, may_exist=may_exist) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that takes the name `path` if the block ends well, and is removed if not.
+
+    Raises FileExistsError then where there is an old one and none `may_exist`.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if may_exist:
+            beside.replace(path)
+        else:
+            take_name(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def take_name(beside: Path, path: Path) -> None:
+    """Give the file `beside` its name. Raises FileExistsError where there is one of that name."""
+    try:
+        path.hardlink_to(beside)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without hard links: the folder's lock has to do
+        if path.exists():
+            raise FileExistsError(path) from None
+        beside.replace(path)
+
+
+def dumps(content: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
+    """Return `content` as JSON."""
+    try:
+        return json.dumps(content, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+    except ValueError:
+        plain = _without_infinite(content)
+        text = json.dumps(plain, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        for word, number in _INFINITE.items():
+            text = text.replace(json.dumps(word), number)
+        return text
+
+
+def _without_infinite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _without_infinite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_without_infinite(value) for value in content]
+    if not isinstance(content, float) or math.isfinite(content):
+        return content
+    return None if math.isnan(content) else f"\0{content}"
+
+
+PATIENCE_S = 1.0
+"""Wait for the workers of a command that has just been killed."""
+
+
+class FolderLock:
+    """The lock of one run's folder, held until `release`."""
+
+    def __init__(self, paths: RunPaths, patience_s: float | None = None) -> None:
+        """Raise FolderInUse where another holds it, ConfigError where the folder can't be made."""
+        self._paths = paths
+        deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+        try:
+            paths.folder.mkdir(parents=True, exist_ok=True)
+            while (descriptor := self._try()) is None:
+                if time.monotonic() > deadline:
+                    raise FolderInUse(
+                        f"hydra.run.dir={paths.folder}: another command is at work there; wait"
+                        " for it"
+                    )
+                time.sleep(0.02)
+        except OSError as error:
+            raise ConfigError(
+                f"hydra.run.dir={paths.folder}: {error.strerror}; choose another folder"
+            ) from error
+        self.descriptor = descriptor
+        """The lock is held as long as a process has it open."""
+
+    def release(self) -> None:
+        """Release the lock."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+    def _try(self) -> int | None:
+        descriptor = os.open(self._paths.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock)):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass  # held; or removed by its last holder, and so not the folder's
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+
+@contextlib.contextmanager
+def at_work(paths: RunPaths) -> Iterator[FolderLock]:
+    """Keep other commands out of the run's folder. Raises as FolderLock does."""
+    lock = FolderLock(paths)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def is_held(paths: RunPaths) -> bool:
+    """Return whether a process of this machine is, or may be, at work in the run's folder."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or a disk without locks
+        return True
+    finally:
+        os.close(descriptor)
+    return False

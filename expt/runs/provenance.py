@@ -31,7 +31,7 @@ MAX_DIFF_BYTES = 200_000
 
 
 class Provenance(TypedDict, total=False):
-    """The fields of result.json that say how to make it again; `git` is None outside a repository."""
+    """How to make a result again; `git` is None outside a repository."""
 
     command: str
     versions: dict[str, str]
@@ -40,7 +40,7 @@ class Provenance(TypedDict, total=False):
 
 
 def describe() -> Provenance:
-    """The fields of result.json that say how to make it again. Runs git in the current folder."""
+    """Return these fields for a run that begins now, in the current folder."""
     return {
         "command": command(),
         "versions": versions(),
@@ -50,7 +50,7 @@ def describe() -> Provenance:
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those fields of a run's result.json, and its seed."""
+    """Return these fields of a run's result.json, and its seed."""
     return {key: result.get(key) for key in ("command", "versions", "git", "hardware", "seed")}
 
 
@@ -82,7 +82,7 @@ def _short(git: Mapping[str, str]) -> str:
 
 @functools.cache
 def hardware() -> dict[str, Any]:
-    """The processor, its cores that may be used, the memory, and the GPUs."""
+    """Return the processor, its cores that may be used, the memory, and the GPUs."""
     return {
         "cpu": (
             _after_colon(Path("/proc/cpuinfo"), "model name")
@@ -119,7 +119,7 @@ def program() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Version of Python, expt and of each package whose version can change a number."""
+    """Return the versions of Python, expt and the packages that can change a number."""
     from expt import __version__
 
     found = {"python": platform.python_version(), "expt": __version__}
@@ -133,9 +133,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def git_state(folder: Path) -> dict[str, str] | None:
-    """The commit checked out in `folder` and the uncommitted changes to it; None outside a
-    repository.
-    """
+    """Return the commit and the uncommitted changes of `folder`; None outside a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -1,9 +1,11 @@
-"""The request for a run: what to do, where, and what its record says about it."""
+"""The request for a run, and the overrides of its command, as Hydra and a shell take them."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -126,3 +128,124 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,
         until_epoch=sent.get("until_epoch"),
     )
+
+
+NAMES_A_RUN = {"fork", "weights", "resume"}
+"""Keys whose value is a path into a run's folder, which may have commas in its name."""
+_NOT_INHERITED = {"resume", "fork", "weights", "sweep", "hydra"}
+"""Keys that say where a run begins, or that it is one of a grid."""
+_SHARDED = ("fsdp", "hsdp")
+_OF_SHARDS = ("sharding", "checkpoint.sharded")
+_OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
+"""Keys of the strategies of one kind, which those of the other refuse."""
+_OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
+_IN_QUOTES = re.compile(r'["$`!\\]')
+"""What a shell reads between double quotes."""
+
+
+def quoted(value: object) -> str:
+    """Return `value` as Hydra's command-line grammar takes it."""
+    text = str(value)
+    if (
+        re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII)
+        and text.lower() not in _OTHER_THAN_TEXT
+    ):
+        return text
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def literal(value: object) -> str:
+    """Return a value of any kind that a record has, as that grammar takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, str):
+        return quoted(value)
+    return "null" if value is None else str(value).lower()
+
+
+def unquoted(text: str) -> str:
+    """Return the value that `text` stands for in that grammar, where it is one text."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        quote = text[0]
+        return re.sub(
+            rf"(\\+)({quote}|$)",
+            lambda found: found[1][: len(found[1]) // 2] + found[2],
+            text[1:-1],
+        )
+    # What Hydra escapes in each of several values.
+    return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)
+
+
+def joined(words: Iterable[str]) -> str:
+    """Return the words for a shell; what has quotes of its own gets double ones."""
+    return " ".join(
+        f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
+        for word in words
+    )
+
+
+def setting_word(key: str, value: object) -> str:
+    """Return `key=value` for a shell."""
+    return joined([f"{key}={quoted(value)}"])
+
+
+def key_of(word: str) -> str:
+    """Return the key of a word such as `+optimizer.lr=0.1`."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def values_of(text: str) -> list[str]:
+    """Return what is between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
+    parts, found = text.split(","), list[str]()
+    if all(map(is_there, parts)):
+        return parts
+    while parts:
+        end = next((end for end in range(len(parts), 1, -1) if is_there(",".join(parts[:end]))), 1)
+        found.append(",".join(parts[:end]))
+        parts = parts[end:]
+    return found
+
+
+def is_there(given: str) -> bool:
+    """Return whether `given` names a file or a folder, or a checkpoint of one."""
+    try:
+        path = Path(unquoted(given))
+        folder, at, _ = path.name.rpartition("@")
+        return path.exists() or (bool(at) and path.with_name(folder).exists())
+    except (OSError, ValueError):  # too long, or no path at all
+        return False
+
+
+def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return the words of a run's command that its fork has too, next to those `typed`.
+
+    What is set of a group whose choice is typed is left out: it may not be there.
+    """
+    keys = {*map(key_of, typed)} | _NOT_INHERITED
+
+    def is_inherited(word: str) -> bool:
+        return not {key_of(word), re.split(r"[./]", key_of(word))[0]} & keys
+
+    return for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
+
+
+def for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:
+    """Return the `words` without settings that the `typed` strategy cannot have.
+
+    Of `before`, the words of the run that is continued, they were of another strategy.
+    """
+    strategy = _strategy(typed)
+    if strategy is None:
+        return list(words)
+    foreign: tuple[str, ...] = _OF_DDP if strategy in _SHARDED else _OF_SHARDS
+    if strategy == "fsdp" or (strategy == "hsdp" and _strategy(before) == "fsdp"):
+        foreign += ("sharding.shards",)
+    return [word for word in words if not key_of(word).startswith(foreign)]
+
+
+def _strategy(words: Iterable[str]) -> str | None:
+    found = [unquoted(word.partition("=")[2]) for word in words if key_of(word) == "strategy"]
+    return found[-1] if found else None

@@ -13,8 +13,7 @@ from typing import Any, TypeVar, cast
 from expt.config.identity import VERSION
 from expt.config.kinds import metrics_of
 from expt.runs import tags
-from expt.runs.files import dumps, write_atomically
-from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths
+from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths, dumps, write_atomically
 from expt.runs.result import (
     COMPLETED,
     FAILED,

@@ -76,7 +76,7 @@ def layout(
     *,
     is_sharded: bool = False,
 ) -> dict[str, dict[str, list[str]]]:
-    """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
+    """Return the CUSTOM SCALARS tab: categories of charts, and the patterns of their tags."""
     of_ranks = {
         "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
         "share of all-reduce": ["^ranks/all_reduce_share$"],
@@ -88,9 +88,8 @@ def layout(
     return {
         "Is it learning?": {
             **{name: [f"^{name}/train$|^{name}/{eval_split}$"] for name in metrics},
-            "loss since the last log point": [
-                f"^{RUNNING_LOSS}$|^loss/train$"
-            ],  # not empty in a short run
+            # With loss/train, so that it isn't empty in a short run.
+            "loss since the last log point": [f"^{RUNNING_LOSS}$|^loss/train$"],
             "learning rate": ["^lr$"],
         },
         "Is the hardware busy?": {

@@ -16,8 +16,7 @@ from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
 from expt.runs.sweep import place
 from expt.runs.view.text import cells, say
-from expt.search.goals import Goal, Limit, costs_of, goals_for, limits_of
-from expt.search.trial import BAD
+from expt.search.trial import BAD, Goal, Limit, costs_of, goals_for, limits_of
 
 NAMED = 3
 """Runs that violate a limit, and are named."""

@@ -16,8 +16,7 @@ from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, PAUSED
-from expt.search.goals import Goal
-from expt.search.trial import Trial
+from expt.search.trial import Goal, Trial
 
 WORST = math.inf
 ENDED = (PAUSED, COMPLETED, FAILED)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED
-from expt.search.goals import Goal, costs_of
 from expt.search.space import Parameter, Space, Value, Values, as_key
-from expt.search.trial import Trial
+from expt.search.trial import Goal, Trial, costs_of
 
 if TYPE_CHECKING:
     import optuna

@@ -14,15 +14,15 @@ from pathlib import Path
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError, FolderInUse
 from expt.launch.job import QUEUED, Job
-from expt.runs import spending
-from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import (
     COMPLETED,
     INTERRUPTED,
     PAUSED,
     RUNNING,
     Record,
+    cost_until_now,
+    device_s,
     read_result,
     update_result,
 )
@@ -74,7 +74,7 @@ class Search(Iterator[Job | None]):
         sources = [reader.of_another(Path(source)) for source in settings.warm_start]
         self._warm_start = list(itertools.chain(*sources))
         runs = results_of_sweep(folder)
-        self._spent = {paths.folder: spending.device_s(record) for paths, record in runs}
+        self._spent = {paths.folder: device_s(record) for paths, record in runs}
         self._repeated = set[int]()
         self._jobs: dict[Path, Job] = {}
         self._running: list[Job] = []
@@ -290,8 +290,8 @@ class Search(Iterator[Job | None]):
 def _device_s(record: Record) -> float:
     """Return what a run's devices were busy for, up to now where it runs."""
     if record.get("status") == RUNNING:
-        return spending.until_now(record).get("device_s", 0.0)
-    return spending.device_s(record)
+        return cost_until_now(record).get("device_s", 0.0)
+    return device_s(record)
 
 
 def remove_checkpoints(paths: RunPaths) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from expt.runs.typed import literal
+from expt.runs.request import literal
 
 Value: TypeAlias = int | float | str
 """For a categorical parameter, the text of a choice."""

@@ -8,6 +8,8 @@ import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +17,8 @@ from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.data.tree import mapped
-from expt.errors import Diverged
-from expt.tasks.averages import LOSS, Averages, averages_of, columns_of
-from expt.tasks.task import Sum, Task
-from expt.tasks.terms import terms_of
+from expt.errors import ConfigError, Diverged
+from expt.tasks.task import PhasedTask, Sum, Task
 
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
@@ -214,3 +214,179 @@ class Sums:
 def loss_is_finite(saved: Sequence[float]) -> bool:
     """Whether the loss is finite in sums that were saved."""
     return all(map(math.isfinite, saved[:3]))
+
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What a log point shows."""
+
+    values: Mapping[str, float]
+    """The loss, then the task's metrics, by name."""
+    samples: int
+    """Of all workers."""
+    has_weight: bool = True
+    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss
+    is nan then.
+    """
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.values[LOSS]
+
+
+def columns_of(task: Task) -> dict[str, slice]:
+    """Where a row of sums has each one's values, and its weight behind them: the samples come
+    first, then the loss.
+    """
+    columns, end = dict[str, slice](), 1
+    for name, size in {LOSS: 1, **task.sums}.items():
+        columns[name] = slice(end, end + size)
+        end += size + 1
+    return columns
+
+
+def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages | None:
+    """The means, and what the task derives from them, of a row of sums; None where nothing was
+    counted.
+
+    Raises ConfigError for weights by which gradients and metrics were not divided, or by which
+    nothing can be."""
+    samples = row[0]
+    if not samples:
+        return None
+    means, columns = dict[str, Any](), columns_of(task)
+    for name, its in columns.items():
+        sums, weight = row[its], row[its.stop]
+        if not 0 <= weight < math.inf:
+            method = loss_method(task, learns=learns) if name == LOSS else measure_method(task)
+            if weight < 0 or all(map(math.isfinite, sums)):
+                raise ConfigError(
+                    f"{method}: the weights of {name} add up to {weight:g}, or one is below 0; let"
+                    " each be a finite number that is not"
+                )
+        found = [value / weight if weight else math.nan for value in sums]
+        means[name] = found[0] if len(found) == 1 else found
+    weight = row[columns[LOSS].stop]
+    if task.weight_is_samples and weight != samples and math.isfinite(weight):
+        raise ConfigError(
+            f"{loss_method(task, learns=learns)}: its weights add up to {weight:g} for {samples:g}"
+            " samples, and weight_is_samples says that they are the samples; leave that out"
+        )
+    known = {**means, **_derived(task, means)}
+    return Averages(
+        {name: float(known[name]) for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
+    )
+
+
+def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
+    """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
+    if not averages.has_weight:
+        raise ConfigError(
+            f"{loss_method(task)}: its weights add up to 0 in epoch {epoch}, so that nothing was"
+            " learned; give samples a weight, or targets that are not all to be ignored"
+        )
+
+
+def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
+    found, name_of = task.derive(means), type(task).__name__
+    given = {**means, **found} if isinstance(found, Mapping) else {}
+    if missing := [name for name in task.metrics if name not in given]:
+        raise ConfigError(
+            f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive"
+            " gives; add it there"
+        )
+    return given
+
+
+_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
+    """Return what `task.measure` does.
+
+    Raises ConfigError where these are not the real sums and weights that it says.
+    """
+    terms, expected, method = task.measure(outputs, batch), task.sums, measure_method(task)
+    if not isinstance(terms, Mapping):
+        raise ConfigError(
+            f"{method} gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
+        )
+    if terms.keys() != expected.keys():
+        named = ", ".join(expected) or "none"
+        raise ConfigError(
+            f"{method} gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let"
+            " them be the same, or say in `sums` of what `derive` makes metrics, as in"
+            ' {"hits": 1}, with the number of values of each'
+        )
+    for name, term in terms.items():
+        _check(f"{method}: {name}", term, expected[name])
+    return terms
+
+
+def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
+    """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real
+    weight.
+    """
+    if type(loss) is tuple and len(loss) == 2 and type(loss[1]) is int and type(loss[0]) is Tensor:
+        total, weight = loss  # nearly every task's: a small model feels each question
+        if total.dtype in _REAL and not total.dim() and weight >= 0:
+            if total.requires_grad or not learns:
+                return
+    method = loss_method(task, learns=learns)
+    total = _check(method, loss, None)
+    if learns and not total.requires_grad:
+        raise ConfigError(
+            f"{method} gives a number without a gradient; compute it from the model's outputs,"
+            " without detach, item or argmax"
+        )
+
+
+def _check(what: str, term: object, size: int | None) -> Tensor:
+    """Return the sum of a term: of `size` values, or where that is None one, a tensor []."""
+    if not isinstance(term, tuple | list) or len(term) != 2:
+        raise ConfigError(f"{what} is a {type(term).__name__}; give its sum and its weight")
+    total, weight = term
+    fits = isinstance(total, Tensor) and not total.is_complex()
+    if not fits or (total.dim() if size is None else total.numel() != size):
+        many = "one real number" if size in (None, 1) else f"{size} real numbers"
+        raise ConfigError(f"{what} is {_shown(total)}; give its sum, a tensor of {many}")
+    fits = (
+        weight.numel() == 1 and not weight.is_complex()
+        if isinstance(weight, Tensor)
+        else isinstance(weight, int | float | Real) and not weight < 0
+    )
+    if not fits:
+        raise ConfigError(
+            f"{what} has the weight {_shown(weight)}; give a real number that is not below 0, such"
+            " as len(outputs)"
+        )
+    found: Tensor = total
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of the shape {list(value.shape)} and {value.dtype}"
+    return repr(value)
+
+
+def loss_method(task: Task, *, learns: bool = True) -> str:
+    """Return the method that gives the loss, as an error names it."""
+    kind = type(task)
+    if isinstance(task, PhasedTask):
+        method = "phase" if learns or kind.loss is PhasedTask.loss else "loss"
+    else:
+        own = learns and kind.training_loss is not Task.training_loss
+        method = "training_loss" if own else "loss"
+    return f"{kind.__name__}.{method}"
+
+
+def measure_method(task: Task) -> str:
+    """Return the method that gives the metrics, as an error names it."""
+    kind = type(task)
+    phased = isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure
+    return f"{kind.__name__}.{'phase' if phased else 'measure'}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from expt.data.loading import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,3 +99,73 @@ class Callback:
 
         Called once, before training, in a run that resumes.
         """
+
+
+class Observer:
+    """One worker's; this one sees nothing, and a run needs no more.
+
+    Whoever sees something overrides the moments.
+    """
+
+    spent_s = 0.0
+    """Seconds that all this has taken."""
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """An epoch begins, or goes on, with these batches."""
+        return batches
+
+    def before_update(self) -> None:
+        """A step's gradients are there; the optimiser is about to use and drop them."""
+
+    def wants_review(self) -> bool:
+        """An epoch's last step is done: whether this rank wants to look at the evaluation that
+        follows.
+        """
+        return False
+
+    def end_epoch(self, *, review: bool) -> None:
+        """The epoch is summed and logged; `review`, alike on all ranks: rank 0 wants to look at
+        evaluations.
+        """
+
+    def review(self) -> Callable[[Batch, Tensor], None] | None:
+        """An evaluation begins: what is to get each batch and its logits, on all ranks or on none."""
+        return None
+
+    def end_evaluation(self, split: str) -> None:
+        """It has ended, on every rank."""
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """The values of some tags after the steps that are done."""
+
+    def picture(self, tag: str, image: Tensor) -> None:
+        """A picture of a person's own code, uint8 [height, width, channels] on the CPU."""
+
+    def close(self, *, complete: bool) -> None:
+        """The run ends: as it should, or in order to be resumed."""
+
+
+class Generated(Callback):
+    """After each `every` epochs the images that `model.generator` makes of the same `rows` x `rows`
+    vectors of noise.
+
+    Noise is drawn from `seed`; the first epoch and the last picture of a run tell what was learnt
+    between them."""
+
+    def __init__(self, noise: int, every: int = 1, rows: int = 8, seed: int = 0) -> None:
+        self._every, self._rows = every, rows
+        self._noise = torch.randn(rows * rows, noise, generator=torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def on_epoch_end(self, view: View) -> None:
+        """Draw them."""
+        if view.epoch % self._every:
+            return
+        generator = view.model.get_submodule("generator")
+        device = next(generator.parameters()).device
+        images = generator(self._noise.to(device))
+        channels, height, width = images.shape[1:]
+        tiles = images.view(self._rows, self._rows, channels, height, width).permute(2, 0, 3, 1, 4)
+        view.picture(
+            "generated/images", tiles.reshape(channels, self._rows * height, self._rows * width)
+        )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from expt.config import secrets
 from expt.data.loading import Batch
+from expt.errors import ConfigError, did_you_mean
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
-from expt.training.phases import Phases
 from expt.training.precision import Precision
 
 Add = Callable[[Sum, Any, Batch, bool], None]
@@ -189,3 +192,77 @@ class Position:
         if offset != self.offset:
             self.offset, total = offset, self.epochs * self.steps_per_epoch + offset
             self.total_steps = total if self.max_steps is None else min(total, self.max_steps)
+
+
+Phases = Mapping[str, frozenset[nn.Parameter]]
+
+
+def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
+    """The parameters of each phase, which a regular expression finds by name.
+
+    Raises ConfigError for one that finds nothing, and for a parameter that is trained in no phase.
+    """
+    named = {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
+    found: dict[str, frozenset[nn.Parameter]] = {}
+    for phase, pattern in phases.items():
+        try:
+            names = [name for name in named if re.search(pattern, name)]
+        except re.error as error:
+            raise ConfigError(
+                f"phases: {phase}: {pattern!r} is no regular expression: {error}"
+            ) from error
+        if not names:
+            hint = did_you_mean(pattern.strip("^$.*"), {name.partition(".")[0] for name in named})
+            raise ConfigError(
+                f"phases: {phase}: {pattern!r} is in no trained parameter's name.{hint}"
+            )
+        found[phase] = frozenset(named[name] for name in names)
+    left = [
+        name
+        for name, parameter in named.items()
+        if not any(parameter in own for own in found.values())
+    ]
+    if left and phases:
+        raise ConfigError(
+            f"phases: no phase trains {', '.join(left[:3])}; let one find it, or freeze it"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def training_only(
+    trained: frozenset[nn.Parameter], all_trained: Iterable[nn.Parameter]
+) -> Iterator[None]:
+    """Within it no gradient reaches another parameter than the `trained`."""
+    others = [parameter for parameter in all_trained if parameter not in trained]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def ema_of(
+    module: nn.Module,
+    decay: float,
+    before: Callable[[nn.Module], nn.Module] = lambda module: module,
+) -> AveragedModel:
+    """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with
+    those of the first.
+
+    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of
+    it. Raises ConfigError where the model can't be copied."""
+    try:
+        average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
+    except (
+        Exception
+    ) as error:  # of a person's own model: what copying its attributes raises is of many kinds
+        told = secrets.said(error)
+        raise ConfigError(
+            f"ema={decay}: the model can't be copied ({told}); use ema=null"
+        ) from error
+    return average.requires_grad_(False)

@@ -1,45 +1,24 @@
-"""Kernels that update an optimizer's parameters, and a saved state for parameters that lie
-otherwise in memory than the saved ones did.
-"""
+"""The state of an optimizer: loaded where parameters lie otherwise, carried over, offloaded."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.errors import ConfigError
+from expt.training.optim import OneCycle, Schedule
 from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]
 KERNEL = ("foreach", "fused", "capturable", "differentiable")
 """Settings of a group that say how it is updated, and not to what numbers."""
-
-
-def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
-    """Return the setting that updates `parameters` by one kernel, or by a few if torch has none."""
-    fits = all(is_sharded(one) or (is_dense(one) and not one.is_complex()) for one in parameters)
-    return {"fused": True} if fits else {"foreach": True}
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether its memory has no gaps: torch's fused updates on a CPU take it so (2.14)."""
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-
-
-def refuse_fused(optimizer: Optimizer) -> None:
-    """Raise ConfigError where a fused update would be wrong without a word."""
-    for group in optimizer.param_groups:
-        gaps = [one for one in group["params"] if not is_sharded(one) and not is_dense(one)]
-        if group.get("fused") and gaps:
-            raise ConfigError(
-                f"optimizer.fused=true: a parameter of the shape {list(gaps[0].shape)} has gaps in"
-                " its memory, and torch's fused update is wrong for it; leave fused out"
-            )
 
 
 def adapted(optimizer: Optimizer, state: State) -> Any:
@@ -83,3 +62,246 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
     ):
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
+Group = dict[str, Any]
+SET_BY_SCHEDULES = {
+    "lr",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "momentum",
+    "base_momentum",
+    "max_momentum",
+    "betas",
+}
+
+
+class Earlier(NamedTuple):
+    """What was trained with until now, built anew by its settings over the same parameters, and its
+    saved states.
+    """
+
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    optimizer_state: State
+    scheduler_state: State
+
+
+def carry_over(
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    earlier: Earlier,
+    *,
+    same_optimizer: bool,
+    same_schedule: bool,
+    place: int,
+) -> None:
+    """Have the new `optimizer` and `scheduler` go on from the earlier ones; the next step uses the
+    new settings.
+
+    Without `same_optimizer` its state begins anew. Without `same_schedule`, which says that the
+    schedule has the same kind and settings, it is as if it had been advanced `place` times, but for
+    one that looks at metrics, which begins."""
+    new = set[str]() if same_schedule else SET_BY_SCHEDULES
+    groups = [
+        _merged(group, earlier, new) if same_optimizer else dict(group)
+        for group in optimizer.param_groups
+    ]
+    states = _states(optimizer, earlier) if same_optimizer else {}
+    indices = itertools.count()
+    numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
+    optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": numbered}))
+    _fill_momentum(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no step of the optimiser has come before
+        if isinstance(scheduler, Schedule | OneCycle):
+            _set_place(scheduler, place)
+        elif same_schedule:
+            _continue(scheduler, optimizer, earlier)
+        elif not isinstance(scheduler, ReduceLROnPlateau):
+            for _ in range(place):
+                scheduler.step()
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
+    """What was saved of each parameter, by its number in the new groups."""
+    saved = itertools.chain.from_iterable(
+        group["params"] for group in earlier.optimizer_state["param_groups"]
+    )
+    number = dict(zip(_parameters_of(earlier.optimizer), saved, strict=True))
+    states = earlier.optimizer_state["state"]
+    found = (
+        (index, states.get(number[one]))
+        for index, one in enumerate(_parameters_of(optimizer))
+        if one in number
+    )
+    return {index: state for index, state in found if state is not None}
+
+
+def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
+    """The group as it was saved, but for settings that are others than those of then, and the keys
+    `new`.
+
+    Of one whose parameters were in several groups nothing is as it was saved.
+    """
+    owner = {
+        one: at
+        for at, built in enumerate(earlier.optimizer.param_groups)
+        for one in built["params"]
+    }
+    owners = {owner.get(one) for one in group["params"]}
+    if len(owners) > 1 or None in owners:
+        return dict(group)
+    at = owners.pop()
+    assert at is not None
+    built, saved = earlier.optimizer.param_groups[at], earlier.optimizer_state["param_groups"][at]
+    kept = [
+        key
+        for key in group
+        if key in saved and key not in new and _equal(group[key], built.get(key))
+    ]
+    more = {
+        key: saved[key] for key in saved if key not in group and key not in built
+    }  # an own optimiser's state
+    return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+    return bool(one == other)
+
+
+def _fill_momentum(optimizer: Optimizer) -> None:
+    """As `build_optimizer` has it: buffers where there is a momentum, which before may have been 0;
+    else none.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not group["momentum"]:
+                optimizer.state[parameter].pop("momentum_buffer", None)
+            elif optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
+    """Have a schedule that is a function of the step be where it is after `place` steps."""
+    end = scheduler.total_steps - 1 if isinstance(scheduler, OneCycleLR) else place
+    scheduler.last_epoch = min(place, end) - 1
+    scheduler.step()
+    scheduler.last_epoch = place
+
+
+def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
+    """One of which nothing but the learning rate is another: what it has made of that it makes of
+    the new one.
+    """
+    new, built, saved = (
+        scheduler.state_dict(),
+        earlier.scheduler.state_dict(),
+        earlier.scheduler_state,
+    )
+    merged = {
+        key: saved[key] if key in saved and _equal(new[key], built.get(key)) else new[key]
+        for key in new
+    }
+    scheduler.load_state_dict({**{key: saved[key] for key in saved if key not in built}, **merged})
+    for group, before in zip(
+        optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=False
+    ):
+        if _equal(group.get("initial_lr"), before.get("initial_lr")) and not isinstance(
+            scheduler, ReduceLROnPlateau
+        ):
+            continue
+        if isinstance(scheduler, ReduceLROnPlateau):
+            if not _equal(group["lr"], before["lr"]):  # it is given: the plateau is looked for anew
+                scheduler.num_bad_epochs = scheduler.cooldown_counter = 0
+        elif before.get("initial_lr"):
+            group["lr"] = group["initial_lr"] * (before["lr"] / before["initial_lr"])
+
+
+BYTES_AT_ONCE = 256 * 2**20
+"""Bytes of parameters whose states are on the device together."""
+
+
+def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) -> None:
+    """Have each step update the parameters in turns, with the states of one turn on the device.
+
+    Between steps they are in pinned memory; scalars stay where they are. Numbers are those of one
+    update of all, for an optimizer that updates each parameter by its own gradient and state."""
+    host = HostStates(optimizer)
+    update = optimizer.step
+
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        whole = [group["params"] for group in self.param_groups]
+        try:
+            for part in in_parts(whole, bytes_at_once):
+                host.load(part)
+                for group, params in zip(self.param_groups, whole, strict=True):
+                    group["params"] = [each for each in params if each in part]
+                update(*args, **kwargs)
+                host.store(part)
+        finally:
+            for group, params in zip(self.param_groups, whole, strict=True):
+                group["params"] = params
+
+    # a method, as schedulers want it
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.register_state_dict_pre_hook(lambda _: host.wait())
+    optimizer.register_load_state_dict_post_hook(lambda _: host.store(set(optimizer.state)))
+    host.store(set(optimizer.state))
+
+
+class HostStates:
+    """Where the states of an optimizer's parameters are between steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._kept: dict[tuple[Tensor, str], Tensor] = {}
+
+    def load(self, parameters: set[Tensor]) -> None:
+        """Copy the states of `parameters` to their device."""
+        for parameter, name, value in self._states(parameters):
+            self._optimizer.state[parameter][name] = value.to(parameter.device, non_blocking=True)
+
+    def store(self, parameters: set[Tensor]) -> None:
+        """Begin to copy the states of `parameters` to the host; see `wait`."""
+        for parameter, name, value in self._states(parameters):
+            if value.device.type == "cpu":
+                continue
+            kept = self._kept.get((parameter, name))
+            if kept is None:
+                kept = torch.empty_like(value, device="cpu", pin_memory=True)
+                self._kept[parameter, name] = kept
+            self._optimizer.state[parameter][name] = kept.copy_(value, non_blocking=True)
+
+    def wait(self) -> None:
+        """Return when the host has all states; the device's own next work need not wait for it."""
+        if self._kept:
+            torch.cuda.synchronize(next(iter(self._kept))[0].device)
+
+    def _states(self, parameters: set[Tensor]) -> Iterator[tuple[Tensor, str, Tensor]]:
+        for parameter in parameters:
+            for name, value in list(self._optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor) and value.dim():
+                    yield parameter, name, value
+
+
+def in_parts(groups: Sequence[Sequence[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
+    """Yield the parameters that have a gradient, in order, so many bytes at once."""
+    part, size = set[Tensor](), 0
+    for parameter in (each for group in groups for each in group if each.grad is not None):
+        if part and size + parameter.nbytes > bytes_at_once:
+            yield part
+            part, size = set(), 0
+        part.add(parameter)
+        size += parameter.nbytes
+    if part:
+        yield part

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.training.collectives import sum_across_workers
-from expt.training.patches.backward import backward
+from expt.training.patches import backward
 from expt.training.sharding import is_sharded, local
 
 Amp: TypeAlias = bool | Literal["bf16", "fp16"]

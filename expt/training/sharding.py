@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +22,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
 from expt.training import batch_norm, collectives
-from expt.training.collectives import Worker, max_across_workers, sum_across_workers
+from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
 LEAST_SHARE = 0.02
 """Share of a model's numbers from which a layer outside of all blocks is a unit by itself."""
@@ -362,3 +362,74 @@ class Unused:
                     f" {torch.__version__} cannot do when sharded; use a newer torch, or"
                     " strategy=ddp with ddp.find_unused_parameters=true"
                 )
+
+
+Place = tuple[Any, ...]
+"""The keys that lead to a tensor in nested containers."""
+
+
+def gathered(state: Any, *, keep: bool) -> Any:
+    """Return `state` with whole tensors on the CPU, none of which is in use.
+
+    A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
+    none."""
+
+    def kept(_: Place, tensor: Tensor) -> Tensor:
+        full = whole(tensor.detach())
+        return full.to("cpu", copy=not is_sharded(tensor)) if keep else torch.empty(0)
+
+    return map_tensors(kept, state)
+
+
+def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
+    """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
+
+    The others pass None. A collective, in which each worker holds one whole tensor at a time."""
+    shape: Any = None if state is None else map_tensors(lambda _, tensor: tensor.to("meta"), state)
+    wholes: list[Tensor] = []
+    if state is not None:
+        map_tensors(lambda _, tensor: wholes.append(tensor), state)
+    next_of_rank_0 = iter(wholes)
+
+    def received(place: Place, empty: Tensor) -> Tensor:
+        mine = next(next_of_rank_0, None)
+        # Contiguous on all workers: sent is the memory as it lies.
+        full = (
+            torch.empty(empty.shape, dtype=empty.dtype, device=device)
+            if mine is None
+            else mine.to(device).contiguous()
+        )
+        dist.broadcast(full, src=0)
+        pattern = like(place)
+        if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
+            return _shard_of(full, pattern)
+        return full
+
+    return map_tensors(received, from_rank_0(shape, device))
+
+
+def _shard_of(full: Tensor, pattern: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    part = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    return DTensor.from_local(  # a copy, for it may be a view of the whole
+        part.to_local().clone(),
+        pattern.device_mesh,
+        pattern.placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
+
+
+def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:
+    """Return nested containers with `change` applied to each tensor and its place."""
+    if isinstance(state, Tensor):
+        return change(place, state)
+    if isinstance(state, Mapping):
+        return {key: map_tensors(change, value, (*place, key)) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(
+            map_tensors(change, value, (*place, index)) for index, value in enumerate(state)
+        )
+    return state

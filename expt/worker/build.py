@@ -29,20 +29,17 @@ from expt.data.loading import Batch, Loader, Shard, ShardedLoader
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
-from expt.models.freeze import freeze
+from expt.models.build import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
-from expt.training.ema import ema_of
-from expt.training.learner import Learner, Position
-from expt.training.observer import Observer
-from expt.training.offload import offload_states
-from expt.training.patches import onednn_linear
-from expt.training.phases import Phases, parameters_of
+from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
+from expt.training.optimizer_state import offload_states
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel
@@ -108,8 +105,6 @@ def build_learner(
         parallel.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
     average_statistics = parallel.with_buffers(config, module, average_statistics)
-    if config.onednn and worker.device.type == "cpu":
-        onednn_linear.use_for_linear(module)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))

@@ -28,8 +28,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import adapted
-from expt.training.sharding import is_sharded, local
-from expt.training.whole_state import Place, gathered, map_tensors, scattered
+from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
 from expt.worker import random_state
 
 ROOM = 0.5

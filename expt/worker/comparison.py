@@ -37,8 +37,7 @@ from expt.training import collectives, loop
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.precision import Precision
-from expt.training.sharding import local, shard_as
-from expt.training.whole_state import gathered
+from expt.training.sharding import gathered, local, shard_as
 from expt.worker import build, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers

@@ -31,7 +31,7 @@ from expt.errors import (
     TimedOut,
     first_line,
 )
-from expt.runs.worker_error import LOST
+from expt.runs.attempt import LOST
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker

@@ -28,7 +28,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Preflight
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
 from expt.tasks.task import Facts, Task
 from expt.training import collectives
 from expt.training.collectives import Worker

@@ -27,11 +27,10 @@ from expt.runs.named_checkpoint import chosen, weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.training import collectives, optim
-from expt.training.carry_over import Earlier, carry_over
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.sharding import is_sharded
-from expt.training.whole_state import scattered
+from expt.training.optimizer_state import Earlier, carry_over
+from expt.training.sharding import is_sharded, scattered
 from expt.worker.checkpoints import Snapshot
 
 _FIX = "save it by torch.save(model.state_dict(), FILE)"

@@ -21,12 +21,11 @@ from expt.config.constraints import plain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
+from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Meeting, Preflight
-from expt.runs.worker_error import write_error
-from expt.training import collectives
+from expt.training import collectives, patches
 from expt.training.collectives import Worker
-from expt.training.patches import malloc
 from expt.worker import evaluation, watchdog
 from expt.worker.diagnosis import in_words
 from expt.worker.run import Run
@@ -143,7 +142,7 @@ def run_as(
     if config.patches.malloc and worker.device.type == "cpu":
         # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the
         # sharding saves.
-        malloc.give_back_freed() if config.is_sharded else malloc.keep_freed()
+        patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
     if worker.gpus:
         require(worker.gpus)

@@ -17,13 +17,12 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError, warn
-from expt.training import batch_norm, collectives, sharding, shared_memory
+from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
-from expt.training.ema import ema_of
-from expt.training.patches import unguarded
+from expt.training.learner import ema_of
 from expt.training.precision import Precision
+from expt.training.sharding import gathered
 from expt.training.shared_memory import SharedMemory, average_gradients
-from expt.training.whole_state import gathered
 from expt.worker import random_state
 
 
@@ -114,7 +113,7 @@ def parallelise(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
-    data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
+    data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,

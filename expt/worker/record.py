@@ -14,7 +14,7 @@ from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.errors import warn
-from expt.runs import provenance, spending, tags
+from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
@@ -23,12 +23,13 @@ from expt.runs.result import (
     INTERRUPTED,
     PAUSED,
     StoppedEarly,
+    cost_until_now,
     read_result,
     update_result,
 )
-from expt.tasks.averages import Averages
+from expt.tasks.sums import Averages
+from expt.training.callback import Observer
 from expt.training.learner import Position
-from expt.training.observer import Observer
 
 
 def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
@@ -155,7 +156,7 @@ class Record:
         return INTERRUPTED
 
     def _spent(self) -> Mapping[str, Any]:
-        return spending.until_now(read_result(self._paths)) if self._metrics else {}
+        return cost_until_now(read_result(self._paths)) if self._metrics else {}
 
     def _close(self, *, complete: bool) -> None:
         if self._metrics:

@@ -21,12 +21,11 @@ from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.tasks.averages import Averages, refuse_weightless
-from expt.tasks.sums import Sums, loss_is_finite
+from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
-from expt.training.observer import Observer
 from expt.worker import (
     build,
     comparison,

@@ -105,14 +105,14 @@ def _model(name: str) -> nn.Module:
     """The model as conf/model has it."""
     shape: Any = {"channels": IMAGE[0], "image_size": IMAGE[1:], "num_classes": 10}
     if name == "mlp":
-        from expt.models.mlp import MLP
+        from expt.models.vision import MLP
 
         return MLP(hidden=(256,), dropout=0.0, **shape)
     if name == "convnet":
-        from expt.models.convnet import ConvNet
+        from expt.models.vision import ConvNet
 
         return ConvNet(widths=(12, 24, 32), kernels=(3, 6, 6), hidden=256, dropout=0.5, **shape)
-    from expt.models.resnet import ResNet18
+    from expt.models.vision import ResNet18
 
     return ResNet18(stem="small", **shape)
 

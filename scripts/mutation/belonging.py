@@ -31,7 +31,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),
     "training": (NUMBERS, FAST_PATHS),
-    "training/memory_probe": (WATCHDOGS,),
+    "training/loop": (NUMBERS, FAST_PATHS, WATCHDOGS),
     "training/patches": (
         "tests/training/test_optim.py",
         PATCHES,
@@ -50,7 +50,6 @@ INSTEAD: dict[str, tuple[str, ...]] = {
 BESIDE: dict[str, tuple[str, ...]] = {
     "config/rules": ("tests/config/test_parse.py",),
     "launch/workers": (WORKERS,),
-    "training/patches/onednn_linear": (PATCHES,),
     "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),

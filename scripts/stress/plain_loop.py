@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from expt.data import indexing
 from expt.data.kinds.originals import Digits, Split
-from expt.models.convnet import ConvNet
-from expt.models.mlp import MLP
+from expt.models.vision import MLP, ConvNet
 
 MEAN, STD = 0.3053, 0.3760
 ROUNDING = 1e-7

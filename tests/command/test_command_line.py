@@ -11,8 +11,8 @@ from expt.command.conf_files import conf_dir, refuse_hidden
 from expt.command.words import Options, options_of
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
+from expt.runs.request import inherited
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
-from expt.runs.typed import inherited
 
 
 def leave(folder: Path, *words: str) -> Path:

@@ -112,19 +112,7 @@ def test_channels_last(model: Any, expected: bool) -> None:
 def test_compile(node: dict[str, Any], on: Machine, expected: object) -> None:
     """On a GPU the worker decides, who knows the steps."""
     assert auto.compiled(node, on) == expected
-    assert auto.fill_auto({**node, "compile": "auto", "onednn": "auto"}, on)["compile"] == expected
-
-
-@pytest.mark.parametrize(
-    ("node", "vendor", "expected"),
-    [
-        ({"compile": False}, "AuthenticAMD", True),
-        ({"compile": True}, "AuthenticAMD", False),
-        ({"compile": False}, "GenuineIntel", False),
-    ],
-)
-def test_onednn(node: dict[str, Any], vendor: str, expected: bool) -> None:
-    assert auto.onednn(node, machine(cpu_vendor=vendor)) is expected
+    assert auto.fill_auto({**node, "compile": "auto"}, on)["compile"] == expected
 
 
 @pytest.mark.parametrize(
@@ -145,7 +133,7 @@ def test_batch_size(size: Any, world_size: Any, expected: Any) -> None:
 EVERY: dict[str, Any] = {
     "gpus": "auto", "world_size": "auto", "backend": "auto", "threads": "auto",
     "channels_last": "auto",
-    "onednn": "auto", "batch_size": "32 per worker", "model": {"name": "convnet"},
+    "batch_size": "32 per worker", "model": {"name": "convnet"},
     "tensorboard": {"images": "auto", "graph": "auto"}, "epochs": "auto",
 }  # fmt: skip
 
@@ -153,7 +141,6 @@ EVERY: dict[str, Any] = {
 def test_each_value_follows_from_those_before() -> None:
     assert auto.fill_auto(EVERY, TWO_GPUS) == {
         "gpus": 2, "world_size": 2, "backend": "nccl", "threads": 4, "channels_last": True,
-        "onednn": False,
         "batch_size": 64, "model": {"name": "convnet"}, "tensorboard": {"images": "end",
             "graph": "auto"},
         "epochs": "auto",
@@ -164,7 +151,6 @@ def test_each_value_follows_from_those_before() -> None:
 def test_what_is_chosen_stays() -> None:
     chosen = {
         "gpus": 1, "world_size": 3, "backend": "gloo", "threads": 5, "channels_last": False,
-        "onednn": True,
         "batch_size": 7, "model": {"name": "convnet"}, "tensorboard": {"images": False},
     }  # fmt: skip
     assert auto.fill_auto(chosen, TWO_GPUS) == auto.fill_auto_of_a_sweep(chosen) == chosen

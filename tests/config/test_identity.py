@@ -53,7 +53,7 @@ EVERY_KEY = (
 IN_NO_IDENTITY = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
     "log_every", "threads",
-    "onednn", "activation_checkpointing", "offload", "model.size",
+    "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
 }  # fmt: skip
 """With all keys below the following."""

@@ -152,13 +152,6 @@ def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[An
     assert (config.gpus, config.world_size, config.backend, config.threads) == expected
 
 
-def test_onednn_is_for_amds_cpus(parsed: Parse) -> None:
-    amd = machine(0, cpu_vendor="AuthenticAMD")
-    assert parsed(on=amd).onednn
-    assert not parsed("compile=true", on=amd).onednn
-    assert not parsed(on=machine(0, cpu_vendor="GenuineIntel")).onednn
-
-
 @pytest.mark.parametrize(
     ("overrides", "batch_size"),
     [
@@ -311,9 +304,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "data parallel on one GPU": (1, ["strategy=dp"], [
         "strategy=dp: ",
     ]),
-    "compiled, with oneDNN": (
-        0, ["onednn=true", "compile=true"], ["onednn=true: "],
-    ),
     "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"],
         [
         "world_size=2: ",

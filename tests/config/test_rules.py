@@ -147,9 +147,6 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "batch_norm": "groups"},
         "batch_norm=groups: ",
     ),
-    "oneDNN, compiled": (
-        machine(0), {"onednn": True}, {"onednn": True, "compile": True}, "onednn=true: ",
-    ),
     "a scaled learning rate": (
         machine(0), {"lr_scaling": "sqrt", "base_batch_size": 32}, {"lr_scaling": "sqrt"},
         "lr_scaling=sqrt: ",

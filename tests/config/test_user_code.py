@@ -86,7 +86,7 @@ def test_the_same_source_elsewhere_is_the_same(
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.mlp.MLP"],
+    ["torch.optim.RMSprop", "collections.OrderedDict", "no.such.Thing", "expt.models.vision.MLP"],
 )
 def test_an_installed_class_is_known_by_its_version(name: str) -> None:
     assert fingerprint([name]) is None

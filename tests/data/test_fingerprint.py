@@ -22,8 +22,7 @@ from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
-from expt.runs.files import write_atomically
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set

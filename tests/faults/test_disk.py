@@ -17,7 +17,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from expt.launch import processes
+from expt.launch import forkserver, processes
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, run, start
@@ -164,7 +164,7 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
     path = tmp_path / "last.pt"
     for number in range(3):
         nowhere, save = Path(os.devnull), "tests.faults.test_disk:_save_for_ever"
-        process = processes.start(processes.Work(save, (path,), {}, nowhere, nowhere))
+        process = processes.start(forkserver.Work(save, (path,), {}, nowhere, nowhere))
         before = path.stat().st_mtime_ns if path.exists() else 0
         wait_until(lambda before=before: path.exists() and path.stat().st_mtime_ns > before)  # type: ignore[misc]
         time.sleep(random.Random(number).uniform(0, 0.02))  # a moment within one of the saves

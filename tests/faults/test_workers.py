@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.runs.folder_lock import is_held
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_held
 from expt.worker.fault import VARIABLE
 from tests.conftest import Process, RunFolder, alive, children_of, run, start, start_cold
 from tests.faults.conftest import Failing

@@ -43,7 +43,6 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
     pytest.importorskip("onnxscript")
     settings = (
         "model.hidden=[8]",
-        "onednn=true",
         "ema=0.9",
         "channels_last=true",
     )

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import Trained, as_typed
 
-PLAIN = as_typed("onednn=false channels_last=false ddp.shared_memory=false compile=false amp=false")
-FAST = ("onednn=true", "channels_last=true", "ddp.shared_memory=true")
+PLAIN = as_typed("channels_last=false ddp.shared_memory=false compile=false amp=false")
+FAST = ("channels_last=true", "ddp.shared_memory=true")
 
 
 @pytest.mark.parametrize("model", ["mlp", "convnet"])

@@ -10,7 +10,7 @@ from torch.nn import functional
 from expt.data import indexing
 from expt.data.cache import Arrays
 from expt.data.kinds.originals import Digits
-from expt.models.mlp import MLP
+from expt.models.vision import MLP
 from tests.conftest import Trained
 
 SEED, BATCH, STEPS, LR, MOMENTUM = 3, 48, 50, 0.05, 0.9

@@ -104,4 +104,4 @@ def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) 
         "100 runs take about 06:40 on 2 cores, judged by the 2 that were tried: until "
     )
     assert "that were tried, or less, as search.rungs=asha stops some early: until " in stopped
-    assert nothing == "nothing is left to train: the search has all its points"
+    assert nothing == "nothing is left to train: the search has all its trials"

@@ -12,7 +12,7 @@ from torch.nn import functional
 from expt.config.identity import REPEATED, identity
 from expt.data import indexing
 from expt.data.kinds import table
-from expt.models.mlp import MLP
+from expt.models.vision import MLP
 from tests.conftest import Configured, Trained, as_typed
 
 SEED, BATCH, EPOCHS, LR = 3, 36, 2, 0.01

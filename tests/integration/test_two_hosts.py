@@ -125,7 +125,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 MORTAL = """
 import os, pathlib, signal
-from expt.models.mlp import MLP
+from expt.models.vision import MLP
 class Net(MLP):
     steps = 0
     def forward(self, images):

@@ -41,7 +41,7 @@ def server():
     return int(open(f"/proc/{sleeper.pid}/stat").read().rpartition(")")[2].split()[1])
 
 def start(function, *arguments, env={}, **more):
-    work = processes.Work(function, arguments, env, Path("out"), Path("err"), **more)
+    work = forkserver.Work(function, arguments, env, Path("out"), Path("err"), **more)
     return processes.start(work)
 """
 
@@ -118,7 +118,7 @@ def test_a_process_has_what_it_is_given_and_the_drivers_surroundings(tmp_path: P
         forkserver.warm()
         server()
         listener = socket.create_server(("127.0.0.1", 0))
-        kept = processes.Kept(os.open("five", os.O_RDONLY))
+        kept = forkserver.Kept(os.open("five", os.O_RDONLY))
         os.umask(0o027)
         os.chdir("later")
         del os.environ["GONE"]
@@ -225,7 +225,7 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
     assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
     for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
-        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload_sharded"]
+        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload:for_sharding"]
     code = """
         forkserver.warm(["colorsys", "no_such_library"])
         start("builtins:exec", "import sys; print('colorsys' in sys.modules)").result()
@@ -348,3 +348,30 @@ def gone_with(process: subprocess.Popen[str], others: set[int], *, stopped: bool
     for handle in handles:
         assert select.select([handle], [], [], 30)[0]
         os.close(handle)
+
+
+def test_what_is_printed_goes_to_the_ends_of_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_text("before\n")
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        forkserver.print_to(out, err)
+        os.write(1, b"as C does\n")
+        os.write(2, b"a warning\n")
+    finally:
+        for number, before in enumerate(kept, start=1):
+            os.dup2(before, number)
+            os.close(before)
+    assert (out.read_text(), err.read_text()) == ("before\nas C does\n", "a warning\n")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_where_one_file_cannot_be_written_nothing_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError, match="missing"):
+        forkserver.print_to(tmp_path / "out", tmp_path / "missing" / "err")
+    os.write(1, b"still here\n")
+    assert capfd.readouterr().out == "still here\n"

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from expt.launch import last_word
-from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
+from expt.runs.attempt import write_error
+from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
-from expt.runs.worker_error import write_error
 from expt.worker.fault import VARIABLE
 from tests.conftest import environment
 from tests.faults.running import wait_until

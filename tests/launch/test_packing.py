@@ -7,12 +7,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expt.launch.packing import Demand, Packing
+from expt.launch.packing import Demand, GpuLocks, Packing
 
 
 @dataclass
@@ -235,3 +236,53 @@ def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], l
     assert timeline.makespan <= 1.05 * bound
     for moment in list(timeline.start.values())[::20]:
         assert max(timeline.load(moment).values()) == 1
+
+
+@pytest.fixture(autouse=True)
+def locks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def test_a_gpu_has_one_holder() -> None:
+    mine, theirs = GpuLocks(), GpuLocks()
+    assert mine.acquire(["0", "1"]) == []
+    assert theirs.acquire(["1"]) == ["1"]
+    mine.release(["1"])
+    assert theirs.acquire(["1"]) == []
+    assert mine.acquire(["0"]) == []  # held already
+
+
+def test_of_several_all_are_held_or_none() -> None:
+    """Else two sweeps could each hold a half of what both need, for ever."""
+    mine, theirs = GpuLocks(), GpuLocks()
+    assert mine.acquire(["1"]) == []
+    assert theirs.acquire(["0", "1", "2"]) == ["1"]
+    assert mine.acquire(["0", "2"]) == []
+
+
+def test_what_was_held_before_is_kept_where_the_rest_is_missed() -> None:
+    mine, theirs = GpuLocks(), GpuLocks()
+    assert mine.acquire(["0"]) == []
+    assert theirs.acquire(["1"]) == []
+    assert mine.acquire(["0", "1"]) == ["1"]
+    assert theirs.acquire(["0"]) == ["0"]
+
+
+def test_other_people_may_take_part(locks_folder: Path) -> None:
+    GpuLocks().acquire(["0"])
+    assert {path.stat().st_mode & 0o777 for path in (locks_folder, *locks_folder.iterdir())} == {
+        0o777
+    }
+
+
+def test_two_jobs_that_each_call_their_own_gpu_0_do_not_wait_for_each_other() -> None:
+    """Under Slurm's cgroups every job counts from 0; and the same card may have two names."""
+    one, other, third = (
+        GpuLocks({"0": uuid}.__getitem__) for uuid in ("GPU-11aa", "GPU-22bb", "GPU-11aa")
+    )
+    assert one.acquire(["0"]) == []
+    assert other.acquire(["0"]) == []
+    assert third.acquire(["0"]) == ["0"]
+    one.release(["0"])
+    assert third.acquire(["0"]) == []

@@ -20,13 +20,13 @@ import pytest
 from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
 from expt.launch import pool
-from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options
+from expt.launch.packing import GpuLocks
 from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
 from expt.machine import Machine
-from expt.runs import folder_lock, spending
+from expt.runs import paths, result
 from expt.runs.attempt import Attempt
-from expt.runs.folder_lock import at_work, is_held
+from expt.runs.paths import at_work, is_held
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -390,7 +390,7 @@ def test_the_time_of_a_run_that_starts_again_counts_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 100)  # as if each attempt had taken that
-    monkeypatch.setattr(spending, "time", later)
+    monkeypatch.setattr(result, "time", later)
     asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
     world.plans["a"] = [{"error": RunFailed("first")}, {}]
     world.run(Job(asked.paths, asked))
@@ -409,7 +409,7 @@ def test_retries_come_to_an_end(world: World) -> None:
 
 
 def raised(what: str, rank: int = 0) -> RunFailed:
-    """A worker's failure, as expt.launch.failure words it."""
+    """A worker's failure, as expt.launch.workers words it."""
     return RunFailed(
         f"rank {rank} of 2 raised\n\nTraceback:\n  line 3, in forward\n{what}\n\nlog: logs/{rank}"
     )
@@ -481,7 +481,7 @@ def test_a_run_is_its_commands_own_until_all_know_what_became_of_it(world: World
 def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
     taken, other = world.job("a"), world.job("b")
     with at_work(taken.paths):
         world.run(taken, other)
@@ -698,7 +698,7 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_sear
 ) -> None:
     """As workers of a command that was killed are, as long as they take to be gone."""
     a, b = world.job("a"), world.job("b")
-    other, room = folder_lock.FolderLock(a.paths), list[bool]()
+    other, room = paths.FolderLock(a.paths), list[bool]()
 
     def look() -> None:
         room.append(asked.has_room())

@@ -20,7 +20,7 @@ from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
 from expt.machine import Machine
-from expt.runs import spending
+from expt.runs import result
 from expt.runs.request import received
 from expt.runs.result import (
     COMPLETED,
@@ -30,7 +30,7 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.signals import Heeded
+from expt.signals import Heeded, interrupts_noted
 from tests.requests import request
 
 
@@ -314,14 +314,14 @@ def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job,) = jobs(tmp_path, 1)
-    monkeypatch.setattr(spending, "time", SimpleNamespace(time=lambda: time.time() + 1000))
+    monkeypatch.setattr(result, "time", SimpleNamespace(time=lambda: time.time() + 1000))
     queue = Queue(Cluster(LONG, kind=Killed), Observer())
 
     def end() -> None:
         queue.finish("enough") if how == "finish" else signal.raise_signal(signal.SIGINT)
 
     queue.look_on = end
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), interrupts_noted():
         queue.run(iter([job]))
     record = read_result(job.paths)
     assert record["status"] == INTERRUPTED

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import signal
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
-from expt.launch.processes import FINISHED
-from expt.launch.workers import LATE_S, Workers, check_loopback
+from expt.launch.forkserver import FINISHED
+from expt.launch.workers import LATE_S, Aftermath, Workers, check_loopback
+from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from tests.launch.test_failure import leave_error
 
 
 def workers(folder: Path, *codes: int | None) -> Workers:
@@ -131,4 +135,206 @@ def test_workers_that_cannot_meet_are_not_started() -> None:
         pytest.skip("may not take the network away, as root may")
     assert told.startswith(
         "127.0.0.1: Network is unreachable; the workers meet at the loopback interface: bring it up"
+    )
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def leave_error(
+    paths: RunPaths, rank: int, error: Exception, second: int, exit_code: int = 1
+) -> None:
+    """The word of a worker that raised at this second."""
+    path = paths.error(0, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        raise error
+    except Exception as raised:
+        write_error(path, raised, exit_code)
+    os.utime(path, (second, second))
+
+
+def leave_log(paths: RunPaths, rank: int, text: str) -> None:
+    path = paths.stderr(0, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
+    for rank, second in ((0, 30), (1, 10), (2, 20)):
+        leave_error(paths, rank, ValueError(f"of rank {rank}"), second)
+    text = str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
+    assert text.startswith("rank 1 of 3 raised\n\nTraceback (most recent call last):")
+    assert text.endswith(f"ValueError: of rank 1\n\nlog: {paths.stderr(0, 1)}")
+
+
+LOST = RuntimeError(
+    "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
+)
+REFUSED = ConfigError("optimizer.lr=9: too large")
+
+
+@pytest.mark.parametrize(
+    "lost_code", [1, -signal.SIGABRT, None], ids=["raised", "aborted", "alive"]
+)
+@pytest.mark.parametrize("refused_code", [2, None], ids=["ended", "about to end"])
+@pytest.mark.parametrize("second", [9, 10, 11], ids=["earlier", "at the same time", "later"])
+def test_bad_input_is_told_and_not_what_others_make_of_its_end(
+    paths: RunPaths, second: int, refused_code: int | None, lost_code: int | None
+) -> None:
+    leave_log(paths, 0, "terminate called")
+    if lost_code == 1:
+        leave_error(paths, 0, LOST, 10)
+    leave_error(paths, 1, REFUSED, second, 2)
+    after = Aftermath(paths, 0, [lost_code, refused_code])
+    assert not after.lost_others()
+    told = after.in_words(60)
+    assert (type(told), str(told)) == (ConfigError, str(REFUSED))
+
+
+def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) -> None:
+    for rank, error in enumerate((LOST, ValueError("its own"), LOST)):
+        leave_error(paths, rank, error, 10)  # of one tick of the file system's clock
+    assert "ValueError: its own" in str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
+    assert Aftermath(paths, 0, [1, None, 1]).lost_others(), "who knows why is about to say so"
+    assert not Aftermath(paths, 0, [None, 1, None]).lost_others()
+
+
+def test_who_vanished_comes_before_those_that_raised(paths: RunPaths) -> None:
+    leave_error(paths, 0, ValueError("lost a peer"), 10)
+    found = Aftermath(paths, 0, [1, -signal.SIGKILL, None]).in_words(60)
+    assert (
+        str(found)
+        == f"rank 1 of 3 was killed by SIGKILL (out of memory?)\nlog: {paths.stderr(0, 1)}"
+    )
+
+
+def test_other_signals_hint_at_nothing(paths: RunPaths) -> None:
+    found = Aftermath(paths, 0, [-signal.SIGSEGV]).in_words(60)
+    assert str(found).startswith("rank 0 of 1 was killed by SIGSEGV\n")
+
+
+def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
+    leave_error(paths, 1, ValueError("late"), 10)
+    assert str(Aftermath(paths, 0, [FINISHED, 1]).in_words(60)).startswith("rank 1 of 2 raised")
+
+
+def test_an_exit_without_a_word(paths: RunPaths) -> None:
+    found = Aftermath(paths, 0, [0]).in_words(60)
+    assert (
+        str(found)
+        == f"rank 0 of 1 exited with code 0 before it had completed\nlog: {paths.stderr(0, 0)}"
+    )
+
+
+def test_a_full_disk_is_the_reason_where_nothing_was_said(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500_000))
+    found = str(Aftermath(paths, 0, [1]).in_words(60))
+    assert (
+        f"before it had completed; no space is left on the disk of {paths.folder} (0.5 MB)\n"
+        in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ConfigError("optimizer.lr=9: too large"), ConfigError, "optimizer.lr=9: too large"),
+        (Diverged("the loss is nan in step 3"), Diverged, "the loss is nan in step 3\nlog: LOG"),
+        (RunFailed("no memory"), RunFailed, "rank 0 of 1: no memory\nlog: LOG"),
+    ],
+    ids=["configuration", "diverged", "expected"],
+)
+def test_what_is_meant_for_a_person_comes_without_a_traceback(
+    paths: RunPaths, error: Exception, kind: type[Exception], text: str
+) -> None:
+    leave_error(paths, 0, error, 10, getattr(error, "exit_code", 1))
+    found = Aftermath(paths, 0, [getattr(error, "exit_code", 1)]).in_words(60)
+    assert (type(found), str(found)) == (kind, text.replace("LOG", str(paths.stderr(0, 0))))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "log", "expected"),
+    [
+        (TimedOut("waited for 60 s"), 1, "", True),
+        (RunFailed("no memory"), 1, "", False),
+        (None, -signal.SIGABRT, "[E] Watchdog caught collective operation timeout: WorkNCCL", True),
+        (None, -signal.SIGABRT, "terminate called", False),
+        (
+            None,
+            -signal.SIGKILL,
+            "[E] Watchdog caught collective operation timeout: WorkNCCL",
+            False,
+        ),
+    ],
+    ids=["said so", "another error", "nccl gave up", "aborted", "killed"],
+)
+def test_whether_someone_waited_in_vain(
+    paths: RunPaths, raised: Exception | None, code: int, log: str, expected: bool
+) -> None:
+    leave_log(paths, 0, log)
+    if raised:
+        leave_error(paths, 0, raised, 10)
+    assert Aftermath(paths, 0, [code, None]).timed_out() is expected
+
+
+def test_the_late_are_named_with_the_stack_of_the_first(paths: RunPaths) -> None:
+    for rank in (1, 2):
+        leave_log(paths, rank, "")
+    leave_error(paths, 0, TimedOut("waited"), 10)
+    after = Aftermath(paths, 0, [1, None, None])
+    after._stacks = {2: "stack of 2", 1: "stack of 1"}
+    found = after.in_words(2.5)
+    assert isinstance(found, TimedOut)
+    assert (
+        str(found)
+        == "rank 1, 2 of 3 did not arrive within 2.5 s (timeout_s), where the others waited; rank"
+        f" 1 was here\n\nstack of 1\n\nlog: {paths.stderr(0, 1)}"
+    )
+
+
+def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
+    after = Aftermath(paths, 0, [1])
+    after.dump_stacks({0: os.getpid()})  # it never had a log, and so gets no signal
+    assert str(after.in_words(1)).startswith("rank 0 of 1 exited")
+
+
+NCCL_LOST = (
+    "ncclRemoteError: ... a remote process exiting prematurely\n... we are taking the entire"
+    " process down."
+)
+
+
+def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPaths) -> None:
+    leave_log(paths, 0, NCCL_LOST)
+    leave_error(paths, 1, ValueError("its own"), 20)
+    assert "ValueError: its own" in str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60))
+    leave_log(paths, 0, "free(): invalid pointer")  # which it alone is to blame for
+    assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith(
+        "rank 0 of 2 was killed by SIGABRT"
+    )
+
+
+def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
+    for rank in (0, 1):
+        leave_log(paths, rank, NCCL_LOST)
+    found = Aftermath(paths, 0, [-signal.SIGABRT, -signal.SIGABRT]).in_words(60)
+    assert str(found).startswith("rank 0 of 2 was killed by SIGABRT")
+
+
+def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths: RunPaths) -> None:
+    """Who waits for the device gets no further either, and may notice first."""
+    for rank, (second, beats) in enumerate(((10, 9), (11, 5), (12, 9))):
+        leave_error(paths, rank, TimedOut(f"stuck at {beats}", beats=beats), second)
+    after = Aftermath(paths, 0, [1, 1, 1])
+    assert after.was_stuck()
+    assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at 5\n")
+    leave_error(paths, 2, TimedOut("waited in vain"), 9)
+    assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith(
+        "rank 2 of 3: waited in vain\n"
     )

@@ -8,9 +8,8 @@ import pytest
 from torch import nn
 
 from expt.models.blocks import blocks
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP, ResNet18
 
 IMAGES: Any = {"channels": 1, "image_size": (8, 8), "num_classes": 3}
 ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from expt.errors import ConfigError
-from expt.models.freeze import freeze
+from expt.models.build import freeze
 
 
 def model() -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from expt.config import groups
-from expt.models.init import initialise
+from expt.models.build import initialise
 
 FAN_IN, FAN_OUT = 400, 900
 

@@ -13,9 +13,7 @@ from torch import nn
 from expt.config import constraints, groups, user_code
 from expt.errors import ConfigError
 from expt.models import build as model_build
-from expt.models.convnet import ConvNet
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
+from expt.models.vision import MLP, ConvNet, ResNet18
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
 CONFIGS: dict[str, Any] = {

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError, FolderInUse
-from expt.runs import folder_lock
-from expt.runs.folder_lock import FolderLock, at_work, is_held
-from expt.runs.paths import RunPaths
+from expt.runs.paths import FolderLock, RunPaths, at_work, is_held
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
 
 
 def test_a_second_command_is_refused_until_the_first_leaves(tmp_path: Path) -> None:
@@ -66,7 +64,7 @@ def test_who_was_killed_a_moment_ago_is_waited_for(
 ) -> None:
     paths = RunPaths(tmp_path)
     first = FolderLock(paths)
-    monkeypatch.setattr(folder_lock, "PATIENCE_S", 10.0)
+    monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 10.0)
     monkeypatch.setattr(time, "sleep", lambda _: first.release())
     FolderLock(paths).release()
 

@@ -13,10 +13,9 @@ import pytest
 from expt.config import secrets
 from expt.config.identity import VERSION
 from expt.errors import Diverged
-from expt.runs.files import write_atomically
-from expt.runs.folder_lock import at_work
+from expt.runs.attempt import in_one_line, read_error, write_error
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, at_work, write_atomically
 from expt.runs.result import (
     COMPLETED,
     create_result,
@@ -26,7 +25,6 @@ from expt.runs.result import (
     results_below,
     update_result,
 )
-from expt.runs.worker_error import in_one_line, read_error, write_error
 
 
 @pytest.fixture

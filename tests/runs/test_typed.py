@@ -8,7 +8,7 @@ import pytest
 from hydra._internal.grammar.utils import escape_special_characters
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from expt.runs.typed import joined, quoted, setting, unquoted
+from expt.runs.request import joined, quoted, setting_word, unquoted
 
 VALUES = [
     "a/b.c",
@@ -31,7 +31,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES)
 def test_a_value_comes_back(value: str) -> None:
-    (word,) = shlex.split(setting("key", value))
+    (word,) = shlex.split(setting_word("key", value))
     assert OverridesParser.create().parse_override(word).value() == value
     assert unquoted(quoted(value)) == value
     assert unquoted(escape_special_characters(value)) == value, "as Hydra gives each of several"
@@ -45,7 +45,7 @@ def test_a_shell_gets_back_what_is_joined() -> None:
 
 def test_what_needs_no_quotes_has_none() -> None:
     assert (
-        setting("hydra.run.dir", "outputs/2026-11-21/10-00-00")
+        setting_word("hydra.run.dir", "outputs/2026-11-21/10-00-00")
         == "hydra.run.dir=outputs/2026-11-21/10-00-00"
     )
     assert unquoted('"a b"') == "a b"

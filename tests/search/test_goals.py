@@ -18,10 +18,9 @@ from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
 from expt.runs.sweep import by_objective
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
-from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.search import Budget
 from expt.search.space import Parameter, Space
-from expt.search.trial import Reader, Trial, best
+from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of, value_of
 from tests.conftest import Configured
 
 NOWHERE = RunPaths(Path("no such run"))

@@ -14,9 +14,8 @@ import pytest
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING
-from expt.search.goals import Goal
 from expt.search.rungs import Halving, Median, Rungs, geometric, rungs_of
-from expt.search.trial import Trial
+from expt.search.trial import Goal, Trial
 from tests.conftest import Configured
 
 Cost = Callable[[int, int], float]

@@ -17,11 +17,10 @@ from expt.config.search import Search, parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
-from expt.search.goals import Goal, Limit
 from expt.search.sampler import Known, check
 from expt.search.sampler import suggest as suggested
 from expt.search.space import Parameter, Space, Values, as_key
-from expt.search.trial import Trial
+from expt.search.trial import Goal, Limit, Trial
 
 LR = Parameter("lr", "float", 1e-4, 1.0, log=True)
 WIDTH = Parameter("width", "int", 8, 64)

@@ -17,9 +17,8 @@ from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import Job, request_of
 from expt.runs.attempt import record_end
-from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest
 from expt.runs.result import (
     COMPLETED,
@@ -31,11 +30,10 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.search.goals import Goal, Limit
 from expt.search.rungs import Halving, Median
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
-from expt.search.trial import Reader, Trial
+from expt.search.trial import Goal, Limit, Reader, Trial
 from tests.requests import request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))

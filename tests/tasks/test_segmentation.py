@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
-from expt.models.unet import UNet
+from expt.models.vision import UNet
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
 from tests.conftest import Trained, run

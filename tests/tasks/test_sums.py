@@ -12,12 +12,10 @@ import torch
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
-from expt.tasks.averages import refuse_weightless
 from expt.tasks.classification import Classification
 from expt.tasks.regression import Regression
-from expt.tasks.sums import MAX_KEPT, Sums, loss_is_finite
+from expt.tasks.sums import MAX_KEPT, Sums, check_loss, loss_is_finite, refuse_weightless
 from expt.tasks.task import PhasedTask, Sum, Task
-from expt.tasks.terms import check_loss
 from tests.operators import Operators
 
 CPU = torch.device("cpu")

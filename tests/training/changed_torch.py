@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel, distributed
 
-from expt.models.mlp import MLP
+from expt.models.vision import MLP
 
 DDP: Any = DistributedDataParallel
 SGD: Any = torch.optim.SGD
-OPERATORS: Any = torch.ops
 AUTOGRAD: Any = torch.autograd
 
 
@@ -33,7 +32,6 @@ class Renamed(MLP):
         del DDP._inside_ddp_forward
         guarded = SGD.step
         SGD.step = lambda self: guarded(self)
-        OPERATORS.mkldnn = SimpleNamespace()
         engine = AUTOGRAD.Variable._execution_engine
         AUTOGRAD._engine_run_backward = lambda losses, *args, **kwargs: engine.run_backward(
             losses, *args, **kwargs
@@ -47,7 +45,6 @@ class Reshaped(MLP):
 
     def __init__(self, **options: Any) -> None:
         _rewrite("__init__", "utils.get_optimize_ddp_mode()", "config.suppress_errors")
-        OPERATORS.mkldnn = SimpleNamespace(_linear_pointwise=lambda left, right: left @ right.T)
         super().__init__(**options)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.config.schema import RunConfig
-from expt.tasks.averages import Averages
-from expt.tasks.sums import Sums
+from expt.tasks.sums import Averages, Sums
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch
 from expt.worker.build import build_data, build_learner, build_position

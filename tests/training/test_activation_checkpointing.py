@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from expt.errors import ConfigError
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP, ResNet18
 from expt.training.compiling import checkpoint_activations
 
 Wanted = Sequence[str] | Literal["auto"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from expt.training.patches.backward import backward
+from expt.training.patches import backward
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")

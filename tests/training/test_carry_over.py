@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from expt.config import groups
 from expt.training import optim
-from expt.training.carry_over import Earlier, carry_over
+from expt.training.optimizer_state import Earlier, carry_over
 
 SGD: dict[str, Any] = {
     "name": "sgd",

@@ -46,7 +46,6 @@ SETTINGS += (
     "optimizer=plain_sgd",
     f"optimizer.lr={LR}",
     f"dataset.train_limit={LIMIT}",
-    "onednn=false",
 )
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")

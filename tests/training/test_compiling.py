@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from expt.errors import ConfigError
-from expt.models.mlp import MLP
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP
 from expt.training.compiling import REPAYS_STEPS, compile_module, mode_of
 
 

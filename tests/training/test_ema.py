@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
-from expt.training.ema import ema_of
-from expt.training.learner import Learner, Position
+from expt.training.learner import Learner, Position, ema_of
 from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
 from tests.training.test_loop import CPU, batches

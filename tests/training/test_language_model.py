@@ -85,7 +85,6 @@ def config(configured: Configured) -> RunConfig:
         f"seed={SEED}",
         "threads=1",
         "drop_last=false",
-        "onednn=false",
     )
     optimizer = ("optimizer=plain_sgd", f"optimizer.lr={LR}")
     text = configured(

@@ -12,12 +12,10 @@ from torch import nn, optim
 
 from expt.config.groups import Muon, ParameterGroup
 from expt.errors import ConfigError
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
-from expt.models.unet import UNet
-from expt.training.layer_depth import depths
+from expt.models.vision import ResNet18, UNet
 from expt.training.optim import build_optimizer
-from expt.training.parameter_groups import rate_of
+from expt.training.parameter_groups import depths, rate_of
 from tests.training.test_muon import SETTINGS as MUON_SETTINGS
 from tests.training.test_parameter_groups import OPTIMIZERS
 

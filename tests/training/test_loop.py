@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch
-from expt.tasks.averages import Averages
 from expt.tasks.classification import Classification
-from expt.tasks.sums import Sums
+from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import evaluate, parts_of, rehearse, train_epoch
 from expt.training.precision import Precision

@@ -11,9 +11,9 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from expt.training.patches import malloc
+from expt.training import patches
 if sys.argv[1] == "kept":
-    malloc.keep_freed()
+    patches.keep_freed()
 def step():
     activations = [np.ones(number * 300_000, np.float32) for number in (1, 2, 3)]
 for _ in range(5):
@@ -40,9 +40,9 @@ def test_a_step_takes_no_fresh_pages() -> None:
 GAPS = """
 import mmap, sys
 import numpy as np
-from expt.training.patches import malloc
+from expt.training import patches
 if sys.argv[1] == "given back":
-    malloc.give_back_freed()
+    patches.give_back_freed()
 np.ones(2_000_000, np.float32)  # freed, and all that is smaller lies in one heap from now on
 before = int(open("/proc/self/statm").read().split()[1])
 gathered, kept = [], []

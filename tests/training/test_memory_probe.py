@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from expt.data.loading import Batch
-from expt.training.memory_probe import largest_that_fits
+from expt.training.loop import largest_that_fits
 from tests.training.test_loop import SHAPE, learner
 
 

@@ -14,8 +14,7 @@ from torch import nn, optim
 
 from expt.config.groups import Muon, OneCycle, ParameterGroup
 from expt.errors import ConfigError
-from expt.training.muon import hidden_matrices
-from expt.training.optim import build_optimizer, build_scheduler
+from expt.training.optim import build_optimizer, build_scheduler, hidden_matrices
 
 SETTINGS: dict[str, Any] = {
     "name": "muon", "lr": 0.02, "momentum": 0.9, "nesterov": True, "betas": (0.9, 0.99),

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from expt.config import groups
-from expt.training.offload import offload_states
 from expt.training.optim import build_optimizer
+from expt.training.optimizer_state import offload_states
 
 SGD = groups.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
 ADAMW = groups.Adam(

@@ -20,7 +20,7 @@ ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=to
 
 def a_step(configured: Configured, *words: str) -> Operators:
     """The operators of a run's third step: forward, backward, update and schedule."""
-    config = configured("batch_size=8", "onednn=false", *words)
+    config = configured("batch_size=8", *words)
     data = build.build_data(config, ALONE)
     learner = build.build_learner(config, data, ALONE)
     batches, sums = data.train.epoch(1), Sums(learner.task, ALONE.device)

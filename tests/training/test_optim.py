@@ -22,7 +22,7 @@ from expt.training.optim import (
     scale_lr,
 )
 from expt.training.parameter_groups import rate_of
-from expt.training.patches import unguarded
+from expt.training.patches import without_guards
 from tests.conftest import python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
@@ -152,14 +152,14 @@ def test_its_state_is_torchs_own(
 
 def test_an_unguarded_optimizer_takes_a_second_group() -> None:
     first, _, second = net()
-    optimizer = unguarded.optimizer(optim.SGD)(first.parameters(), lr=0.1)
+    optimizer = without_guards(optim.SGD)(first.parameters(), lr=0.1)
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.3})
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
 
 
 def test_an_unguarded_optimizer_drops_gradients_as_torch_does() -> None:
     parameter = nn.Parameter(torch.ones(2))
-    optimizer = unguarded.optimizer(optim.SGD)([parameter], lr=0.1)
+    optimizer = without_guards(optim.SGD)([parameter], lr=0.1)
     parameter.sum().backward()
     optimizer.zero_grad(set_to_none=False)
     assert parameter.grad is not None
@@ -503,6 +503,6 @@ def test_an_optimizer_without_guards_is_used_as_it_is(capsys: pytest.CaptureFixt
         def step(self, closure: Any = None) -> Any:
             raise NotImplementedError
 
-    assert unguarded.optimizer(Own) is Own
+    assert without_guards(Own) is Own
     assert "Own without the guards" in (told := capsys.readouterr().err)
     assert "has changed (its step has none)" in told

@@ -16,14 +16,13 @@ UNGUARDED = (
     "DistributedDataParallel without the guards is left out; say so with patches.unguarded=false"
 )
 BACKWARD = "the shorter backward pass is left out; say so with patches.backward=false"
-ONEDNN = "oneDNN for linear layers is left out; say so with onednn=false"
 
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Those of a run by the torch that is installed."""
     folder = tmp_path_factory.mktemp("known")
-    known = RunFolder(expt.run(*SMALL, "onednn=false", f"hydra.run.dir='{folder}'").folder)
+    known = RunFolder(expt.run(*SMALL, f"hydra.run.dir='{folder}'").folder)
     assert warnings(known) == []
     return known.points
 
@@ -41,16 +40,16 @@ def warnings(run: RunFolder) -> list[str]:
     ("name", "left_out"),
     [
         ("Renamed", [
-            ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false",
+            "SGD without the guards is left out; say so with patches.unguarded=false",
             UNGUARDED, BACKWARD,
         ]),
-        pytest.param("Reshaped", [ONEDNN, UNGUARDED], marks=pytest.mark.slow),
+        pytest.param("Reshaped", [UNGUARDED], marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_where_torch_has_changed(
     name: str, left_out: list[str], trained: Trained, points: list[str]
 ) -> None:
-    changed = trained(own(name), *SMALL, "onednn=true")
+    changed = trained(own(name), *SMALL)
     found = warnings(changed)
     assert [line.rpartition("); ")[2] for line in found] == left_out
     assert all(" has changed (" in line for line in found)
@@ -68,7 +67,7 @@ LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc
 def test_a_patch_can_be_left_out(
     keys: tuple[str, ...], trained: Trained, points: list[str]
 ) -> None:
-    run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
+    run = trained(own("Looking"), *SMALL, *keys)
     printed = (run.folder / "logs" / "0" / "0" / "stdout.log").read_text()
     assert printed.endswith("True False\n" if keys else "False True\n"), (
         "before it gloo of torch 2.10 may print"

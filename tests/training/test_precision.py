@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn, optim
 
-from expt.training.patches import unguarded
+from expt.training.patches import without_guards
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
     "torch's": lambda p: optim.SGD(p, lr=1.0),
-    "unguarded and fused": lambda p: unguarded.optimizer(optim.SGD)(p, lr=1.0, fused=True),
+    "unguarded and fused": lambda p: without_guards(optim.SGD)(p, lr=1.0, fused=True),
 }
 
 

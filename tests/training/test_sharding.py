@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from expt.errors import ConfigError
-from expt.models.convnet import ConvNet
-from expt.models.mlp import MLP
-from expt.models.resnet import ResNet18
 from expt.models.transformer import Transformer
+from expt.models.vision import MLP, ConvNet, ResNet18
 from expt.training import sharding
 
-IMAGES = {"channels": 1, "image_size": (8, 8), "num_classes": 10}
+IMAGES: Any = {"channels": 1, "image_size": (8, 8), "num_classes": 10}
 
 
 def transformer(*, tied: bool = True) -> Transformer:
@@ -31,11 +31,10 @@ def test_units_are_blocks_and_large_layers() -> None:
     assert {"tokens", "head"} <= set(names(transformer(tied=False), "auto"))
     assert {f"layer{n}.{m}" for n in (1, 2, 3, 4) for m in (0, 1)} == set(
         names(ResNet18(**IMAGES), "auto")
-    )  # type: ignore[arg-type]
-    assert names(MLP(**IMAGES, hidden=[64, 64]), "auto") == ["1", "3", "5"]  # type: ignore[arg-type]
-    convolutions = [
-        part for part in sharding.choose_units(ConvNet(**IMAGES), "auto") if part.weight.dim() == 4
-    ]  # type: ignore[arg-type, operator]
+    )
+    assert names(MLP(**IMAGES, hidden=[64, 64]), "auto") == ["1", "3", "5"]
+    units = sharding.choose_units(ConvNet(**IMAGES), "auto")
+    convolutions = [part for part in units if isinstance(part, nn.Conv2d)]
     assert len(convolutions) == 2, "the first is small"
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from expt.training.collectives import Worker
-from expt.training.sharding import is_sharded, whole
-from expt.training.whole_state import map_tensors, scattered
+from expt.training.sharding import is_sharded, map_tensors, scattered, whole
 from tests.ranks import together
 
 SHAPE = (6, 3, 2, 2)

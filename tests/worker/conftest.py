@@ -16,8 +16,8 @@ import torch
 
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, usual

@@ -11,8 +11,8 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import RunFolder

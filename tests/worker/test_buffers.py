@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
-from expt.models.convnet import ConvNet
+from expt.models.vision import ConvNet
 from expt.tasks.custom import Config as TargetTask
 from expt.tasks.sums import Sums
 from expt.training import collectives

@@ -24,14 +24,13 @@ from expt.machine import Machine
 from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.patches import onednn_linear
 from expt.worker.build import build_data, build_learner, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
 
 
 def config(*overrides: str) -> RunConfig:
-    return parse(composed("onednn=false", *overrides), Machine(cpus=8))
+    return parse(composed(*overrides), Machine(cpus=8))
 
 
 def worker(rank: int = 0, world_size: int = 1) -> Worker:
@@ -110,14 +109,6 @@ def test_the_layout_and_the_layers_of_the_model() -> None:
         for model in models
     ]
     assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [True, False]
-    fast = [
-        any(
-            isinstance(layer, onednn_linear.Linear)
-            for layer in built(f"onednn={on}")[1].module.modules()
-        )
-        for on in ("true", "false")
-    ]
-    assert fast == [torch.backends.mkldnn.is_available(), False]
 
 
 def test_the_initialisation() -> None:

@@ -377,9 +377,7 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
         (
             photos(tmp_path / "four", {"black": 0, "red": 9}),
         ): "has the class red, which the run does not know",
-        (
-            "dataset.mean=[0,0,0]",
-        ): "samples are prepared as in training; leave it out",
+        ("dataset.mean=[0,0,0]",): "samples are prepared as in training; leave it out",
         ("dataset=diabetes",): "task=classification: dataset=diabetes is of task=regression",
     }
     for words, message in refused.items():

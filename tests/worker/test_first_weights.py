@@ -17,7 +17,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import weights_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.observer import Observer
+from expt.training.callback import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import RunFolder, run

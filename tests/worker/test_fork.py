@@ -21,7 +21,7 @@ from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
-from expt.training.observer import Observer
+from expt.training.callback import Observer
 from tests.conftest import Configured
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained

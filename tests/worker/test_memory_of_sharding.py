@@ -20,9 +20,9 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.tasks.sums import Sums
+from expt.training import patches
 from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
-from expt.training.patches import malloc
 from expt.worker.build import build_data, build_learner
 from tests.composing import composed
 from tests.conftest import environment
@@ -62,7 +62,7 @@ def kib(field: str) -> int:
 
 def taken(tiny: RunConfig, large: RunConfig, worker: Worker) -> list[float]:
     """See Taken; from before the model is built."""
-    malloc.give_back_freed()  # as worker.main does
+    patches.give_back_freed()  # as worker.main does
     _steps(tiny, worker)  # which brings the libraries' code into memory
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

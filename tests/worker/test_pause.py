@@ -15,8 +15,8 @@ from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
-from expt.training.phases import parameters_of
+from expt.training.learner import parameters_of
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured

@@ -18,7 +18,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.observer import Observer
+from expt.training.callback import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.conftest import Trained as TrainInWorkers

@@ -1,22 +1,26 @@
-"""Runs in a list, or two of them side by side."""
+"""Runs in a list, two of them side by side, and settings compared by their seeds."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from expt.errors import printable
-from expt.runs.result import Record
+from expt.errors import ConfigError, did_you_mean, printable
+from expt.runs.result import COMPLETED, FoundRecord, Record
+from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
 from expt.runs.view.progress import WIDE
-from expt.runs.view.query import ListedRun, best_first
+from expt.runs.view.query import ListedRun, best_first, falls
 from expt.runs.view.summary import STALE
 from expt.runs.view.text import cells, elapsed, in_csv, say, setting, shown_path
 
@@ -138,3 +142,169 @@ def _shown(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.4g}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+LEVEL = 0.05
+ROUNDING = 1e-6
+"""Relative error of a value; a spread within it is none."""
+Values: TypeAlias = Mapping[tuple[Any, ...], float]
+"""The finite value of each completed run of a row, by seed and fold."""
+
+
+class Verdict(NamedTuple):
+    """The lead of the best row over another on the seeds of both; nan where it is unknown."""
+
+    other: Row
+    seeds: int
+    lead: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def in_words(self) -> str:
+        """The conclusion."""
+        if self.seeds < 2:
+            return "too few seeds in common"
+        if math.isnan(self.p):
+            return "the same lead in each seed" if self.lead else "equal in each seed"
+        if self.p >= LEVEL:
+            return "none shown"
+        return "a difference" if self.lead > 0 else "a difference, and not in favour of the best"
+
+
+class Verdicts(NamedTuple):
+    """The row with the best mean of several seeds, compared with each other row."""
+
+    best: Row
+    best_seeds: int
+    others: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+
+
+def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts:
+    """Compare the best row with the others by paired t-tests.
+
+    p is corrected (Holm) for the comparisons of all rows with one another, since the best one was
+    chosen by the same numbers. Raises ConfigError where there is nothing to compare.
+    """
+    metric = metric or objective_of(runs)
+    sign, found = 1 if falls(metric, runs) else -1, rows(runs)
+    values = [_values(row, metric) for row in found]
+    finite = [
+        {key: value for key, value in each.items() if math.isfinite(value)} for each in values
+    ]
+    seeds = [len(each) for each in finite]
+    if sum(map(bool, seeds)) < 2 or max(seeds) < 2:
+        raise ConfigError(
+            "--verdict: compares settings by their seeds; make seeds an axis of the sweep beside"
+            f" others, seed=0,1,2,3,4 ({metric}: {sum(map(bool, seeds))} rows of at most"
+            f" {max(seeds, default=0)} seeds)"
+        )
+    p = _holm({pair: _test(*map(finite.__getitem__, pair))[3] for pair in _pairs(seeds)})
+    several = [index for index, number in enumerate(seeds) if number > 1]
+    # Of a row with a run that is not finite the mean of the others says nothing.
+    best = max(
+        several,
+        key=lambda index: (
+            finite[index] == values[index],
+            sign * statistics.fmean(finite[index].values()),
+        ),
+    )
+    others = []
+    for index, row in enumerate(found):
+        if index != best and seeds[index]:
+            lead, low, high, _ = (sign * each + 0.0 for each in _test(finite[best], finite[index]))
+            pair, common = (min(best, index), max(best, index)), finite[best].keys() & finite[index]
+            low, high = min(low, high), max(low, high)
+            others.append(Verdict(row, len(common), lead, low, high, p[pair]))
+    known = sum(not math.isnan(each) for each in p.values())
+    notes = [
+        "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test,"
+        f" corrected (Holm) for {known} comparison{'s' * (known != 1)}"
+    ]
+    if len({frozenset(each) for each in finite if each}) > 1:
+        notes.append("the rows have unequal seeds: the best is that by the mean of its own")
+    completed = sum(run["status"] == COMPLETED for run in runs)
+    if left_out := completed - sum(seeds):
+        notes.append(f"not counted: {left_out} completed, of a seed that is there, or not finite")
+    if any((run.get("config") or {}).get("dataset", {}).get("folds") for run in runs):
+        notes.append("folds share training samples: differences are less sure than this says")
+    return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
+
+
+def _pairs(seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return itertools.combinations((index for index, number in enumerate(seeds) if number), 2)
+
+
+def _values(row: Row, metric: str) -> Values:
+    found = dict[tuple[Any, ...], float]()
+    for run in row.runs:
+        if run["status"] == COMPLETED and (value := value_of(run, metric)) is not None:
+            found.setdefault(seed_and_fold(run), value)
+    return found
+
+
+def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
+    """Return the mean of `first - second` by seed, its interval, and p."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise ConfigError("--verdict: needs scipy; pip install 'expt[verdict]'") from None
+    pairs = [(first[key], second[key]) for key in first if key in second]
+    differences = [a - b for a, b in pairs]
+    error = [ROUNDING * max(abs(a), abs(b)) for a, b in pairs]
+    around = [(value - off, value + off) for value, off in zip(differences, error, strict=True)]
+    mean, off = statistics.fmean(differences or [math.nan]), statistics.median(error or [0.0])
+    has_spread = len(pairs) > 1 and max(around)[0] > min(high for _, high in around)
+    if not has_spread and len(pairs) > 1:  # then the one that is rounded least says it best
+        off, mean = min(zip(error, differences, strict=True))
+    if abs(mean) <= off:
+        mean = 0.0
+    if not has_spread:
+        return mean, math.nan, math.nan, math.nan
+    tested = stats.ttest_1samp(differences, 0.0)
+    interval = tested.confidence_interval(1 - LEVEL)
+    return mean, float(interval.low), float(interval.high), float(tested.pvalue)
+
+
+def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Correct p for the number of comparisons, by Holm's method; nan stays."""
+    known = sorted((value, pair) for pair, value in p.items() if not math.isnan(value))
+    steps = ((len(known) - place) * value for place, (value, _) in enumerate(known))
+    corrected = itertools.accumulate(steps, max)
+    return {**p, **{pair: min(1.0, value) for (_, pair), value in zip(known, corrected)}}
+
+
+def check_metric(metric: str, runs: Sequence[FoundRecord]) -> None:
+    """Raise ConfigError where no run has measured `metric`."""
+    known = {tag for run in runs for tag in run.get("metrics") or {}}
+    if metric not in known:
+        raise ConfigError(
+            f"--metric {metric}: no run has such a metric.{did_you_mean(metric, known)}"
+        )
+
+
+def verdict_table(found: Verdicts) -> Table:
+    """Return a table with a line for each verdict."""
+    keys = list(found.best.settings)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict"):
+        left = column in {*keys, "verdict"}
+        shown.add_column(
+            cells(column)[0], justify="left" if left else "right", overflow="fold", no_wrap=not left
+        )
+    best = (setting(found.best.settings[key]) for key in keys)
+    shown.add_row(*cells(*best, found.best_seeds, "", "", "", "the best"))
+    for one in found.others:
+        known = not math.isnan(one.p)
+        interval = f"{_signed(one.low)} to {_signed(one.high)}" if known else ""
+        p = ("<0.0001" if one.p < 1e-4 else f"{one.p:.4f}") if known else ""
+        lead = "" if math.isnan(one.lead) else _signed(one.lead)
+        settings = (setting(one.other.settings.get(key, "")) for key in keys)
+        shown.add_row(*cells(*settings, one.seeds, lead, interval, p, one.in_words))
+    return shown
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}" if value else "0"

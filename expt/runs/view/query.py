@@ -20,8 +20,8 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
+from expt.runs.request import unquoted
 from expt.runs.result import Record, results_below
-from expt.runs.typed import unquoted
 from expt.runs.view.text import shown_path
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What runs have come to: final numbers, evaluations, ancestors, stale code, and what to do next."""
+"""Summaries: final numbers, evaluations, ancestors, stale code, and what to do next."""
 
 from __future__ import annotations
 

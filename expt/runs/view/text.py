@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from expt.errors import printable
-from expt.runs import provenance, typed
+from expt.runs import provenance
 from expt.runs.paths import RunPaths
+from expt.runs.request import setting_word
 
 
 def cells(*values: object) -> list[Text]:
@@ -55,7 +56,7 @@ def shown_path(folder: Path) -> str:
 
 def resume_command(paths: RunPaths) -> str:
     """Return what to type to resume the run of that folder."""
-    folder = typed.setting("hydra.run.dir", shown_path(paths.folder))
+    folder = setting_word("hydra.run.dir", shown_path(paths.folder))
     return f"{provenance.program()} {folder} resume=auto"
 
 

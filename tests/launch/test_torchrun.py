@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from expt.errors import RunFailed
-from expt.launch import rendezvous
-from expt.launch.rendezvous import ROUND, Arrival, Rendezvous, hosts, interface_towards
+from expt.launch import torchrun
+from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_who_comes_late_is_awaited_aloud(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(rendezvous, "QUIET_S", 0.05)
+    monkeypatch.setattr(torchrun, "QUIET_S", 0.05)
     first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
     gathered = threads.submit(first.gather)
     end = time.monotonic() + 20

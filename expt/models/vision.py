@@ -1,0 +1,267 @@
+"""A multi-layer perceptron."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from expt.errors import ConfigError
+
+
+class MLP(nn.Sequential):
+    """Images [B, C, H, W] to logits [B, num_classes] through hidden layers with ReLU.
+
+    With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP
+    introductions."""
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        num_classes: int,
+        hidden: Sequence[int] = (256,),
+        dropout: float = 0.0,
+    ) -> None:
+        width = channels * image_size[0] * image_size[1]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for size in hidden:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            width = size
+        super().__init__(*layers, nn.Linear(width, num_classes))
+
+
+class ConvNet(nn.Sequential):
+    """Images [B, C, H, W] to logits [B, num_classes].
+
+    The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose
+    Rescaling layer is the data's business here, and whose batch norms shift but do not scale.
+    Behind padding `same` a side is side / stride pixels long, or one more."""
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        num_classes: int,
+        widths: Sequence[int] = (12, 24, 32),
+        kernels: Sequence[int] = (3, 6, 6),
+        strides: Sequence[int] = (1, 2, 2),
+        paddings: Sequence[Literal["same", "valid"]] = ("same", "valid", "same"),
+        batch_norm: bool = True,
+        pool: int = 1,
+        global_average: bool = True,
+        hidden: int | None = 256,
+        dropout: float = 0.5,
+    ) -> None:
+        pads = [
+            _padding(kernel, stride, name)
+            for kernel, stride, name in zip(kernels, strides, paddings, strict=True)
+        ]
+        height, width = (_side_after(side, kernels, strides, pads, pool) for side in image_size)
+        if not (height and width):
+            raise ConfigError(_too_large(image_size, kernels, strides, pads, pool))
+        layers: list[nn.Module] = []
+        for index, (out, kernel, stride, pad) in enumerate(
+            zip(widths, kernels, strides, pads, strict=True)
+        ):
+            # As in the guide, the last convolution alone has a bias before its batch norm.
+            bias = not batch_norm or index == len(widths) - 1
+            layers.append(nn.Conv2d(channels, out, kernel, stride=stride, padding=pad, bias=bias))
+            layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
+            if pool > 1:
+                layers.append(nn.MaxPool2d(pool))
+            channels = out
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if global_average else [nn.Flatten()]
+        features = channels if global_average else channels * height * width
+        if hidden:
+            layers += [nn.Linear(features, hidden), nn.ReLU()]
+        super().__init__(*layers, nn.Dropout(dropout), nn.Linear(hidden or features, num_classes))
+
+
+def _padding(kernel: int, stride: int, name: str) -> int | str:
+    """What Conv2d takes; torch's own "same" knows a stride of 1 only."""
+    if name == "valid":
+        return 0
+    return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))
+
+
+def _side_after(
+    side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int
+) -> int:
+    """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than
+    what reaches it.
+    """
+    for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
+        if pad != "same":
+            side = (
+                (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
+            )
+        side //= pool
+    return side
+
+
+def _too_large(
+    image_size: tuple[int, int],
+    kernels: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int | str],
+    pool: int,
+) -> str:
+    """What is, and what to set."""
+    images = f"images of {image_size[0]}x{image_size[1]}"
+    for smaller in range(pool - 1, 0, -1):
+        if all(_side_after(side, kernels, strides, pads, smaller) for side in image_size):
+            return (
+                f"model.pool={pool}: too large for {images}; use model.pool={smaller}, or model=mlp"
+            )
+    return (
+        f"model.kernels={list(kernels)}: too large for {images}; "
+        f"use smaller ones, as in 'model.kernels=[{','.join('3' * len(kernels))}]', or model=mlp"
+    )
+
+
+class ResNet18(nn.Module):
+    """Images [B, C, H, W] to logits [B, num_classes].
+
+    torchvision's, with its names and its first weights, but not imported from it: that takes as
+    long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
+    Dive into Deep Learning, section 13.6; `stem="imagenet"` is the 7x7 of stride 2 with max pooling
+    of He et al., 2015."""
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        image_size: tuple[int, int],  # every size fits: the network ends in a global average
+        num_classes: int,
+        stem: Literal["small", "imagenet"] = "small",
+    ) -> None:
+        super().__init__()
+        self.conv1 = _conv(3, 64, 7, stride=2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(_Block(64, 64), _Block(64, 64))
+        self.layer2 = nn.Sequential(_Block(64, 128, stride=2), _Block(128, 128))
+        self.layer3 = nn.Sequential(_Block(128, 256, stride=2), _Block(256, 256))
+        self.layer4 = nn.Sequential(_Block(256, 512, stride=2), _Block(512, 512))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                _draw(layer)
+        # Replaced at the end, so that all other weights are drawn as torchvision draws them.
+        if stem == "small":
+            self.conv1 = _conv(channels, 64, 3)
+            self.maxpool = nn.Identity()
+        elif channels != 3:
+            self.conv1 = _conv(channels, 64, 7, stride=2)
+        _draw(self.conv1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(features), 1))
+        return logits
+
+
+class _Block(nn.Module):
+    """Two convolutions, and around them a shortcut, which is a convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
+        super().__init__()
+        same = stride == 1 and inputs == outputs
+        shortcut = (
+            None
+            if same
+            else nn.Sequential(_conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
+        )
+        self.conv1 = _conv(inputs, outputs, 3, stride=stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _conv(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(images)))))
+        features += images if self.downsample is None else self.downsample(images)
+        output: Tensor = self.relu(features)
+        return output
+
+
+def _conv(inputs: int, outputs: int, kernel: int, *, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+def _draw(layer: nn.Conv2d) -> None:
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+class UNet(nn.Module):
+    """Images [B, C, H, W] to logits [B, num_classes, H, W].
+
+    Going up, features are repeated to the size of the level above, whatever that is, and convolved:
+    transposed convolutions leave checkerboards. Sides may be of any length from 2 ** (len(widths) -
+    1) on."""
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        num_classes: int,
+        widths: Sequence[int] = (16, 32, 64),
+        batch_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        smallest = 2 ** (len(widths) - 1)
+        if min(image_size) < smallest:
+            raise ConfigError(
+                f"model.widths={list(widths)}: {len(widths)} levels need images of"
+                f" {smallest}x{smallest} or more, and these are {image_size[0]}x{image_size[1]};"
+                " use fewer"
+            )
+        self.down = nn.ModuleList(
+            _convolutions(before, width, batch_norm)
+            for before, width in itertools.pairwise((channels, *widths))
+        )
+        self.up = nn.ModuleList(
+            _convolutions(below + width, width, batch_norm)
+            for below, width in itertools.pairwise(widths[::-1])
+        )
+        self.head = nn.Conv2d(widths[0], num_classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class."""
+        features = images
+        levels: list[Tensor] = []
+        for down in self.down:
+            features = down(functional.max_pool2d(features, 2) if levels else features)
+            levels.append(features)
+        for up, above in zip(self.up, levels[-2::-1], strict=True):
+            repeated = functional.interpolate(features, size=above.shape[-2:], mode="nearest")
+            features = up(torch.cat([repeated, above], 1))
+        logits: Tensor = self.head(features)
+        return logits
+
+
+def _convolutions(channels: int, width: int, batch_norm: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before in (channels, width):
+        layers.append(nn.Conv2d(before, width, 3, padding=1, bias=not batch_norm))
+        layers += (
+            [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            if batch_norm
+            else [nn.ReLU(inplace=True)]
+        )
+    return nn.Sequential(*layers)
