@@ -17,7 +17,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
-from expt.runs.sweep import copies_among, told, without_copies
+from expt.runs.sweep import copies_among, describe_copies, without_copies
 from expt.runs.view import comparison
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -89,7 +89,11 @@ def _judge(asked: argparse.Namespace) -> None:
         raise ConfigError("; ".join([str(error), *notes])) from None
     console = wide_console()
     console.print(comparison.verdict_table(found))
-    for line in (*found.notes, *notes, *([f"left out: {told(copies)}"] if copies else [])):
+    for line in (
+        *found.notes,
+        *notes,
+        *([f"left out: {describe_copies(copies)}"] if copies else []),
+    ):
         say(console, line)
 
 

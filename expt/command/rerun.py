@@ -17,7 +17,7 @@ from expt.config import user_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.dashboards.sending import Sending
+from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver

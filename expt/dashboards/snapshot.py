@@ -98,7 +98,7 @@ class Snapshot(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_TAGGED = ("identity", "seedless_identity", "command", "attempts", "rerun_of", "error", "until_epoch")  # fmt: skip
+_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
 
 
 def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from expt.config import secrets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data import evaluation
-from expt.data.loading import Batch, LoaderOptions
-from expt.data.tree import leaves, mapped
+from expt.data import build
+from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.preprocess import Normalised, Undone, scales_of
@@ -111,15 +110,9 @@ def export(
     with torch.no_grad(), _beside(file) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         inputs, outputs = _write(format, beside, module, shown, dims, about)
-        allowed, difference, call = tolerance, 0.0, _call_of(format, beside)
-        for size in sizes:
-            part = _cut(arguments, size)
-            wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
-            if units is not None:  # compared as the model gives them: in deviations
-                got = [units.standardised(each).to(wanted[0].dtype) for each in got]
-            largest = max((float(each.abs().max()) for each in wanted), default=0.0)
-            allowed = max(allowed, tolerance * largest / LARGE)
-            difference = max(difference, _difference(wanted, got))
+        call = _call_of(format, beside)
+        parts = [_cut(arguments, size) for size in sizes]
+        allowed, difference = _compared(expected_of, call, parts, tolerance, units)
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
@@ -131,6 +124,25 @@ def export(
     return Exported(
         file, inputs, outputs, meaning, source, number, sizes, difference, allowed, epoch
     )
+
+
+def _compared(
+    expected_of: Callable[..., Any],
+    call: Call,
+    parts: Sequence[Sequence[Any]],
+    tolerance: float,
+    units: Undone | None,
+) -> tuple[float, float]:
+    """Return the difference of outputs that is allowed, and the largest one."""
+    allowed, difference = tolerance, 0.0
+    for part in parts:
+        wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
+        if units is not None:  # compared as the model gives them: in deviations
+            got = [units.standardised(each).to(wanted[0].dtype) for each in got]
+        largest = max((float(each.abs().max()) for each in wanted), default=0.0)
+        allowed = max(allowed, tolerance * largest / LARGE)
+        difference = max(difference, _difference(wanted, got))
+    return allowed, difference
 
 
 def _samples(
@@ -152,7 +164,7 @@ def _samples(
     known = data if normalised else {**data, "standardised": {}}
     try:
         dataset.prepare(config.task, learns=False)
-        found = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
         batch = next(iter(found.batches()), None)
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")

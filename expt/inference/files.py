@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.data.columns import Column, as_numbers, columns_of, csv_names, number_of
 from expt.data.image_files import EXTENSIONS, files_below
-from expt.data.kind import DatasetConfig
+from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, did_you_mean, first_line
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ class Features:
         ]
         if len(chosen) != self._number:
             raise ConfigError(
-                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}, and the model"
-                f" takes {self._number}"
+                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}; the"
+                f" model takes {self._number}"
             )
         return chosen
 

@@ -15,7 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from expt.command import compose
 from expt.command.compose import Composer, Where, with_classes_added
