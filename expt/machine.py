@@ -228,7 +228,6 @@ def _nvml() -> Iterator[None]:
 
 
 def _cpu_facts() -> dict[str, Any]:
-    """Return what Linux reports of the first core."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -249,7 +248,6 @@ def umask() -> int:
 
 
 def _status() -> dict[str, str]:
-    """Return what Linux reports of this process, by name."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 

@@ -19,7 +19,7 @@ from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord, total_costs
-from expt.runs.sweep import by_objective, told, without_copies
+from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
@@ -77,7 +77,7 @@ def conclude(
             " nowhere",
         )
     if copies:
-        say(console, f"left out     {told(copies)}")
+        say(console, f"left out     {describe_copies(copies)}")
     for line in _costs(runs):
         say(console, line)
     for note in notes:

@@ -17,7 +17,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
-from expt.runs.sweep import copies_among, told, without_copies
+from expt.runs.sweep import copies_among, describe_copies, without_copies
 from expt.runs.view import comparison
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -94,7 +94,7 @@ def _judge(asked: argparse.Namespace) -> None:
         raise ConfigError(f"{error}; {note}") if left_out else error from None
     console = wide_console()
     console.print(comparison.verdict_table(found))
-    of_copies = f"left out: {told(copies)}"
+    of_copies = f"left out: {describe_copies(copies)}"
     for line in (
         *found.notes,
         *([note] if left_out else []),

@@ -57,7 +57,6 @@ def libraries_in(words: Sequence[str]) -> list[str]:
 
 
 def _ignored() -> tuple[signal.Signals, ...]:
-    """Return the signals that reach every process at once, and that the driver answers."""
     return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 

@@ -133,9 +133,8 @@ class Observer:
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """Warn of a job that has failed, and waits to be started once more."""
-        of = max(
-            job.retries, request_of(job).config.max_restarts
-        )  # workers that were lost at once get one unasked
+        # workers that were lost at once get one unasked
+        of = max(job.retries, request_of(job).config.max_restarts)
         warn(
             f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries}"
             f" of {of}"

@@ -70,7 +70,6 @@ def write_end(folder: Path, attempt: int) -> None:
 
 
 def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
-    """Return the error that the ranks' logs and error files show."""
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
     from expt.runs.attempt import LOG, in_one_line, read_error

@@ -78,8 +78,6 @@ def run(
 
 
 class _Shown(Observer):
-    """Shows the pool's only run."""
-
     def __init__(self, display: RunDisplay, on_start: Callable[[], None] | None) -> None:
         self._display, self._on_start = display, on_start
 
@@ -151,9 +149,8 @@ def _run_in_process(
     config, paths = request.config, request.paths
     signals.raise_dropped()
     config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-    user_code.import_anew(
-        user_code.targets(config)
-    )  # it may have been edited since the run before this, in a notebook
+    # in a notebook it may have been edited since the run before this
+    user_code.import_anew(user_code.targets(config))
     gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
@@ -200,8 +197,6 @@ def _remove(paths: RunPaths) -> None:
 
 
 class _ShownEvaluations(Observer):
-    """Shows how many are done, and what the workers print."""
-
     def __init__(self, console: Console, status: Status) -> None:
         self._console, self._status = console, status
         self._printed: dict[Job, Printed] = {}
@@ -235,11 +230,8 @@ class Tried:
 
     def seconds(self, request: RunRequest) -> float:
         """Return the time of a whole run of this kind, if nothing stops it early."""
-        found, per_epoch, config = (
-            self.record["metrics"],
-            self.record["steps_per_epoch"],
-            request.config,
-        )
+        found, config = self.record["metrics"], request.config
+        per_epoch = self.record["steps_per_epoch"]
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         done = min(steps, continuing.steps_done(request, per_epoch))
         if done == steps:  # it ends with its test

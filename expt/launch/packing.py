@@ -185,7 +185,6 @@ class Packing:
 
 
 def _is_possible(demand: Demand, devices: Sequence[str]) -> bool:
-    """Whether the run could start if all of these were free."""
     wanted = demand.devices or devices[: demand.count]
     return len(wanted) == demand.count and {*wanted} <= {*devices}
 

@@ -117,14 +117,8 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
                 if (idle or not more) and not has_room:
-                    wait(
-                        [
-                            ended
-                            for job in self._active.values()
-                            for ended in workers_of(job).sentinels
-                        ],
-                        POLL_S,
-                    )
+                    live = map(workers_of, self._active.values())
+                    wait([ended for workers in live for ended in workers.sentinels], POLL_S)
             left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
@@ -196,14 +190,12 @@ class Pool:
             self._end(number, error)
 
     def _queue(self, number: int, job: Job) -> None:
-        """Let the job wait for as many devices as it needs."""
         self._last = config = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add(
             [demand_of(number, config, self._machine)]
         )
 
     def _look_at_folders(self) -> None:
-        """Queue jobs whose folders are no longer in use."""
         for number, since in list(self._in_use.items()):
             job = self._jobs[number]
             if not is_held(job.paths):
@@ -234,7 +226,6 @@ class Pool:
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:
-        """Prepare the next runs while others train."""
         if not self._active or self._asked_at is not None:
             return
         for packing in (self._gpus, self._cores):
@@ -268,9 +259,8 @@ class Pool:
             )
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
-            if request.may_have_run and has_come_so_far(
-                read_result(job.paths), request.until_epoch
-            ):
+            record = read_result(job.paths)
+            if request.may_have_run and has_come_so_far(record, request.until_epoch):
                 self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
@@ -323,7 +313,6 @@ class Pool:
         self._queue(number, job)
 
     def _release(self, number: int) -> None:
-        """Give back the devices and workers of a job, if it was active."""
         job = self._active.pop(number, None)
         if job is None:
             return

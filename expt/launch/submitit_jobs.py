@@ -76,10 +76,8 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
-        self._cancelled_at: dict[
-            Job, float
-        ] = {}  # by time.time: those that this command has cancelled
-        self._silent_since: dict[Job, float] = {}  # those that have ended, and have not said how
+        self._cancelled_at: dict[Job, float] = {}  # by this command, by time.time
+        self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
         self._finishing: str | None = None
         self.look_on: Callable[[], object] = lambda: None
         """Called between two looks at the jobs, as the observer is."""
@@ -103,7 +101,7 @@ class Queue:
             while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
-                        self._conclude(job, submitted)
+                        self._end(job, self._outcome(job, submitted))
                 self._observer.tick(list(self._active))
                 self.look_on()
                 time.sleep(POLL_S)
@@ -136,15 +134,11 @@ class Queue:
         return bool(self._active)
 
     def _has_ended(self, job: Job, submitted: Any) -> bool:
-        """Whether it has ended, with what it has left visible here."""
         if not submitted.done():
             return False
         if job in self._cancelled_at or _has_told(job) or _has_result(submitted):
             return True
         return time.monotonic() >= self._silent_since.setdefault(job, time.monotonic()) + RESULT_S
-
-    def _conclude(self, job: Job, submitted: Any) -> None:
-        self._end(job, self._outcome(job, submitted))
 
     def _outcome(self, job: Job, submitted: Any) -> ExptError | None:
         error = outcome(job, None if job in self._cancelled_at else submitted)
@@ -155,7 +149,6 @@ class Queue:
         return stopped
 
     def _record_end(self, job: Job, error: Interrupted) -> None:
-        """Record the end of one that was killed before it could."""
         if _is_running(job):
             record_end(job.paths, error, self._worked_until(job))
 
@@ -192,12 +185,9 @@ class Queue:
                 self._record_end(job, error)
             self._end(job, error)
 
-    def _leave(self, job: Job) -> None:
+    def _end(self, job: Job, error: ExptError | None) -> None:
         for known in (self._active, self._cancelled_at, self._silent_since):
             known.pop(job, None)
-
-    def _end(self, job: Job, error: ExptError | None) -> None:
-        self._leave(job)
         job.end(error, time.monotonic())
         self._observer.job_ended(job)
 
@@ -206,9 +196,8 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     """Return the error of an ended job; without `submitted` this command has cancelled it."""
     result = read_result(job.paths)
     status = result.get("status")
-    if has_come_so_far(
-        result, request_of(job).until_epoch
-    ):  # else it has paused before, and has not gone on
+    # else it has paused before, and has not continued
+    if has_come_so_far(result, request_of(job).until_epoch):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
@@ -222,7 +211,6 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
 
 
 def _has_told(job: Job) -> bool:
-    """Whether a job has come to its end or pause, or its record says why not."""
     result = read_result(job.paths)
     return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (
         INTERRUPTED,
@@ -239,15 +227,12 @@ def _tasks(submitted: Any) -> list[Any]:
 
 
 def _has_result(submitted: Any) -> bool:
-    """Whether submitit knows how each task of a job has ended."""
     return all(task.paths.result_pickle.exists() for task in _tasks(submitted))
 
 
 def _problem(submitted: Any) -> str:
     for each in (submitted, *_tasks(submitted)):
-        each._results_timeout_s = (
-            0  # else submitit waits 15 s for each that has none, and the whole command with it
-        )
+        each._results_timeout_s = 0  # else submitit waits 15 s for each that has none
     return str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
 
 

@@ -75,8 +75,7 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
             may_have_run=request.may_have_run or ran,
             about={**request.about, **_where(arrivals)},
         )
-        # Where the logs of the first attempt are on another machine's disk, this is not the first
-        # all the same.
+        # The logs of the first attempt may be on another machine's disk.
         attempt = Attempt(
             request=request,
             number=max(request.next_attempt(), int(ran)),
@@ -143,7 +142,6 @@ def refusal_told() -> Iterator[None]:
 
 
 def _where(arrivals: list[Arrival]) -> Record:
-    """Return the fields of result.json that say which machines the workers are on."""
     return {
         "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
         "node": arrivals[0].host,
@@ -155,16 +153,15 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
-    config.dataset.prepare(
-        config.task, learns=learns
-    )  # under a file lock, so that one worker of each machine does it
+    # under a file lock, so that one worker of each machine does it
+    config.dataset.prepare(config.task, learns=learns)
     status = main(
         config,
         paths,
         attempt.waited_since,
         source,
         meeting.group_store(),
-        tell=lambda error: _report(error, attempt, terminal),
+        report=lambda error: _report(error, attempt, terminal),
         until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
@@ -173,7 +170,6 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
 
 
 def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
-    """Report what ends this worker: in a line to the person, and in the run's folder."""
     me, paths = worker_of_environment(attempt.request.config), attempt.paths
     raised = str(error) if isinstance(error, ExptError) else f"{type(error).__name__}: {error}"
     text = lost_peers(error, me) or f"rank {me.rank} of {me.world_size}: {raised}"
@@ -234,12 +230,8 @@ class Rendezvous:
     def __init__(
         self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S
     ) -> None:
-        self._store, self._rank, self._world_size, self._arrive_s = (
-            store,
-            rank,
-            world_size,
-            arrive_s,
-        )
+        self._store, self._rank = store, rank
+        self._world_size, self._arrive_s = world_size, arrive_s
         self._round = ""
         if rank == 0:
             self._round = uuid.uuid4().hex
@@ -266,7 +258,6 @@ class Rendezvous:
         return [_arrival(0, ""), *hellos]
 
     def _missing(self, others: Mapping[int, str], within_s: float) -> str:
-        """Return who has not said hello within this time; empty where all have."""
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             self._store.wait(list(others.values()), timedelta(seconds=within_s))
         missing = [rank for rank, key in others.items() if not self._store.check([key])]
@@ -327,9 +318,8 @@ def of_environment() -> Rendezvous:
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
         _let_gloo_reach(address)
     else:
-        os.environ.setdefault(
-            "NCCL_SOCKET_IFNAME", "lo"
-        )  # all are here: nobody else is to reach them
+        # all are here: nobody else is to reach them
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
     except (dist.DistNetworkError, dist.DistStoreError) as error:

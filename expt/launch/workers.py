@@ -134,7 +134,6 @@ class Workers:
         return [worker.exitcode for worker in self.processes]
 
     def _failure(self) -> ExptError:
-        """Return the first failure in words, with all workers ended."""
         if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
@@ -143,13 +142,11 @@ class Workers:
             processes.wait_for_all(self.processes, LATE_S)
             after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
-            # Who waited gives up too, from lack of the one that has: who is left then is who was
-            # waited for.
+            # Who waited gives up too: who is left then is who was waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
             processes.wait_for_all(self.processes, LATE_S + apart_s)
-            if (
-                after.was_stuck()
-            ):  # as all are under NCCL: who has come the least far was waited for
+            # As all are under NCCL: who has come the least far was waited for.
+            if after.was_stuck():
                 after = Aftermath(self.paths, self.attempt, self._exit_codes())
             after.dump_stacks(
                 {
@@ -321,7 +318,6 @@ class Aftermath:
         )
 
     def _late(self, timeout_s: float) -> TimedOut:
-        """Return the error of late workers, with the stack of the first of them."""
         ranks = sorted(self._stacks)
         names = ", ".join(map(str, ranks))
         first = ranks[0]
@@ -332,10 +328,9 @@ class Aftermath:
         )
 
     def _disk(self) -> str:
-        """Return a hint at a full disk, of which a worker can't write."""
-        usage = shutil.disk_usage(self._paths.folder)
-        full = f"; no space is left on the disk of {self._paths.folder} ({usage.free / 1e6:.1f} MB)"
-        return full if usage.free < NO_SPACE_BYTES else ""
+        free, folder = shutil.disk_usage(self._paths.folder).free, self._paths.folder
+        full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
+        return full if free < NO_SPACE_BYTES else ""
 
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self._size}"
@@ -351,9 +346,8 @@ class Aftermath:
         Of those that got no further it is the one with the fewest steps.
         """
         told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
-        if refused := [
-            rank for rank, found in told.items() if found.is_refusal
-        ]:  # whether it has ended yet or not
+        # whether it has ended yet or not
+        if refused := [rank for rank, found in told.items() if found.is_refusal]:
             return min(refused, key=lambda rank: told[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: told[rank] for rank in ended if rank in told}
@@ -371,7 +365,6 @@ class Aftermath:
         return min(raised, key=order)
 
     def _aborted(self, rank: int, *texts: str) -> bool:
-        """Whether torch has ended the rank, and logged one of `texts`."""
         if self._codes[rank] != -signal.SIGABRT:
             return False
         with contextlib.suppress(OSError):
