@@ -12,8 +12,7 @@ from torch import Tensor
 
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError
 from expt.tasks.task import Task
 

@@ -51,7 +51,7 @@ class LanguageModel(Task):
         """Return it in float32, nats."""
         from torch.nn import functional
 
-        from expt.data.windows import NO_TARGET
+        from expt.data.memory import NO_TARGET
 
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
@@ -61,7 +61,7 @@ class LanguageModel(Task):
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return how many tokens have the highest logit."""
-        from expt.data.windows import NO_TARGET
+        from expt.data.memory import NO_TARGET
 
         logits, targets = _flat(outputs, batch.targets)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, Diverged
 from expt.tasks.task import PhasedTask, Sum, Task
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.indexing import local_slice
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum
