@@ -1,6 +1,4 @@
-"""What a sweep comes to, at its end or when asked: summary, leaderboard, and the command for each
-run that failed.
-"""
+"""The end of a sweep: summary, leaderboard, and the command for each run that failed."""
 
 from __future__ import annotations
 
@@ -36,12 +34,12 @@ def conclude(
     failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
-    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the
-    failures.
+    """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where somebody has read them just now.
-    `failed_now` has the folders of runs known to have failed, which a full disk may have kept from
-    saying so, and why. `notes` are lines of the command that comes to its end."""
+    `runs` are those of the folder, where they have just been read. `failed_now` has the folders of
+    runs known to have failed, of which a full disk may have kept the record, and why. `notes` are
+    lines of the command that ends.
+    """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe

@@ -264,10 +264,10 @@ def tells_otherwise(files: Sequence[Path], start: Summary) -> bool:
 
     now = _settings(start)
     for event in read_events(files):
-        told = {value.tag for value in event.summary.value}
-        if metadata.SESSION_END_INFO_TAG in told:
+        found = {value.tag for value in event.summary.value}
+        if metadata.SESSION_END_INFO_TAG in found:
             return True
-        if metadata.SESSION_START_INFO_TAG in told and _settings(event.summary) != now:
+        if metadata.SESSION_START_INFO_TAG in found and _settings(event.summary) != now:
             return True
     return False
 

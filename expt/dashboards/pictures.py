@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard, drawn with Pillow: images with captions, and a confusion matrix."""
+"""Pictures of a run for TensorBoard: images with captions, and a confusion matrix."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class _Run:
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow | Wandb:
     """Return how the run's configuration says that it is sent; what is `chosen` comes first.
 
-    Raises ConfigError for a variable that is not set.
+    Raise ConfigError for a variable that is not set.
     """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded), **chosen}
@@ -310,7 +310,7 @@ class Sending:
     def follow(self, config: RunConfig, folder: Path) -> None:
         """Have the run or the sweep of `folder` sent to where `config` says, from now on.
 
-        Raises ConfigError where a dashboard's package is missing.
+        Raise ConfigError where a dashboard's package is missing.
         """
         for name in config.send:
             if not is_installed(name):

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: curves, pictures, norms, the model; and when each is due."""
+"""What TensorBoard shows of a run, and when each is due: curves, pictures, norms, the model."""
 
 from __future__ import annotations
 

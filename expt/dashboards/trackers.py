@@ -1,4 +1,4 @@
-"""MLflow: a run for each run, below one for its sweep."""
+"""Copies of runs in MLflow and W&B."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class WandbCopy:
         return self._next > before
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
-        """Send status, summary and files. Raises TimeoutError where not all could be uploaded."""
+        """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""
         self._run.summary.update(
             {**run.summary, "status": run.status, "error": run.record.get("error")}
         )

@@ -1,4 +1,4 @@
-"""Random crop, flip and cutout of a whole batch, as a few tensor operations on its device."""
+"""Augmentation of whole batches on their device: crop, flip, cutout, mixup and cutmix."""
 
 from __future__ import annotations
 

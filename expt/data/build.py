@@ -1,4 +1,4 @@
-"""From the dataset's configuration to its three loaders."""
+"""From the dataset's configuration to the loaders of a run or an evaluation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decoded datasets as uncompressed .npy files, mapped into memory.
+"""What is kept on disk: decoded datasets, downloads, and checksums of files.
 
-Their pages are shared by all workers and runs.
+Decoded datasets are uncompressed .npy files, whose pages all workers and runs share.
 """
 
 from __future__ import annotations

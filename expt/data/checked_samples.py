@@ -1,4 +1,4 @@
-"""Samples that are checked as they are read: a GPU says nothing of a wrong target."""
+"""Samples that are transformed and checked as they are read: a GPU reports no wrong target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed
 
 Check = Callable[[Any], Any]
-"""Returns a sample as it is to be used. Raises DataError that says what is wrong with it."""
+"""Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
 
 
 class CheckedSamples(Dataset[Any]):

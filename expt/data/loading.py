@@ -1,4 +1,4 @@
-"""What a worker sees of its data: batches that are on the device and normalised."""
+"""Batches of a worker, on the device and normalised, and the trees of tensors that they are."""
 
 from __future__ import annotations
 

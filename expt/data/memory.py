@@ -1,4 +1,4 @@
-"""The loaders of samples that fit in memory: several batches are one gather."""
+"""Loaders of samples in memory: images, rows of a table, windows of a text."""
 
 from __future__ import annotations
 

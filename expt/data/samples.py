@@ -1,4 +1,4 @@
-"""Samples of any kind, of a custom Dataset: tensors, numbers, tuples, dicts, nested."""
+"""Samples of custom datasets, nested tensors of any kind; loaders of an IterableDataset."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def export(
     normalises them itself, and gives a regression's numbers in the targets' own units. It is there
     only where its outputs are those of the model, to `tolerance`; LARGE ones by their size.
 
-    Raises ConfigError for what cannot be done, RunFailed where the export or the check fails.
+    Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
     record, state = saved(run, which)
     data = record["data"]
@@ -151,7 +151,7 @@ def _samples(
     """Return up to `number` samples of the run's dataset and their split, or random ones.
 
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
-    stand in the table. Raises ConfigError where it is not known what samples are like.
+    stand in the table. Raise ConfigError where it is not known what samples are like.
     """
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
@@ -276,7 +276,7 @@ def _write(
     dims: Mapping[int, Any],
     about: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the file; return its inputs and outputs in words. Raises RunFailed if torch can't."""
+    """Write the file; return its inputs and outputs in words. Raise RunFailed if torch can't."""
     dynamic: Any = mapped(lambda _: dict(dims) or None, arguments)
     try:
         with _quiet():

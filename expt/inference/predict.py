@@ -72,7 +72,7 @@ class Predictor:
     def __iter__(self) -> Iterator[Answers]:
         """Yield answers in the order of the samples.
 
-        Raises ConfigError for what can't be read or does not fit the model.
+        Raise ConfigError for what can't be read or does not fit the model.
         """
         return self.form.joined(self._answers())
 

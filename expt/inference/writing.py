@@ -58,7 +58,7 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
 def writer(output: Path, *, force: bool) -> Iterator[Writer]:
     """Yield what writes a file that takes its name where the block ends well.
 
-    Raises ConfigError for one that is there.
+    Raise ConfigError for one that is there.
     """
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:

@@ -56,7 +56,7 @@ def with_batch_norm(
         if worker.world_size > 1:
             return module, batch_norm.averaging_of_statistics(module, gather)
     if config.batch_norm == "sync" and worker.device.type == "cuda":
-        batch_norm.refuse_own_classes(module)  # such as those of timm, with an activation
+        batch_norm.refuse_custom_classes(module)  # such as those of timm, with an activation
         return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)
@@ -333,7 +333,7 @@ def sharded_fields(
             sharding.in_step, module=evaluated, blank=data.blank, device=worker.device
         ),
         "shards": shards_of(config, worker),
-        "reduces_each_part": config.sharding.reduce_each_part,
+        "reduces_each_micro_batch": config.sharding.reduce_each_part,
     }
     if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         unused = sharding.Unused(module, worker.device, compiled=bool(config.compile))

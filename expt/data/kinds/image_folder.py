@@ -1,6 +1,6 @@
-"""A folder of images: root/train/CLASS/*.jpg, and so in val and test.
+"""Folders of images: root/train/CLASS/*.jpg, or root/train/{images,masks}; and so in val and test.
 
-One that fits in memory is decoded once into the cache: by the driver, on all cores.
+Images of classes that fit in memory are decoded once into the cache, by the driver on all cores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The digits that come with expt, and the datasets that torchvision knows where to fetch.
+"""Images by name: the digits that come with expt, those that torchvision fetches, synthetic ones.
 
-Their files are prepared once by the driver, then mapped into memory by every worker.
+Files are prepared once by the driver, then mapped into memory by every worker.
 """
 
 from __future__ import annotations
