@@ -99,7 +99,8 @@ def sweep(
     failed, a warning says so, `failed` has them, and their `metrics` raise. Raises SweepFailed
     where all have, ConfigError or Interrupted.
 
-    >>> runs = expt.sweep(model=["mlp", "convnet"], optimizer={"lr": [0.1, 0.01]}, epochs=1, quiet=True)
+    >>> axes = {"model": ["mlp", "convnet"], "optimizer": {"lr": [0.1, 0.01]}}
+    >>> runs = expt.sweep(axes, epochs=1, quiet=True)
     >>> len(runs.completed)
     4
     >>> runs.best.metrics["accuracy/test"] > 0.9
@@ -123,11 +124,10 @@ def sweep(
 
 
 def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
-    """Repeat the run of `folder`, one of a sweep too, with all its recorded settings, in a new
-    folder.
+    """Repeat the run of `folder`, one of a sweep too, with its recorded settings in a new folder.
 
     The numbers are the same to the last bit on the same machine with the same code. Warns of what
-    is other now, and where the numbers are. Raises as `run` does.
+    differs now, and where the numbers do. Raises as `run` does.
 
     >>> again = expt.rerun(result.folder)
     epoch 1/1  step ...
@@ -143,11 +143,11 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
 def evaluate(
     folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any
 ) -> dict[str, float]:
-    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN,
-    split="val")["accuracy/val"]`.
+    """Measure the run of `folder`: `evaluate(RUN, split="val")["accuracy/val"]`.
 
-    With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate
-    --help`. They are kept in RUN/evaluations too. Raises as `run` does."""
+    With `dataset={"name": ..., "root": ...}` on another dataset; see `python -m expt evaluate
+    --help`. The metrics are kept in RUN/evaluations too. Raises as `run` does.
+    """
     forkserver.warm()
     options = options_of(words_of(arguments, settings))
     (paths,) = evaluate_as(Path(folder), options.settings, quiet=options.quiet)
@@ -165,11 +165,11 @@ def predict(
     amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
     top: int | None = None,
 ) -> Predictions:
-    """Do what `python -m expt predict RUN PATHS` does, and return it: `predict("RUN",
-    "photos")[0]["class"]`.
+    """Return what `python -m expt predict RUN PATHS` does: `predict("RUN", "photos")[0]["class"]`.
 
     Warns of each file that can't be read. Raises ConfigError for what the run's model can't be
-    asked about."""
+    asked about.
+    """
     from expt.inference.plan import Asked, plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths

@@ -55,10 +55,10 @@ class RunFailed(ExptError):
 
 
 class SweepFailed(RunFailed):
-    """Runs of a sweep have failed; `completed` are the folders of those that have not, `failed` has
-    why of the others.
+    """Some runs of a sweep have failed.
 
-    Both are in the order of the grid, as `runs` is for all of them.
+    `runs` are the folders of all in the order of the grid, `completed` those that have not failed;
+    `failed` has the reasons of the others.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class SweepFailed(RunFailed):
 
 
 class TimedOut(RunFailed):
-    """A worker waited in vain for another; or finished no step for too long, and was `beats` steps
-    far then.
+    """A worker waited in vain for another, or finished no step for too long.
+
+    `beats` is how many steps it had done then.
     """
 
     def __init__(self, text: str, *, beats: int | None = None) -> None:
@@ -91,8 +92,9 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice; `fits` images at a time would, where
-    that was tried.
+    """The memory of a GPU, or of the machine, did not suffice.
+
+    `fits` is how many images at a time would fit, where that was tried.
     """
 
     def __init__(self, text: str, *, fits: int | None = None) -> None:
@@ -115,9 +117,7 @@ INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
 def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
-    """` Did you mean 'x'?`, or of up to `most` that are near `'x', 'y' or 'z'`; an empty string
-    when nothing is.
-    """
+    """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
     known = sorted(set(choices))
     near = [each for each in known if each.lower() == name.lower()][:1]
     near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
@@ -126,7 +126,7 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its text; its class where it has none."""
+    """Return the first line of an error's text; its class where it has none."""
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
@@ -146,14 +146,10 @@ WARNING = "warning: "
 
 
 def warn(text: str, file: TextIO | None = None) -> None:
-    """Tell the person at the terminal, in a line, what is no reason to stop; `file` is where, if
-    not stderr.
-    """
+    """Warn in a line on stderr, or in `file`."""
     print(f"{WARNING}{printable(text)}", file=file or sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    r"""`text` without what would steer a terminal: a control character, as in an escape sequence,
-    as `\x1b`.
-    """
+    r"""Return `text` with control characters escaped, such as `\x1b`."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
-MPS_DAEMON, MPS_FOLDER = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
 """Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
+MPS_DAEMON, MPS_FOLDER = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Machine:
 
 
 def detect() -> Machine:
-    """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
+    """Return this machine, within CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
     is_task = (
@@ -84,9 +84,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def is_external_worker() -> bool:
-    """Whether something else (torchrun, a scheduler with torch's variables) has started this
-    process as a worker.
-    """
+    """Whether torchrun or a scheduler has started this process as a worker."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -115,8 +113,7 @@ def is_slice(gpu: str) -> bool:
 
 
 def gpu_uuid(gpu: str) -> str:
-    """The UUID of what CUDA_VISIBLE_DEVICES calls `gpu`, in full; `gpu` itself where NVML knows
-    none.
+    """Return the full UUID of a GPU of CUDA_VISIBLE_DEVICES; `gpu` itself where NVML knows none.
 
     A number is of those that this process may use: in a job of Slurm's each GPU may be number 0.
     """
@@ -132,11 +129,11 @@ def gpu_uuid(gpu: str) -> str:
 
 
 def mps_runs() -> bool:
-    """Whether a daemon of NVIDIA's Multi-Process Service runs to which programs of this environment
-    would connect.
+    """Whether a daemon of NVIDIA's Multi-Process Service runs for programs of this environment.
 
     Its socket stays when it ends, the file with its number goes; one of another container can't be
-    seen."""
+    seen.
+    """
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER)
     try:
         number = int((folder / f"{MPS_DAEMON}.pid").read_text())
@@ -147,13 +144,14 @@ def mps_runs() -> bool:
 
 
 def free_descriptors() -> int:
-    """How many files and pipes this process may open beside those that it has."""
+    """Return how many more files and pipes this process may open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd"))
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, within the machine, its cgroup and its own limits
-    (`ulimit -d`, `-v`).
+    """Return the bytes that this process may still take.
+
+    Within the machine, its cgroup and its own limits (`ulimit -d`, `-v`).
     """
     available = 0
     with contextlib.suppress(OSError, ValueError):
@@ -174,7 +172,7 @@ def available_memory() -> int:
 
 
 def gpu_names() -> list[str]:
-    """The product name of each GPU that is installed."""
+    """Return the product name of each GPU that is installed."""
     import pynvml
 
     names: list[str] = []
@@ -185,8 +183,9 @@ def gpu_names() -> list[str]:
 
 
 def energy_j(gpus: Sequence[str]) -> float | None:
-    """What the meters of these GPUs show together, since the driver was loaded; None where NVML has
-    no such meter.
+    """Return the joules that these GPUs have used since the driver was loaded.
+
+    None where NVML has no such meter.
     """
     if not gpus:
         return None
@@ -229,7 +228,6 @@ def _nvml() -> Iterator[None]:
 
 
 def _cpu_facts() -> dict[str, Any]:
-    """What Linux says of the first core."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -250,14 +248,13 @@ def umask() -> int:
 
 
 def _status() -> dict[str, str]:
-    """What Linux says of this process, by name."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 @contextlib.contextmanager
 def not_world_writable() -> Iterator[None]:
-    """Whatever the umask, let nobody but owner and group write to what is made meanwhile."""
+    """Let only owner and group write to what is created while entered, whatever the umask."""
     before = os.umask(umask() | stat.S_IWOTH)
     try:
         yield
@@ -267,8 +264,7 @@ def not_world_writable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Let Python look for garbage every 100,000 new objects, not 700: what a large sweep keeps is
-    no garbage.
+    """Collect garbage every 100,000 new objects, not 700, while entered.
 
     It takes a quarter off the time of a command on 10,000 runs, for 5 MiB of memory.
     """

@@ -1,6 +1,4 @@
-"""Signals that ask a run to stop, kept for the next moment at which it can; and processes that end
-with the driver.
-"""
+"""Signals that ask a run to stop, kept until it can; and processes that end with the driver."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ _driven = False
 
 @contextlib.contextmanager
 def interrupts_noted() -> Iterator[None]:
-    """While entered, and until `raise_dropped`, Ctrl-C is remembered, beside that it raises
-    KeyboardInterrupt.
+    """Remember Ctrl-C while entered and until `raise_dropped`, and raise KeyboardInterrupt.
 
     Python drops one that is raised in a callback, or in C that takes no exception, of which each
-    import has some. It prints those with a traceback, but for these, which are heard later."""
+    import has some. It prints those with a traceback; these are raised later.
+    """
     global _interrupted, _in_command
     _interrupted, _in_command = False, True
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
@@ -102,7 +100,7 @@ def asked_by(number: signal.Signals) -> bool:
 
 
 def exit_code() -> int:
-    """That of a command which was interrupted: 128 and the signal's number, as shells count."""
+    """Return the exit code of an interrupted command: 128 and the signal's number, as in shells."""
     return 128 + (_received[0] if _received else signal.SIGINT)
 
 
@@ -129,7 +127,7 @@ def heed_in_worker() -> None:
 
 
 class Heeded:
-    """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt.
+    """A context that keeps the first signal, see `asked`; the second raises KeyboardInterrupt.
 
     Only in a command, and in its main thread: a call from Python leaves the handlers of its process
     alone.
@@ -169,9 +167,7 @@ def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
 
 
 def _leave_the_terminal() -> None:
-    """Print to nowhere where the terminal is gone: to write to it would be an error now, and there
-    is much to save.
-    """
+    """Print to nowhere where the terminal is gone: writing to it would be an error."""
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 import expt
+from expt.config.kinds import dataset_kinds, task_kinds
 
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
@@ -222,6 +223,15 @@ def is_torch(name: str) -> bool:
     return name.partition(".")[0] in ("torch", "torchvision", "tensorboard")
 
 
+# Modules that the configuration imports by name, where no import statement shows it.
+BY_NAME = sorted(
+    {
+        cls.__module__.removeprefix("expt.")
+        for cls in (*task_kinds().values(), *dataset_kinds().values())
+    }
+)
+
+
 @pytest.mark.parametrize(
     "door",
     [
@@ -233,6 +243,7 @@ def is_torch(name: str) -> bool:
         "command.predict",
         "launch.one_run",
         "launch.pool",
+        *BY_NAME,
     ],
 )
 def test_the_driver_imports_no_torch(door: str) -> None:

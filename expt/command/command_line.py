@@ -318,9 +318,7 @@ def _values(override: Override) -> list[str]:
 
 
 class Parents:
-    """Of the forks of the sweep in `folder`: its own records say whose they are, should those have
-    gone on or away.
-    """
+    """The parents of the forks of a sweep; its own records hold, if those are changed or gone."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -347,9 +345,7 @@ class Parents:
         return known[0]["epoch"] if known else continuing.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
-        """The words of a point with those of the parent before them; of one that is gone `content`
-        tells.
-        """
+        """Return the words of a run after those of its parent, or of the record if that is gone."""
         given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parse_one(given))):
             return list(point)
@@ -365,8 +361,7 @@ class Parents:
         return [*inherited(arguments, point), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
-        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the
-        first of them had.
+        """Return what a run of the sweep is made of, at the checkpoint that its first fork had.
 
         Raises ConfigError where what is forked is no run.
         """

@@ -1,6 +1,4 @@
-"""What a sweep comes to, at its end or when asked: summary, leaderboard, and the command for each
-run that failed.
-"""
+"""The end of a sweep: summary, leaderboard, and the command for each run that failed."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord, total_costs
-from expt.runs.sweep import by_objective, told, without_copies
+from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
@@ -36,12 +34,12 @@ def conclude(
     failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
-    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the
-    failures.
+    """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where somebody has read them just now.
-    `failed_now` has the folders of runs known to have failed, which a full disk may have kept from
-    saying so, and why. `notes` are lines of the command that comes to its end."""
+    `runs` are those of the folder, where they have just been read. `failed_now` has the folders of
+    runs known to have failed, of which a full disk may have kept the record, and why. `notes` are
+    lines of the command that ends.
+    """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
@@ -77,7 +75,7 @@ def conclude(
             " nowhere",
         )
     if copies:
-        say(console, f"left out     {told(copies)}")
+        say(console, f"left out     {describe_copies(copies)}")
     for line in _costs(runs):
         say(console, line)
     for note in notes:

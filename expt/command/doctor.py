@@ -1,6 +1,4 @@
-"""`python -m expt doctor`: what a run needs of this machine, tried out one by one, each with the
-mend.
-"""
+"""`expt doctor`: try what a run needs of this machine, and name the fix of what fails."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -25,9 +23,6 @@ from expt.errors import ConfigError, ExptError, RunFailed, first_line
 from expt.launch import forkserver, processes
 from expt.runs import provenance
 from expt.runs.result import read_result
-
-if TYPE_CHECKING:
-    from expt.data.kinds.originals import Downloaded
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
@@ -48,38 +43,32 @@ _STYLES = {"pass": "green", "fail": "bold red", "note": "dim"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one check; a `note` is about what no run must have."""
+    """The outcome of one check; a `note` is about what no run needs."""
 
     outcome: Literal["pass", "fail", "note"]
     what: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def main(words: Sequence[str]) -> int:
-    """Print every finding as it comes; 0 if nothing failed, else 1."""
+    """Print each finding as it comes; return 0 if nothing failed, else 1."""
     parser = Parser(
-        "doctor",
-        "Try what a run needs of this machine, piece by piece, and name the mend of what fails.",
+        "doctor", "Try what a run needs of this machine, and name the fix of what fails."
     )
     parser.add_argument(
         "words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data"
     )
     found = parser.parse_args(list(words)).words
-    unknown = [word for word in found if not word.startswith("dataset.root=")]
-    if unknown:
+    if unknown := [word for word in found if not word.startswith("dataset.root=")]:
         raise ConfigError(f"doctor {unknown[0]}: takes no such word; it takes dataset.root=FOLDER")
     forkserver.warm(forkserver.SWEEP_MODULES)
-    root = found[-1].partition("=")[2] if found else None
     console, failed = Console(), 0
-    for finding in _findings(root):
+    for finding in _findings(found[-1].partition("=")[2] if found else None):
         failed += finding.outcome == "fail"
         _show(console, finding)
-    console.print(
-        f"\n{failed} failed" if failed else "\nthis machine can train",
-        style="bold",
-        highlight=False,
-    )
+    text = f"{failed} failed" if failed else "this machine can train"
+    console.print(f"\n{text}", style="bold", highlight=False)
     return 1 if failed else 0
 
 
@@ -89,8 +78,8 @@ def _show(console: Console, finding: Finding) -> None:
     line.add_column(width=13)
     line.add_column(overflow="fold")
     line.add_row(Text(finding.outcome, _STYLES[finding.outcome]), finding.what, Text(finding.found))
-    if finding.mend:
-        line.add_row("", "", Text(f"mend: {finding.mend}", "yellow"))
+    if finding.fix:
+        line.add_row("", "", Text(f"fix: {finding.fix}", "yellow"))
     console.print(line)
 
 
@@ -100,23 +89,21 @@ def _findings(root: str | None) -> Iterator[Finding]:
     yield _memory()
     yield _shared_memory()
     yield _disk(Path("outputs") if Path("outputs").is_dir() else Path.cwd())
-    told = _told_by_another_process()
-    torch = next(told)
+    of_torch = _in_another_process()
+    torch = next(of_torch)
     yield torch
     if torch.outcome == "fail":
         return  # all that follows needs it
     trained = [two_workers("gpus=0")]  # while that process imports torchvision
     if len(machine.visible_gpus()) > 1:
         trained.append(two_workers("gpus=2"))
-    yield from told
+    yield from of_torch
     yield from _datasets(root)
     yield from trained
 
 
-def _told_by_another_process() -> Iterator[Finding]:
-    """What needs torch: found by a child of the forkserver, which has imported it, where this
-    process need not.
-    """
+def _in_another_process() -> Iterator[Finding]:
+    """Yield what needs torch, which the forkserver has imported and this process need not."""
     try:
         (found,) = processes.call_each("expt.command.doctor:_of_torch", [()])
     except RunFailed as error:  # torch's import, or its use, has ended the process
@@ -141,43 +128,34 @@ def _package(name: str) -> Finding:
 def _memory() -> Finding:
     free = machine.available_memory()
     found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
-    if free < ENOUGH_MEMORY:
-        return Finding(
-            "fail", "CPU", found, "end other programs; torch and two workers take about 1 GiB"
-        )
-    return Finding("pass", "CPU", found)
+    fix = "end other programs; torch and two workers take about 1 GiB"
+    return Finding("fail", "CPU", found, fix) if free < ENOUGH_MEMORY else _passed("CPU", found)
+
+
+def _passed(what: str, found: str) -> Finding:
+    return Finding("pass", what, found)
 
 
 def _shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     what = str(folder)
     if not os.access(folder, os.W_OK):
-        return Finding(
-            "fail", what, "cannot be written to", f"mount it: mount -t tmpfs shm {folder}"
-        )
+        fix = f"mount it: mount -t tmpfs shm {folder}"
+        return Finding("fail", what, "cannot be written to", fix)
     free = shutil.disk_usage(folder).free
     if free < ENOUGH_SHARED_MEMORY:
-        return Finding(
-            "fail",
-            what,
-            f"{free / 2**20:.0f} MiB free",
-            "enlarge it, as in docker run --shm-size=1g",
-        )
-    return Finding("pass", what, f"{free / GIB:.1f} GiB free")
+        fix = "enlarge it, as in docker run --shm-size=1g"
+        return Finding("fail", what, f"{free / 2**20:.0f} MiB free", fix)
+    return _passed(what, f"{free / GIB:.1f} GiB free")
 
 
 def _disk(folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free
+    free, where = shutil.disk_usage(folder).free, folder.absolute()
     if not os.access(folder, os.W_OK):
-        return Finding(
-            "fail",
-            "disk",
-            f"{folder.absolute()} cannot be written to",
-            "cd to a folder of your own",
-        )
+        return Finding("fail", "disk", f"{where} cannot be written to", "cd to another folder")
     if free < ENOUGH_DISK:
-        mend = "make room: remove runs below outputs, or their checkpoints"
-        return Finding("fail", "disk", f"{free / GIB:.1f} GiB free below {folder.absolute()}", mend)
-    return Finding("pass", "disk", f"{free / GIB:.0f} GiB free below {folder.absolute()}")
+        fix = "make room: remove runs below outputs, or their checkpoints"
+        return Finding("fail", "disk", f"{free / GIB:.1f} GiB free below {where}", fix)
+    return _passed("disk", f"{free / GIB:.0f} GiB free below {where}")
 
 
 def _gpus() -> Iterator[Finding]:
@@ -187,41 +165,30 @@ def _gpus() -> Iterator[Finding]:
     backends = [
         name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
     ]
-    found, mend = (
-        ", ".join(backends) or "none",
-        "install another build of torch: this one has no gloo",
-    )
-    yield (
-        Finding("pass", "backends", found)
-        if "gloo" in backends
-        else Finding("fail", "backends", found, mend)
-    )
-    seen = machine.visible_gpus()
-    if not seen:
+    if "gloo" in backends:
+        yield _passed("backends", ", ".join(backends))
+    else:
+        fix = "install another build of torch: this one has no gloo"
+        yield Finding("fail", "backends", ", ".join(backends) or "none", fix)
+    if not (seen := machine.visible_gpus()):
         yield Finding("note", "GPUs", "none; runs use the CPU")
     elif not torch.cuda.is_available():
-        built = (
-            f"this torch is built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "this torch has no CUDA"
-        )
-        mend = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
-        yield Finding("fail", "GPUs", f"{len(seen)} in the machine, but {built}", mend)
+        cuda = torch.version.cuda
+        built = f"this torch is built for CUDA {cuda}" if cuda else "this torch has no CUDA"
+        fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
+        yield Finding("fail", "GPUs", f"{len(seen)} in the machine, but {built}", fix)
     else:
         yield from map(_gpu, range(torch.cuda.device_count()))
         yield _mps()
 
 
 def _mps() -> Finding:
-    """What becomes of several runs on one GPU."""
+    """Return whether several runs on one GPU compute at the same time."""
+    shared = "runs that share a GPU (runs_per_gpu)"
     if machine.mps_runs():
-        return Finding(
-            "pass",
-            "MPS",
-            "its daemon runs: runs that share a GPU (runs_per_gpu) compute at the same time",
-        )
-    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-    return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
+        return _passed("MPS", f"its daemon runs: {shared} compute at the same time")
+    fix = f"if that is to change: {machine.MPS_DAEMON} -d"
+    return Finding("note", "MPS", f"no daemon is seen: {shared} take turns", fix)
 
 
 def _gpu(index: int) -> Finding:
@@ -231,75 +198,52 @@ def _gpu(index: int) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        return Finding(
-            "fail", what, first_line(error), "see nvidia-smi; take others, as in 'gpus=[1]'"
-        )
+        fix = "see nvidia-smi; take others, as in 'gpus=[1]'"
+        return Finding("fail", what, first_line(error), fix)
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
-    if free < total / 2:
-        return Finding(
-            "note",
-            what,
-            found,
-            "another program holds the rest, see nvidia-smi; or take others: gpus=[1]",
-        )
-    return Finding("pass", what, found)
+    fix = "another program holds the rest, see nvidia-smi; or take others: gpus=[1]"
+    return Finding("note", what, found, fix) if free < total / 2 else _passed(what, found)
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
     from expt.data.kinds.originals import Downloaded
 
-    yield Finding("pass", "digits", "come with expt")
+    yield _passed("digits", "come with expt")
     missing = []
+    of_all: Any = {"root": root, "download": False, "val_fraction": 0.0}
+    of_all |= dict.fromkeys(("train_limit", "mean", "std"))
     for name in _DOWNLOADED:
-        plain = Downloaded(
-            name=name,
-            root=root,
-            download=False,
-            val_fraction=0.0,
-            train_limit=None,
-            mean=None,
-            std=None,
-        )
-        folder = plain.folder()
-        if folder is None:
+        dataset = Downloaded(name=name, **of_all)
+        if (folder := dataset.folder()) is None:
             missing.append(name)
+            continue
+        try:
+            dataset.fingerprint()
+        except ConfigError as error:
+            fix = "name the folder of its own files: dataset.root=FOLDER"
+            yield Finding("fail", name, str(error), fix)
         else:
-            yield _checked(plain, folder)
+            yield _passed(name, str(folder))
     if missing:
-        how = "downloaded when first used; or say where they are: dataset.root=FOLDER"
+        how = "downloaded when first used; or name their folder: dataset.root=FOLDER"
         yield Finding("note", "datasets", f"not here: {', '.join(missing)}; {how}")
 
 
-def _checked(dataset: Downloaded, folder: Path) -> Finding:
-    try:
-        dataset.fingerprint()
-    except ConfigError as error:
-        return Finding(
-            "fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER"
-        )
-    return Finding("pass", dataset.name, str(folder))
-
-
 def two_workers(*words: str) -> Finding:
-    """Let them train for a moment, on the devices that `words` ask for."""
+    """Train two workers for a moment, on the devices that `words` ask for."""
     from expt.command.invoke import command  # late: Hydra
     from expt.command.words import Options
 
-    what = "workers"
     with tempfile.TemporaryDirectory() as folder:
-        settings = [*words, *_QUICK, f"hydra.run.dir={folder}/run"]
+        options = Options([*words, *_QUICK, f"hydra.run.dir={folder}/run"], quiet=True)
         try:
-            (paths,) = command(
-                Options(settings, quiet=True), typed_at=time.monotonic(), may_sweep=False
-            )
+            (paths,) = command(options, typed_at=time.monotonic(), may_sweep=False)
             result = read_result(paths)
         except ExptError as error:
-            mend = (
+            fix = (
                 "read the error; if they waited in vain: may programs here talk to each other over"
                 " 127.0.0.1?"
             )
-            return Finding("fail", what, f"two cannot train together: {error}", mend)
-    backend, seconds = result["backend"], result["first_step_s"]
-    return Finding(
-        "pass", what, f"two trained together over {backend}, {seconds:.1f} s to their first step"
-    )
+            return Finding("fail", "workers", f"two cannot train together: {error}", fix)
+    seconds = f"{result['first_step_s']:.1f} s to their first step"
+    return _passed("workers", f"two trained together over {result['backend']}, {seconds}")

@@ -1,6 +1,4 @@
-"""`expt evaluate`: the metrics of a trained run's weights on val, test or another dataset, by any
-number of workers.
-"""
+"""`expt evaluate`: measure a trained run on any split or dataset, by any number of workers."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ if TYPE_CHECKING:
     from expt.command.evaluation_settings import Settings
 
 ABOUT = """\
-Measure the weights of a trained run, each sample exactly once, on any number of workers. Without more it is the run's
-own test set, or where it has none what it was validated on. The numbers come into RUN/evaluations and into the run's
-TensorBoard, and nothing of the run itself is changed."""
+Measure the weights of a trained run, each sample exactly once, on any number of workers: by default
+on the run's test set, or where it has none on what it was validated on. The numbers come into
+RUN/evaluations and into the run's TensorBoard, and nothing of the run itself is changed."""
 EXAMPLES = """settings
   split=train|val|test|all      what is measured; all parts of a dataset together
   which=best|last               of which checkpoint; RUN@last says so too
-  dataset=... dataset.KEY=...   another dataset: prepared as the run's own, its classes known by their names
+  dataset=... dataset.KEY=...   another dataset: prepared as the run's, classes matched by name
   task.metrics.NAME={_target_: torchmetrics...., better: max}     one more metric
   world_size= gpus= batch_size= amp= threads= timeout_s= ...      how it is computed
 
@@ -80,8 +78,7 @@ def evaluate(
     config_dir: Path | None = None,
     quiet: bool = False,
 ) -> list[RunPaths]:
-    """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers;
-    returns where.
+    """Measure the run of `folder`, or the `best` of a sweep; return the folders of the numbers.
 
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """

@@ -1,4 +1,4 @@
-"""From a run's record and what is typed after `expt evaluate RUN` to what is measured, and how."""
+"""What `expt evaluate RUN ...` measures, from the run's record and the overrides."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.named_checkpoint import run_and_which
-from expt.runs.request import Evaluation, Split
+from expt.runs.request import Evaluation
 from expt.runs.result import Record
 
 HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
-"""Settings of how it is measured, which may be others than the run's."""
+"""Settings of how it is measured, which may differ from the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
 READABLE = (1, 3)
@@ -38,10 +38,11 @@ HELD_OUT = tuple(
     for key in varying("split", "repetition")
     if key.startswith("dataset.")
 )
+_OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "test"}
 
 
 class Asked(NamedTuple):
-    """What is typed, by its keys."""
+    """The overrides of an evaluation, by their keys."""
 
     run: Path
     """Its folder, or that of a sweep."""
@@ -53,9 +54,9 @@ class Asked(NamedTuple):
     metrics: dict[str, Any]
     how: dict[str, Any]
     words: list[str]
-    """Those of the dataset."""
+    """The overrides of the dataset."""
     config_dir: Path | None
-    """Where the YAML of one's own lies, if not in conf."""
+    """The folder of custom YAML, if not conf."""
 
 
 class Settings(NamedTuple):
@@ -69,7 +70,7 @@ class Settings(NamedTuple):
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
-    """What the words say of `run`, or `RUN@last`.
+    """Return what the overrides ask of `run`, or `RUN@last`.
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
@@ -82,54 +83,45 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
     folder, which = run_and_which(run, values.get("which"))
+
+    def below(prefix: str, start: str) -> dict[str, Any]:
+        found = (key for key in values if key.startswith(start))
+        return {key.removeprefix(prefix): values[key] for key in found}
+
     return Asked(
         run=folder,
         which=which,
         split=values.get("split"),
         chosen=None if "dataset" not in values else _name_of_choice(values["dataset"]),
-        dataset={
-            key.removeprefix("dataset."): value
-            for key, value in values.items()
-            if key.startswith("dataset.")
-        },
-        metrics={
-            key.removeprefix("task."): value
-            for key, value in values.items()
-            if key.startswith("task.metrics")
-        },
+        dataset=below("dataset.", "dataset."),
+        metrics=below("task.", "task.metrics"),
         how={key: value for key, value in values.items() if key in HOW},
         words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
         config_dir=config_dir,
     )
 
 
-def _refuse(word: Override) -> None:
-    key, text = str(word.key_or_group), word.input_line
-    if word.is_sweep_override():
+def _refuse(override: Override) -> None:
+    key, text = str(override.key_or_group), override.input_line
+    if override.is_sweep_override():
         raise ConfigError(f"{text}: several values; evaluate one after the other")
-    if word.is_delete():
-        raise ConfigError(
-            f"{text}: an evaluation leaves nothing of a run's settings out; type a value"
-        )
+    if override.is_delete():
+        raise ConfigError(f"{text}: an evaluation needs all settings; type a value")
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
         meant = meaning(key)
         if meant.evaluate and not meant.varies and key != "dataset.features":
-            raise ConfigError(
-                f"{text}: samples are prepared as those that the run was trained on; leave it out"
-            )
+            raise ConfigError(f"{text}: samples are prepared as in training; leave it out")
         return
     takes = f"an evaluation takes {', '.join(TYPED)}"
     if key in {*keys()}:
-        raise ConfigError(
-            f"{text}: is the run's, and none of it is trained again; leave it out: {takes}"
-        )
+        raise ConfigError(f"{text}: is the run's; leave it out: {takes}")
     raise ConfigError(f"{text}: there is no key '{key}'; {takes}.{did_you_mean(key, TYPED)}")
 
 
-def _value(word: Override) -> Any:
-    value = word.value()
+def _value(override: Override) -> Any:
+    value = override.value()
     if not isinstance(value, str | list | dict):
         return value
     secrets.remember(dict(secrets.interpolations({"value": value})))
@@ -137,29 +129,23 @@ def _value(word: Override) -> Any:
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
-    """What is measured of the run, and how. Raises ConfigError where that cannot be done here."""
+    """Return what is measured of the run. Raises ConfigError where that can't be done here."""
     then = settings_of(record["config"])
     dataset = _dataset(then["dataset"], record["data"], asked)
-    node = {
-        **then,
-        **evaluation_values(),
-        "dataset": dataset,
-        "task": _task(then["task"], asked.metrics),
-    }
+    task = _task(then["task"], asked.metrics)
+    node = {**then, **evaluation_values(), "dataset": dataset, "task": task}
     for key, value in asked.how.items():
         node = with_value(node, key.split("."), value)
     config = parse_evaluation(node, machine.detect())
     content = content_of(config, to_train=False)
-    own = _is_own(then["dataset"], dataset, record, content)
+    own = _is_of_run(then["dataset"], dataset, record, content)
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not asked.chosen and not asked.dataset:
-        warn(
-            "the dataset's files are not those of then: what the run was trained on may be among"
-            " what is measured"
-        )
-    _warn_of_own_classes(record, dataset)
-    split = asked.split or _split(config, record, own=own)
+        warn("the dataset's files have changed; what is measured may hold training samples")
+    _warn_of_custom_classes(record, dataset)
+    usual = "test" if record["data"].get("test_size") else "val"
+    split = asked.split or (usual if own else config.dataset.default_split)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
@@ -176,16 +162,13 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
 
 
 def _name(config: RunConfig, asked: Asked) -> str:
-    """What another dataset is called: of an own class with the arguments that are typed, which tell
-    two apart.
-    """
+    """Return the name of another dataset, of a custom class with the arguments that are typed."""
     dataset = config.dataset
     if not dataset.custom_class:
         return asked.chosen or dataset.name
     words = (f"{key}={value}" for key, value in asked.dataset.items())
-    return str(
-        secrets.hidden(" ".join([asked.chosen or dataset.custom_class.rpartition(".")[2], *words]))
-    )
+    name = asked.chosen or dataset.custom_class.rpartition(".")[2]
+    return str(secrets.hidden(" ".join([name, *words])))
 
 
 def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,13 +183,15 @@ def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """The dataset's settings: the run's, or those of another that has to be like it."""
+    """Return the settings of the run's dataset, or of another that is prepared like it."""
     if asked.chosen not in (None, then["name"]):
-        return _like(then, data, _composed(asked), asked.dataset)
+        composer = Composer(where_of(asked.config_dir, asked.words))
+        node = composer.settings(asked.words, sweep=False)["dataset"]
+        return _like(then, data, node, asked.dataset)
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in {*CUSTOM_DATASET_KEYS, "train", "test"}:
+        if then["name"] == "_target_" and path[0] not in _OF_CUSTOM:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
     if "set" in asked.dataset and node.get("image_size") is None:
@@ -214,14 +199,8 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     return _with_features(node, data) if asked.dataset else node
 
 
-def _composed(asked: Asked) -> dict[str, Any]:
-    composer = Composer(where_of(asked.config_dir, asked.words))
-    found: dict[str, Any] = composer.settings(asked.words, sweep=False)["dataset"]
-    return found
-
-
 def _name_of_choice(value: object) -> str:
-    """Return what a choice is called: a class as a YAML file of it would be, with its arguments."""
+    """Return the name of a choice: of a class in braces that of its class, with its arguments."""
     if not isinstance(value, dict):
         return str(value)
     words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
@@ -231,27 +210,24 @@ def _name_of_choice(value: object) -> str:
 def _like(
     then: Mapping[str, Any], data: Mapping[str, Any], node: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Another dataset, whose images are given the size and the normalisation of the run's; its
-    classes are its own.
-    """
+    """Return another dataset's settings with the image size and the normalisation of the run's."""
     if "_target_" in node or "mean" in node:
         node = {**node, "mean": then.get("mean"), "std": then.get("std")}
     if "_target_" in node:
         return node
     given = ["image_size", "context"]
-    given += (
-        ["channels"] if "feature_names" not in data and data.get("channels") in READABLE else []
-    )
-    given += ["channels", "num_classes"] if node.get("name") == "synthetic" else []
-    given += ["num_classes"] if node.get("name") == "segmentation_folder" else []
+    if "feature_names" not in data and data.get("channels") in READABLE:
+        given.append("channels")
+    if node.get("name") == "synthetic":
+        given += ["channels", "num_classes"]
+    if node.get("name") == "segmentation_folder":
+        given.append("num_classes")
     taken = {key: data[key] for key in given if key in node and key in data and key not in typed}
     return _with_features({**node, **taken}, data)
 
 
 def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's columns are those of the run's, whatever else it has; an array's are told apart
-    when it is read.
-    """
+    """Return the settings of a table with the columns of the run's; an array has no names."""
     names = data.get("feature_names") or ()
     by_name = names and not any("[" in name for name in names)
     if node.get("name") == "table" and node.get("features") is None and by_name:
@@ -259,10 +235,10 @@ def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, A
     return node
 
 
-def _is_own(
+def _is_of_run(
     then: Mapping[str, Any], now: Mapping[str, Any], record: Record, content: Content
 ) -> bool:
-    """Whether the samples are the run's, wherever they lie now."""
+    """Return whether the samples are the run's, wherever they lie now."""
     made = record.get("content")
     if made is not None and made["data"] != content.data:
         return False
@@ -271,32 +247,25 @@ def _is_own(
 
 
 def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """A class of one's own with what it is built with, whether as YAML or as a record has it."""
+    """Return a custom class and its arguments in the form of a record, whatever the form now."""
     if "_target_" not in dataset:
         return dict(dataset)
-    own = {
-        key: value
-        for key, value in dataset.items()
-        if key in {*CUSTOM_DATASET_KEYS, "train", "test"}
+    own = {key: value for key, value in dataset.items() if key in _OF_CUSTOM}
+    left_out = {*own, "_target_", "name"}
+    kwargs = {key: value for key, value in dataset.items() if key not in left_out}
+    defaults: dict[str, Any] = {"num_workers": "auto", "num_classes": None}
+    defaults |= {"train": {"train": True}, "test": {"train": False}}
+    return {
+        **defaults,
+        **own,
+        "name": "_target_",
+        "target": dataset["_target_"],
+        "kwargs": kwargs,
     }
-    kwargs = {
-        key: value
-        for key, value in dataset.items()
-        if key not in own and key not in ("_target_", "name")
-    }
-    at_first = {
-        "num_workers": "auto",
-        "train": {"train": True},
-        "test": {"train": False},
-        "num_classes": None,
-    }
-    return {**at_first, **own, "name": "_target_", "target": dataset["_target_"], "kwargs": kwargs}
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
-    """Raise ConfigError where other samples of the run's dataset would be held out than those that
-    the run has.
-    """
+    """Raise ConfigError where other samples would be held out than in the run."""
     for key in HELD_OUT:
         if key in asked.dataset and asked.dataset[key] != then.get(key):
             raise ConfigError(
@@ -305,38 +274,19 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
             )
 
 
-def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
-    """What a class of one's own does to its samples, nobody knows."""
+def _warn_of_custom_classes(record: Record, now: Mapping[str, Any]) -> None:
+    """Warn where a custom class may prepare samples otherwise than in training."""
     then, made = record["config"], record.get("content")
-    targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)]
-    if targets[0] != targets[1]:
-        if targets[1]:
-            warn(
-                f"dataset: the samples of {targets[1]} are normalised as the run's were; give"
-                " images in [0, 1]"
-            )
-        else:
-            warn(
-                f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is"
-                " not done here"
-            )
+    before, after = (
+        dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)
+    )
+    if before != after and after:
+        warn(f"dataset: samples of {after} are normalised as the run's; give images in [0, 1]")
+    elif before != after:
+        warn(f"dataset: what {before} did to the run's samples is not done here")
+    if not (made and made["code"] and user_code.targets({**then, "model": {}})):
+        return  # of a model expt.load warns
     names = user_code.targets(then)
-    beside_the_model = user_code.targets({**then, "model": {}})  # of that alone expt.load warns
-    if (
-        made
-        and made["code"]
-        and beside_the_model
-        and user_code.fingerprint(names) not in (None, made["code"])
-    ):
-        own = user_code.with_own_source(names)
-        several = "the source of one or more" if len(own) > 1 else "the source"
-        warn(f"{', '.join(own)}: {several} has changed since the run; the numbers may be others")
-
-
-def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
-    """What is measured where nothing is said: the run's test set, another dataset's, or all of a
-    single file.
-    """
-    if own:
-        return "test" if record["data"].get("test_size") else "val"
-    return config.dataset.default_split  # type: ignore[no-any-return]
+    if user_code.fingerprint(names) not in (None, made["code"]):
+        named = ", ".join(user_code.with_own_source(names))
+        warn(f"{named}: source code has changed since the run; the numbers may differ")

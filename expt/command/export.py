@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from expt.inference.export import Exported
 
 ABOUT = """\
-Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's (.pt2). It takes
-batches of any size. The file is there only once its outputs are those of the model, on samples of the run's dataset."""
+Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's
+(.pt2). It takes batches of any size. The file is there only once its outputs are those of the model
+on samples of the run's dataset."""
 EXAMPLES = """examples
   python -m expt export RUN --format onnx
   python -m expt export RUN --format onnx --preprocess --output digits.onnx

@@ -24,11 +24,19 @@ EXAMPLES = (
     ),
     ("python -m expt -m model=mlp,convnet optimizer.lr=0.1,0.01", "a sweep of 2 x 2 runs"),
 )
+MORE = (
+    ("--help model=convnet", "the keys of another choice"),
+    ("--cfg job", "print the configuration and start nothing"),
+    ("--config-dir DIR", "add a folder of your own YAML, with groups as these (conf, if here)"),
+    ("-q, --quiet", "print only errors and warnings"),
+    ("-m", "run every combination of values: key=a,b"),
+    ('eval "$(expt -sc install=bash)"', "complete with the Tab key; fish and zsh too"),
+    ("--hydra-help", "what else Hydra offers"),
+)
 
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
-    """Print it, with the keys of the options that `arguments` choose, and those of a person's own
-    folder of YAML.
+    """Print the help, with the keys of the options that `arguments` choose.
 
     Raises ConfigError for a word that it has nothing to say about.
     """
@@ -37,54 +45,34 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     folders = [conf_dir(), *([Path(own)] if own else [])]
     if own:
         refuse_hidden(Path(own))
-    arguments = options.settings
     names = _names(folders)
-    _refuse_unknown(arguments, names)
+    _refuse_unknown(options.settings, names)
+
+    def section(title: str, rows: Iterable[tuple[str, str]], about: str = "") -> None:
+        console.print(f"\n[bold]{title}[/]{about and '  '}{escape(about)}", highlight=False)
+        console.print(_table(rows))
+
     console.print(
-        "expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n"
+        "expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]"
     )
-    console.print("[bold]Examples[/]")
+    console.print("\n[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
-    console.print("\n[bold]Commands[/]  (each with --help)")
-    console.print(
-        _table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()])
-    )
-    console.print(
-        "\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
-    )
-    console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
+    commands = [(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]
+    section("Commands", commands, "(each with --help)")
+    about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
+    section("Groups", [(group, ", ".join(sorted(each))) for group, each in names.items()], about)
     for title, rows in sections(conf_dir() / "config.yaml"):
-        console.print(f"\n[bold]{title}[/]")
-        console.print(_table((row, _with_effect(row, meaning)) for row, meaning in rows))
-    for group, name in _chosen(arguments).items():
+        section(title, [(row, _with_effect(row, meaning)) for row, meaning in rows])
+    for group, name in _chosen(options.settings).items():
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
         for path in itertools.islice(found, 1):
             lines = path.read_text(encoding="utf-8").splitlines()
             about = " ".join(
-                line.removeprefix("# ")
-                for line in lines
-                if line.startswith("# ") and line[2] != "@"
+                line.removeprefix("# ") for line in lines if line[:2] == "# " and line[2:3] != "@"
             )
-            console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
-            console.print(_table(keys_with_meaning(lines, f"{group}.")))
-    console.print("\n[bold]More[/]")
-    more = [
-        ("--help model=convnet", "the keys of another choice"),
-        ("--cfg job", "print the configuration and start nothing"),
-        (
-            "--config-dir DIR",
-            "add a folder of your own YAML, laid out as these groups are (conf, if it is here)",
-        ),
-        ("-q, --quiet", "print errors and warnings alone"),
-        ("-m", "run every combination of values: key=a,b"),
-        (
-            'eval "$(expt -sc install=bash)"',
-            "complete keys and values with the Tab key; for fish and zsh too",
-        ),
-        ("--hydra-help", "what else Hydra offers"),
-    ]
-    console.print(_table(more))
+            section(f"{group}={name}", keys_with_meaning(lines, f"{group}."), about)
+    section("More", MORE)
 
 
 def _with_effect(row: str, meaning: str) -> str:
@@ -93,14 +81,11 @@ def _with_effect(row: str, meaning: str) -> str:
 
 
 def _names(folders: list[Path]) -> dict[str, list[str]]:
-    """Of each group the options."""
-    names: dict[str, dict[str, None]] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*/*.yaml")):
-            names.setdefault(path.parent.name, {})[path.stem] = (
-                None  # once: it may be a copy of expt's
-            )
-    return {group: [*several] for group, several in names.items()}
+    """Return the options of each group."""
+    names: dict[str, list[str]] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
+        names.setdefault(path.parent.name, []).append(path.stem)
+    return {group: [*dict.fromkeys(several)] for group, several in names.items()}
 
 
 def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:
@@ -120,21 +105,16 @@ def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]
 
 
 def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
-    """What may have been meant."""
+    """Return a hint at what was meant, or nothing."""
     if word in keys():
         return " It shows every key where nothing else is typed."
-    choices = [
-        f"{group}={name}" for group, options in names.items() for name in options if name == word
-    ]
-    return (
-        f" Did you mean {choices[0]!r}?"
-        if choices
-        else did_you_mean(word, [*WORDS, *names, *keys()])
-    )
+    if group := next((group for group, options in names.items() if word in options), None):
+        return f" Did you mean '{group}={word}'?"
+    return did_you_mean(word, [*WORDS, *names, *keys()])
 
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
-    """The option of each group that has one: the last that is typed, or the default."""
+    """Return the option of each group that has one: the last that is typed, or the default."""
     defaults = read_yaml(conf_dir() / "config.yaml")["defaults"]
     chosen = {
         group: name for item in defaults if isinstance(item, dict) for group, name in item.items()
@@ -147,7 +127,7 @@ def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
 
 
 def sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """config.yaml as it is written: a comment line opens a section."""
+    """Yield the sections of config.yaml, each opened by a comment line, and their rows."""
     title, lines = "", list[str]()
     for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
         if line.startswith("# "):
@@ -159,16 +139,15 @@ def sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[tuple[str, str]]:
-    """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its
-    meaning.
+    """Return `key=value` and its meaning of lines such as `key: value  # meaning`.
+
+    Keys below an indented `key:` are dotted.
     """
     prefix, found = "", list[tuple[str, str]]()
     for line in lines:
         setting, _, meaning = line.partition("#")
         key, colon, value = setting.partition(":")
-        if (
-            found and line.startswith(" ") and not setting.strip()
-        ):  # a meaning that takes a second line
+        if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
             found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
         if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
             continue

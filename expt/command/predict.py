@@ -1,4 +1,4 @@
-"""`expt predict`: what a run's model predicts of files, of folders, or of a part of its dataset."""
+"""`expt predict`: what a run's model predicts of files, folders, or a split of its dataset."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ REPORTED = 10
 LINE_S = 10.0
 """Between two lines of progress where there is no terminal."""
 EXAMPLES = """what may be given, by what the run was trained on
-  images            pictures, folders with pictures anywhere below them, or arrays (.npy, .npz) of images
-  a table           tables (.csv, .parquet, .npz, or a .npy of features): columns by their names, targets not needed
+  images            pictures, folders with pictures below them, or arrays (.npy, .npz) of images
+  a table           .csv, .parquet, .npz, or a .npy of features: columns by name, without targets
   a text            plain texts: of each line how likely it is
-  your own samples  arrays of them (.npy, .npz)
+  custom samples    arrays of them (.npy, .npz)
 
 what comes out
-  classification  class, probability, and of every class p_NAME; with --top K the K likeliest alone
+  classification  class, probability, and of every class p_NAME; with --top K only the K likeliest
   multilabel      labels (by task.threshold), and of every label p_NAME
   regression      the targets by their names, in their own units
-  segmentation    a PNG of class numbers for each picture, of its size (--output FOLDER), or masks in an .npz
+  segmentation    a PNG of class numbers for each picture (--output FOLDER), or an .npz of masks
   language model  tokens, loss (nats for each) and perplexity
-  a task of yours what its method `predict` gives, its model's outputs if there is none
-Rows come in the order of what was given, sorted within a folder; --split adds the column target. .npz has an array for
-each, and the names of classes beside.
+  a custom task   what its method `predict` gives, else its model's outputs
+Rows come in the order of what was given, sorted within a folder; --split adds the column target.
+.npz has an array for each, and the names of classes.
 
-A file, or a row of a table, that cannot be read is named and left out; all others are written, and the exit code is 1.
-Numbers are those of the run's evaluations, in its precision too; --amp false computes in float32.
+A file, or a row of a table, that cannot be read is named and left out; all others are written, and
+the exit code is 1. Numbers are those of the run's evaluations, in its precision too; --amp false
+computes in float32.
 
 examples
   python -m expt predict RUN cat.jpg photos --output photos.csv
@@ -52,7 +53,10 @@ examples
 
 
 def main(words: Sequence[str]) -> int:
-    """Predict what `words` ask for; raises ExptError where some could not be read, and see `plan`."""
+    """Predict what `words` ask for.
+
+    Raises ExptError where some could not be read, and what `plan` raises.
+    """
     asked, output, force = parse(words)
     if machine.is_external_worker():
         raise ConfigError("expt predict cannot run inside torchrun; start it alone")
@@ -77,12 +81,12 @@ def main(words: Sequence[str]) -> int:
 def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     """Return what is asked, the output, and whether that may be written over."""
     parser = Parser(
-        "predict", "What a run's model predicts of files, or of a part of its dataset.", EXAMPLES
+        "predict", "What a run's model predicts of files, or of a split of its dataset.", EXAMPLES
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="its folder")
     add("paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some")
-    add("--split", metavar="|".join(SPLITS), help="a part of the run's dataset instead of files")
+    add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
     add("--force", action="store_true", help="write over an output that is there")
     add("--top", type=int, metavar="K", help="only the K likeliest classes")

@@ -1,6 +1,4 @@
-"""`preflight=true`: what a run or a sweep would take, by a few steps of every kind of run that is
-in it.
-"""
+"""`preflight=true`: what a run or a sweep would take, by a few steps of each kind of run."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from expt.runs.view.text import about, brief, cells, mebibytes, say
 
 
 class Samples(NamedTuple):
-    """That the runs are points of a search's space, and which runs they stand for."""
+    """The runs are samples of a search's space, and stand for all of it."""
 
     total: int
     """How many the search has still to train."""
@@ -41,55 +39,39 @@ def preflight(
     """Try out a run of each kind among those that are not complete, and print what they take.
 
     Raises ConfigError where some can't run by their settings, RunFailed where one can't for another
-    reason, and Interrupted on Ctrl-C; nothing is written."""
-    left = [job for job in jobs if job.request is not None and job.status != COMPLETED]
+    reason, and Interrupted on Ctrl-C; nothing is written.
+    """
     kinds: dict[str, list[Job]] = {}
-    for job in left:
-        kinds.setdefault(_kind(request_of(job).config), []).append(job)
+    for job in jobs:
+        if job.request is not None and job.status != COMPLETED:
+            kinds.setdefault(_kind(job.request.config), []).append(job)
+    requests = [request_of(alike[0]) for alike in kinds.values()]
     try:
-        requests = [request_of(alike[0]) for alike in kinds.values()]
-        tried = dict(
-            zip(kinds, try_out(requests, machine, options, Console(stderr=True)), strict=True)
-        )
+        found = try_out(requests, machine, options, Console(stderr=True))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    errors = [
-        *(job.error for job in jobs if job.error),
-        *(found.error for found in tried.values() if found.error),
-    ]
-    if len(jobs) == 1 and errors:
-        raise errors[0]
-    console = wide_console()
-    if rows := [(kinds[kind], found) for kind, found in tried.items() if not found.error]:
-        console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
-    able = [
-        (request_of(job), found)
-        for kind, found in tried.items()
-        if not found.error
-        for job in kinds[kind]
-    ]
-    _tell_total(
-        console,
-        [(asked.config, found.seconds(asked)) for asked, found in able],
-        machine,
-        options,
-        samples,
-    )
+    tried = [*zip(kinds.values(), found, strict=True)]
     refused = {job: job.error for job in jobs if job.error}
-    refused |= {
-        job: found.error for kind, found in tried.items() if found.error for job in kinds[kind]
-    }
+    refused |= {job: each.error for alike, each in tried if each.error for job in alike}
+    if len(jobs) == 1 and refused:
+        raise refused[jobs[0]]
+    console = wide_console()
+    if rows := [(alike, each) for alike, each in tried if not each.error]:
+        console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
+    able = [(request_of(job), each) for alike, each in rows for job in alike]
+    lengths = [(request.config, each.seconds(request)) for request, each in able]
+    _print_total(console, lengths, machine, options, samples)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
         by_settings = all(isinstance(why, ConfigError) for why in refused.values())
-        what = "points that were tried" if samples else "runs"
+        what = "trials" if samples else "runs"
         told = f"{len(refused)} of {len(jobs)} {what} cannot run as they are"
         raise ConfigError(told) if by_settings else RunFailed(told)
 
 
 def _kind(config: RunConfig) -> str:
-    """Equal for runs that cost the same."""
+    """Return a text that is equal for runs that cost the same."""
     settings = flat(shown(config))
     free = [key for key in settings if not meaning_in(settings, key).cost]
     return f"{identity(config, but=free)} {config.threads}"
@@ -97,23 +79,16 @@ def _kind(config: RunConfig) -> str:
 
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("runs like")
     for column in (
-        "runs like",
-        count,
-        "each needs",
-        "memory of a worker",
-        "a step",
-        "an evaluation",
-        "a run",
+        *(count, "each needs", "memory of a worker"),
+        *("a step", "an evaluation", "a run"),
     ):
-        table.add_column(column, justify="left" if column == "runs like" else "right")
+        table.add_column(column, justify="right")
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
-        needs = (
-            f"{config.num_gpus} GPU"
-            if config.num_gpus
-            else f"{config.world_size * config.threads} cores"
-        )
+        cores = f"{config.world_size * config.threads} cores"
+        needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
@@ -125,7 +100,7 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
     return table
 
 
-def _tell_total(
+def _print_total(
     console: Console,
     lengths: Sequence[tuple[RunConfig, float]],
     machine: Machine,
@@ -136,26 +111,18 @@ def _tell_total(
         return
     by = ""
     if samples:
-        by = (
-            f", judged by the {len(lengths)} that were tried"
-            if len(lengths) > 1
-            else ", judged by the one tried"
-        )
-        by += (
-            f", or less, as search.rungs={samples.rungs} stops some early" if samples.rungs else ""
-        )
+        several = len(lengths) > 1
+        by = f", judged by the {f'{len(lengths)} that were' if several else 'one'} tried"
+        if samples.rungs:
+            by += f", or less, as search.rungs={samples.rungs} stops some early"
         lengths = [*itertools.islice(itertools.cycle(lengths), samples.total)]
         if not lengths:
-            return say(console, "nothing is left to train: the search has all its points")
+            return say(console, "nothing is left to train: the search has all its trials")
     total = together_s(lengths, machine, options)
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    early = (
-        ", or less where early_stop ends some"
-        if any(config.early_stop for config, _ in lengths)
-        else ""
-    )
-    say(
-        console, f"{what} about {about(total)} on {where}{by}{early}: until {end}, if it begins now"
-    )
+    if any(config.early_stop for config, _ in lengths):
+        by += ", or less where early_stop ends some"
+    line = f"{what} about {about(total)} on {where}{by}: until {end}, if it begins now"
+    say(console, line)

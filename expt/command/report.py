@@ -17,7 +17,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
-from expt.runs.sweep import copies_among, told, without_copies
+from expt.runs.sweep import copies_among, describe_copies, without_copies
 from expt.runs.view import comparison
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -27,11 +27,11 @@ from expt.runs.view.text import say
 from expt.search.conclusion import search_in
 
 EXAMPLES = """examples
-  python -m expt report outputs                          every run, newest first
-  python -m expt report outputs/sweeps/2026-11-21_10-00-00     a sweep's leaderboard
-  python -m expt report RUN RUN                          two runs side by side: settings and results that differ
+  python -m expt report outputs                        every run, newest first
+  python -m expt report SWEEP                          a sweep's leaderboard
+  python -m expt report RUN RUN                        settings and results that differ
   python -m expt report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
-  python -m expt report SWEEP --verdict --metric accuracy/test     whether the best differs from the others, by seeds
+  python -m expt report SWEEP --verdict --metric accuracy/test     is the best better, by seeds?
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
 
@@ -40,7 +40,7 @@ EXAMPLES = """examples
 def main(words: Sequence[str]) -> int:
     """Print what `words` ask for.
 
-    Raises ConfigError for a word that is not understood, and where there is no run.
+    Raises ConfigError for an option that there is not, and where there is no run.
     """
     try:
         asked = parse(words)
@@ -48,65 +48,57 @@ def main(words: Sequence[str]) -> int:
         if asked.verdict:
             _judge(asked)
         elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
-            runs = read_runs(folder)
-            if not runs:
-                raise ConfigError(f"{folder}: this sweep holds no run yet")
-            with _of_option("--sort"):
-                if asked.sort not in {
-                    None,
-                    *(key for run in runs for key in run.get("overrides") or {}),
-                }:
-                    check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
-            conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
-            print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
+            _leaderboard(folder, asked)
         else:
             report(wide_console(), asked)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         return 1
     return 0
 
 
+def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
+    runs = read_runs(folder)
+    if not runs:
+        raise ConfigError(f"{folder}: this sweep holds no run yet")
+    columns = {key for run in runs for key in run.get("overrides") or {}}
+    if asked.sort is not None and asked.sort not in columns:
+        with _naming("--sort"):
+            check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
+    conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
+    print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
+
+
 def _judge(asked: argparse.Namespace) -> None:
-    """Print whether the settings of a sweep, or of the runs below any folders, differ by more than
-    chance.
-    """
+    """Print whether the settings of the runs differ by more than chance."""
     runs = [run for folder in asked.folders for run in _below(folder)]
     copies = copies_among((RunPaths(run.folder), run.result) for run in runs)
-    runs = [run for run in runs if run.folder not in copies]
-    with _of_option("--filter"):
-        runs = chosen(runs, asked.filter)
+    with _naming("--filter"):
+        runs = chosen([run for run in runs if run.folder not in copies], asked.filter)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
     if asked.metric is not None:
         comparison.check_metric(asked.metric, records)
     kept = _within_limits(records)
-    left_out = len(records) - len(kept)
-    note = (
-        f"left out: {left_out} completed run{'s' * (left_out > 1)} that"
-        f" break{'s' * (left_out == 1)} search.constraints"
-    )
+    notes = list[str]()
+    if left_out := len(records) - len(kept):
+        notes.append(f"left out: {left_out} completed, for search.constraints")
     try:
         found = comparison.verdicts(kept, asked.metric)
     except ConfigError as error:
-        raise ConfigError(f"{error}; {note}") if left_out else error from None
+        raise ConfigError("; ".join([str(error), *notes])) from None
     console = wide_console()
     console.print(comparison.verdict_table(found))
-    of_copies = f"left out: {told(copies)}"
     for line in (
         *found.notes,
-        *([note] if left_out else []),
-        *([of_copies] if copies else []),
+        *notes,
+        *([f"left out: {describe_copies(copies)}"] if copies else []),
     ):
         say(console, line)
 
 
 def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
-    """Without the completed ones that a search would not call its best, since they break its
-    limits.
-    """
+    """Return the runs without the completed ones that break their search's limits."""
     by_sweep: dict[Path, list[FoundRecord]] = {}
     for run in runs:
         by_sweep.setdefault(run["folder"].parent, []).append(run)
@@ -119,45 +111,18 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The words as folders, sort, reverse, filter, csv and plot."""
-    parser = Parser(
-        "report", "Look at runs: a list, a sweep's leaderboard, or two runs side by side.", EXAMPLES
-    )
-    parser.add_argument(
-        "folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some (outputs)"
-    )
-    parser.add_argument(
-        "--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first"
-    )
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument(
-        "--filter",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="also != < > <= >=, and *",
-    )
-    parser.add_argument(
-        "--csv",
-        metavar="FILE",
-        help="all settings and metrics of the chosen runs; - is the terminal",
-    )
-    parser.add_argument(
-        "--verdict",
-        action="store_true",
-        help="of a sweep: whether its settings differ, by their seeds",
-    )
-    parser.add_argument(
-        "--metric",
-        metavar="TAG",
-        help=(
-            "what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps"
-            " (the objective)"
-        ),
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF"
-    )
+    """Return folders, sort, reverse, filter, csv, plot, verdict and metric."""
+    about = "Look at runs: a list, a sweep's leaderboard, or two runs side by side."
+    parser = Parser("report", about, EXAMPLES)
+    add = parser.add_argument
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some")
+    add("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
+    add("--reverse", action="store_true", help="the other way round")
+    add("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, *")
+    add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
+    add("--verdict", action="store_true", help="whether settings differ, by their seeds")
+    add("--metric", metavar="TAG", help="what --verdict compares (the objective)")
+    add("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
     if found.metric and not found.verdict:
@@ -165,17 +130,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return found
 
 
-def is_plain(asked: argparse.Namespace) -> bool:
-    """Whether nothing is asked but to look at the folders."""
-    return not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
-
-
 def report(console: Console, asked: argparse.Namespace) -> None:
-    """Do what was asked. Raises ConfigError where a folder holds no run, or a key or a format is
-    not known.
+    """Print a list of runs, or two side by side, and write the table and the curves.
+
+    Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
-    if len(asked.folders) == 2 and len(runs) == 2 and is_plain(asked):
+    is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
+    if len(asked.folders) == 2 and len(runs) == 2 and is_plain:
         console.print(side_by_side(*runs))
         print_ancestry(console, [(run.folder, run.result) for run in runs])
         print_stale(console, stale((run.folder, run.result) for run in runs))
@@ -192,7 +154,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
-        with _of_option("--plot"):
+        with _naming("--plot"):
             curves.learning_curves([run.folder for run in runs], asked.plot)
     old = stale((run.folder, run.result) for run in runs)
     print_listing(console, runs, old)
@@ -213,18 +175,17 @@ def _below(folder: Path) -> list[ListedRun]:
 
 
 def _asked_for(runs: Sequence[ListedRun], asked: argparse.Namespace) -> list[ListedRun]:
-    with _of_option("--filter"):
+    with _naming("--filter"):
         left = chosen(runs, asked.filter)
     if not left:
         raise ConfigError(f"none of {len(runs)} runs has {' and '.join(asked.filter)}")
-    with _of_option("--sort"):
+    with _naming("--sort"):
         check_key(asked.sort or "started", runs)
     return in_order(left, asked.sort or "started", reverse=asked.reverse)
 
 
 @contextlib.contextmanager
-def _of_option(option: str) -> Iterator[None]:
-    """Name the option that a ConfigError is about."""
+def _naming(option: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:

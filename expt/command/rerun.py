@@ -17,7 +17,7 @@ from expt.config import user_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.dashboards.sending import Sending
+from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
@@ -33,19 +33,11 @@ NOT_REPEATED = ("speed/", "memory/", "ranks/")
 
 def main(words: Sequence[str]) -> int:
     """Train the run of the folder that `words` name. Raises as `rerun` does."""
-    parser = Parser(
-        "rerun", "Train what a run has trained once more, with all its recorded settings."
-    )
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too"
-    )
-    parser.add_argument(
-        "into",
-        type=Path,
-        nargs="?",
-        metavar="NEW_FOLDER",
-        help="for the new run (outputs/DATE/TIME)",
-    )
+    about = "Train what a run has trained once more, with all its recorded settings."
+    parser = Parser("rerun", about)
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too")
+    add("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
     asked = parser.parse_args(list(words))
     forkserver.warm()
     rerun(asked.folder, asked.into, typed_at=time.monotonic())
@@ -54,10 +46,11 @@ def main(words: Sequence[str]) -> int:
 
 @machine.not_world_writable()
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
-    """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
+    """Train what the run of `folder` trained, in `into` or a new folder; return that.
 
     Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted
-    as any run."""
+    as any run.
+    """
     if into is not None and "=" in into.name and into.parent == Path():
         raise ConfigError(
             f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
@@ -70,16 +63,12 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
-        raise ConfigError(
-            f"{RunPaths(folder).result}: is damaged, and no longer says what to train"
-        )
+        raise ConfigError(f"{RunPaths(folder).result}: is damaged")
     if not then and (found := [paths.folder for paths, _ in results(folder)]):
         example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
         raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
-        raise ConfigError(
-            f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}"
-        )
+        raise ConfigError(f"{folder}: holds no run to repeat; name the folder of one")
     user_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
@@ -119,39 +108,31 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
     """Return a line for each thing that differs from when the run was trained."""
     made = then.get("content")
     before = Content(**made) if made else None
-    found = []
     recorded = dataclasses.replace(config, resume=then["config"]["resume"])
     known = {identity(recorded, before)}
     if before is not None:
         known.add(identity(recorded, before._replace(continues=True)))
+    found = list[str]()
     if then["identity"] not in known:
-        found.append("what the run took from the environment is other than then")
+        found.append("what the run took from the environment differs now")
     if before and before.data != content.data:
-        found.append("the dataset's files are other than then")
+        found.append("the dataset's files differ now")
     if before and before.weights != content.weights:
-        found.append("weights: the file is not that of then")
-    if before and content.code not in (
-        None,
-        before.code,
-    ):  # None: not found from here, which is told in its turn
-        found.append("the source of the run's own classes is other than then")
+        found.append("weights: the file differs now")
+    if before and content.code not in (None, before.code):  # None: not found, which is reported
+        found.append("the source of the run's custom classes differs now")
     return found
 
 
 def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
-    """The configuration with which the run whose record is `then` began, checked against this
-    machine.
-    """
+    """Return the configuration with which a run began, checked against this machine."""
     config = parse_again(then["config"], machine.detect())
     if config.resume != "auto":
         return config
-    # It was interrupted, and went on; what it once began from stands in what was typed at first.
+    # It was interrupted and resumed; what it began from is in the overrides typed at first.
     words = OmegaConf.load(run_paths.overrides) if run_paths.overrides.exists() else ()
-    begun = [
-        str(word).partition("=")[2].strip("'\"")
-        for word in words
-        if str(word).startswith("resume=")
-    ]
+    typed = [str(word).partition("=") for word in words]
+    begun = [value.strip("'\"") for key, _, value in typed if key == "resume"]
     source = begun[0] if begun and begun[0] not in ("auto", "null") else None
     return dataclasses.replace(config, resume=source)
 
@@ -164,17 +145,13 @@ def compare(then: Record, now: Record) -> None:
         {tag: value for tag, value in result["metrics"].items() if not tag.startswith(NOT_REPEATED)}
         for result in (then, now)
     )
-    differ = sorted(
-        tag for tag in before.keys() | after.keys() if before.get(tag) != after.get(tag)
-    )
+    tags = sorted(before.keys() | after.keys())
+    differ = [
+        f"{tag} {before.get(tag)} then, {after.get(tag)} now"
+        for tag in tags
+        if before.get(tag) != after.get(tag)
+    ]
     if differ:
-        warn(
-            "not the numbers of then:"
-            f" {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}"
-        )
+        warn(f"not the numbers of then: {', '.join(differ)}")
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")
-
-
-def _result_name() -> str:
-    return RunPaths(Path()).result.name

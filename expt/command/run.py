@@ -18,7 +18,7 @@ from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.dashboards.sending import Sending
+from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job

@@ -19,11 +19,11 @@ from expt.runs.result import results_below
 from expt.runs.view.text import say
 
 EXAMPLES = """examples
-  python -m expt send outputs/sweeps/2026-11-21_10-00-00                what its dashboards have missed
+  python -m expt send outputs/sweeps/2026-11-21_10-00-00     what its dashboards have missed
   python -m expt send outputs --to mlflow --tracking-uri http://localhost:5000
 
-What was sent before is not sent again. A run says by its configuration (send=[mlflow], mlflow.experiment=...) where it
-goes; options come first.
+What was sent before is not sent again. A run's configuration (send=[mlflow], mlflow.experiment=...)
+says where it goes; options come first.
 """
 OPTIONS = {"mlflow": ("tracking_uri", "experiment"), "wandb": ("project", "entity")}
 
@@ -45,9 +45,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):
-        raise ConfigError(
-            f"--checkpoints: {parts.folder} has a checkpoint in parts, which is no file; leave it out"
-        )
+        raise ConfigError(f"--checkpoints: {parts.folder} has a sharded checkpoint; leave it out")
     names = [asked.to] if asked.to else TRACKERS
     chosen = {name: runs if asked.to else [each for each in runs if _names(each, name)]
               for name in names}  # fmt: skip
@@ -77,7 +75,7 @@ def _names(paths: RunPaths, name: str) -> bool:
 
 
 def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> None:
-    """Raises ExptError where the dashboard cannot be reached, or refuses."""
+    """Send the runs. Raises ExptError where the dashboard can't be reached, or refuses."""
     settings = {key: value for key in OPTIONS[name] if (value := getattr(asked, key)) is not None}
     sender = Sender(name, settings | ({"checkpoints": True} if asked.checkpoints else {}))
     logging.disable(logging.WARNING)  # MLflow logs each run

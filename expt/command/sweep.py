@@ -210,7 +210,7 @@ class Sweep:
     def send_along(self, run: SweepRun) -> None:
         """Send the sweep to the dashboards of its first run.
 
-        Raises ConfigError as expt.dashboards.sending does.
+        Raises ConfigError as expt.dashboards.sender does.
         """
         if run.job.request is None or self._is_sent:
             return

@@ -1,6 +1,4 @@
-"""The terminal's view of a sweep: a live table of the runs under way, and a line for each that
-ends.
-"""
+"""The terminal's view of a sweep: a live table of running runs, a line for each that ends."""
 
 from __future__ import annotations
 
@@ -29,24 +27,17 @@ from expt.runs.view.text import cells, duration, say
 
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
-
 LINES_S = 0.1
-"""How often the lines of runs that need nothing are printed: by themselves each takes 0.1 ms, on a
-terminal more.
-"""
+"""How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
 TELL_S = 2.0
-"""How often a dry run says that it still composes."""
-
+"""How often a dry run reports that it still composes."""
 
 Line: TypeAlias = tuple[str | tuple[str, str], ...]
-"""Its parts, those that have a style with it."""
+"""Its parts, each with a style or without."""
 
 
 class SweepDisplay:
-    """Shows a sweep that is under way; without a terminal, plain lines.
-
-    What workers print, with run and rank.
-    """
+    """A sweep that is under way, and what its workers print; plain lines without a terminal."""
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         self._console, self.total, self._folder, self._what = console, total, folder, what
@@ -68,10 +59,8 @@ class SweepDisplay:
         """What to add to the line of a run that has come to its end."""
 
     def __enter__(self) -> SweepDisplay:
-        say(
-            self._console,
-            f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}",
-        )
+        runs = f"{self.total} run{'s' * (self.total != 1)}"
+        say(self._console, f"{self._what} of {runs} in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -87,9 +76,7 @@ class SweepDisplay:
         self._line("done before", job, _reached(job), may_wait=True)
 
     def known(self, paused: Path | None = None) -> None:
-        """A point of a search that an earlier command has brought to its end, or one that it left
-        `paused`.
-        """
+        """Count a trial of an earlier command, which has ended or is `paused` in this folder."""
         if paused is not None:
             self._paused.add(paused)
         else:
@@ -114,21 +101,16 @@ class SweepDisplay:
             self._best = f"; best so far {_reached(job)}, {job.name}"
         if job.status == PAUSED:
             self._paused.add(job.paths.folder)
-            self._line(PAUSED, job, f"{_at_rung(job)}{note}", style="blue")
-            return
+            return self._line(PAUSED, job, f"{_at_rung(job)}{note}", style="blue")
         self._counts[job.status] += 1
+        if job.error is None:
+            text = f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}"
+            return self._line("done", job, text, style="green")
+        what, style = job.status, "red"
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
             what = "diverged" if isinstance(job.error, Diverged) else "no memory"
-            self._line(what, job, in_one_line(str(job.error), with_log=False), style="yellow")
-        elif job.error:
-            self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
-        else:
-            self._line(
-                "done",
-                job,
-                f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}",
-                style="green",
-            )
+            style = "yellow"
+        self._line(what, job, in_one_line(str(job.error), with_log=False), style=style)
 
     def told(self, text: str) -> None:
         """Print a line about the sweep as a whole."""
@@ -181,9 +163,12 @@ class SweepDisplay:
     def _line(
         self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False
     ) -> None:
-        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
         self._lines.append(
-            (f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
+            (
+                f"[{self._num_ended}/{self.total}] ",
+                (f"{what:<11}", style),
+                printable(f" {job.name}  {text}"),
+            )
         )
         if not may_wait:
             self._print_lines()
@@ -192,9 +177,8 @@ class SweepDisplay:
         if self._lines:
             if self._console.is_terminal or self._console.is_jupyter:
                 lines = Text("\n").join(Text.assemble(*line) for line in self._lines)
-                self._console.print(
-                    lines, soft_wrap=not self._console.is_terminal
-                )  # else wrapped between words
+                # A terminal wraps anywhere, a notebook between words.
+                self._console.print(lines, soft_wrap=not self._console.is_terminal)
             else:  # a line stays a line; without rich, which takes 25 us for each
                 self._console.file.writelines(f"{_plain(line)}\n" for line in self._lines)
                 self._console.file.flush()
@@ -206,35 +190,34 @@ class SweepDisplay:
         for column in ("on", "epoch", "loss", "val", "left"):
             table.add_column(column, justify="right", no_wrap=True)
         for job in active:
-            state = self._states[job]
-            where = ",".join(job.devices) or f"{request_of(job).config.world_size} cpu"
-            metric = chosen_metric(request_of(job).config.task)
-            val = state.values.get(
-                tags.metric(metric, "val"), state.values.get(tags.metric(metric, "test"))
-            )
-            loss = state.values.get(
-                tags.RUNNING_LOSS, state.values.get(tags.metric("loss", "train"))
-            )
-            numbers = ["" if value is None else f"{value:.4f}" for value in (loss, val)]
+            state, config = self._states[job], request_of(job).config
+            where = ",".join(job.devices) or f"{config.world_size} cpu"
+            metric = chosen_metric(config.task)
+            loss = _first(state, tags.RUNNING_LOSS, tags.metric("loss", "train"))
+            val = _first(state, tags.metric(metric, "val"), tags.metric(metric, "test"))
             left = "" if state.left_s is None else duration(state.left_s)
-            table.add_row(*cells(job.name, where, f"{state.epoch}/{state.epochs}", *numbers, left))
+            table.add_row(*cells(job.name, where, f"{state.epoch}/{state.epochs}", loss, val, left))
         return Group(table, Text(self._totals(len(active)), style="bold"))
+
+    @property
+    def _num_ended(self) -> int:
+        return sum(self._counts.values()) + len(self._paused) + self._skipped
 
     def _totals(self, running: int) -> str:
         done, failed = self._counts[COMPLETED], self._counts[FAILED]
-        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
-        queued = max(0, self.total - ended - running)
+        queued = max(0, self.total - self._num_ended - running)
         paused = f"{len(self._paused)} paused, " if self._paused else ""
-        text = (
-            f"{done + self._skipped} done, {paused}{failed} failed, {running} running, {queued}"
-            " queued"
-        )
-        if done and running:
-            # The machine has held `running` runs at a time; what is left takes as long for each as
-            # those before.
+        text = f"{done + self._skipped} done, {paused}{failed} failed, {running} running"
+        text += f", {queued} queued"
+        if done and running:  # each that is left takes as long as those before
             left_s = self._busy_s / done * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
         return text + self._best
+
+
+def _first(state: RunState, *several: str) -> str:
+    """Return the value of the first of these tags that has one."""
+    return next((f"{state.values[tag]:.4f}" for tag in several if tag in state.values), "")
 
 
 def _plain(line: Line) -> str:
@@ -247,37 +230,31 @@ def _reached(job: Job) -> str:
 
 
 def _at_rung(job: Job) -> str:
-    """The objective after the epoch of its rung, by which it is compared; its best, where that is
-    another.
-    """
+    """Return the objective after the epoch of its rung, and its best where that is another."""
     record = read_result(job.paths)
     objective, after = record["objective"], f"after {epochs_done(record)}"
-    value, best = (
-        record.get("metrics", {}).get(objective["name"], objective["value"]),
-        record.get("best"),
-    )
+    value = record.get("metrics", {}).get(objective["name"], objective["value"])
     if value is None:
         return f"  {after}"
-    other = (
-        ""
-        if best is None or best["value"] == value
-        else f", best {best['value']:.4f} after {best['epoch']}"
-    )
+    best, other = record.get("best"), ""
+    if best is not None and best["value"] != value:
+        other = f", best {best['value']:.4f} after {best['epoch']}"
     return f"{objective['name']} {value:.4f}  {after}{other}"
 
 
 def show_dry_run(
     composed: Iterable[SweepRun], total: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """The dry run: what would be started, and what it would need; meanwhile how many of the `total`
-    are composed.
+    """Print which runs would be started, and what they need.
+
+    Meanwhile report how many of the `total` are composed.
     """
     runs, told_at, console = list[SweepRun](), clock(), Console(stderr=True)
     for run in composed:
         runs.append(run)
         if clock() - told_at >= TELL_S and len(runs) < total:
             told_at = clock()
-            say(console, f"{len(runs)} of {total} points composed, the last is {run.job.name}")
+            say(console, f"{len(runs)} of {total} runs composed, the last is {run.job.name}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
@@ -299,10 +276,9 @@ def _begin(job: Job) -> str:
     if job.paths.last.exists():
         return "resume from its last checkpoint"
     shorter = job.request.goes_on_from if job.request else None
-    return f"go on from {shorter.name}, which is shorter" if shorter else "start"
+    return f"continue from {shorter.name}, which is shorter" if shorter else "start"
 
 
 def _size(job: Job) -> int:
-    return (
-        0 if job.request is None else job.request.config.num_gpus or job.request.config.world_size
-    )
+    config = job.request and job.request.config
+    return (config.num_gpus or config.world_size) if config else 0

@@ -1,4 +1,4 @@
-"""The kinds of tasks and datasets, by name: each is a module of a package above this one. Free of torch."""
+"""The kinds of tasks and datasets by name, each a module of a package above. Free of torch."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def task_kinds() -> dict[str, Any]:
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
-    """Return the loss and the metrics of a task, configured or recorded, and which way each is
-    better.
-    """
+    """Return the loss and the metrics of a task or its record, and which way each is better."""
     more = task.get("metrics") if isinstance(task, Mapping) else getattr(task, "metrics", {})
     more = more if isinstance(more, Mapping) else {}  # which is refused later
     return {
@@ -105,9 +103,7 @@ def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
 
 
 def chosen_metric(task: Any) -> str:
-    """Return the metric to show where there is room for one beside the loss; the loss where there
-    is none.
-    """
+    """Return the metric to show next to the loss; the loss where there is no other."""
     return next(iter(list(metrics_of(task))[1:]), "loss")
 
 

@@ -358,7 +358,7 @@ def _objective(config: RunConfig) -> list[str]:
 
 
 def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
-    """What is measured of these splits: in training not those that evaluations alone measure."""
+    """Return the tags that are measured of these splits."""
     metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
     return [
         f"{name}/{split}"
@@ -369,12 +369,12 @@ def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
 
 
 def measured_each_epoch(config: RunConfig) -> list[str]:
-    """The tags of metrics that a run has after each epoch."""
+    """Return the tags of metrics that a run has after each epoch."""
     return _tags(config, ["train", config.eval_split])
 
 
 def _watched(config: RunConfig) -> list[str]:
-    """What early stopping and a plateau look at must be there after each epoch."""
+    """Return the problems of what early stopping and a plateau watch."""
     watched: dict[str, EarlyStop | Plateau] = {}
     if config.early_stop is not None:
         watched["early_stop"] = config.early_stop

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from expt.dashboards import hparams
-from expt.dashboards.pictures import Picture
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
@@ -19,6 +18,8 @@ from expt.runs.result import read_result
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from torch.utils.tensorboard import FileWriter, SummaryWriter
+
+    from expt.dashboards.pictures import Picture
 from collections.abc import Collection, Iterator
 
 from expt.runs import tags
@@ -26,6 +27,8 @@ from expt.runs import tags
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+    from expt.dashboards.pictures import Picture
 
 
 def writer(
@@ -36,11 +39,12 @@ def writer(
     resumed_at: int | None,
     end_pictures: bool = False,
 ) -> Writer:
-    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves
-    until there.
+    """Return the writer of a run that continues after the step `resumed_at`.
 
-    Where it was complete, or is of other settings now, its files are written anew, without what was
-    its end: with `end_pictures` all pictures of evaluations were."""
+    A new folder gets all curves until there. Where the run was complete, or has other settings now,
+    its files are written again without its end, to which with `end_pictures` all pictures of
+    evaluations belong.
+    """
     earlier = [] if resumed_at is None else paths.event_files()
     if resumed_at is not None:
         elsewhere = [] if earlier else _of_resumed(paths)
@@ -74,8 +78,9 @@ def _anew(
     *,
     end_pictures: bool,
 ) -> Writer:
-    """In one new file what `earlier` ones hold up to `step`; TensorBoard can't unread the settings
-    of a run.
+    """Write what the `earlier` files hold up to `step` to a new one.
+
+    TensorBoard can't unread the settings of a run.
     """
     measured = {point.tag for point in MetricsReader(paths).read() if point.step == step}
     kept = before_the_end(earlier, step, measured, end_pictures=end_pictures)
@@ -86,21 +91,22 @@ def _anew(
 
 
 def _of_resumed(paths: RunPaths) -> list[Path]:
-    """The event files of the run in another folder that this one goes on from."""
+    """Return the event files of the run in another folder that this one resumes."""
     resumed = read_result(paths).get("resumed_from")
     return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files() if resumed else []
 
 
 def _of_parent(paths: RunPaths) -> list[Path]:
-    """The event files of the run that this one is a fork of, and has not been resumed since."""
+    """Return the event files of the run that this one forks, until it is resumed itself."""
     result = read_result(paths)
     forks = "forked_from" in result and "resumed_from" not in result
     return RunPaths(Path(result["forked_from"]["run"])).event_files() if forks else []
 
 
 class Writer:
-    """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after
-    that step.
+    """Rank 0's event file in the run folder.
+
+    `continued_at` hides what older files there hold after that step.
     """
 
     def __init__(
@@ -111,9 +117,7 @@ class Writer:
         *,
         continued_at: int | None = None,
     ) -> None:
-        """Without hyperparameters it is no run of the HPARAMS tab: its values are columns of the
-        run around it.
-        """
+        """Open no file yet. Without hyperparameters it is no run of the HPARAMS tab."""
         self._folder, self._continued_at = folder, continued_at
         self._hyperparameters, self._charts = hyperparameters, charts
         self._writer: SummaryWriter | None = None
@@ -206,18 +210,17 @@ class Writer:
 
 
 def _file(writer: SummaryWriter) -> FileWriter:
-    """What SummaryWriter writes to until it is closed, for what it has no method for."""
     file: FileWriter | None = writer.file_writer
     assert file is not None
     return file
 
 
 def _let_the_second_pass(folder: Path) -> None:
-    """TensorBoard reads event files by the second in their names: a file that continues another
-    must have a later.
+    """Wait until a new file's name is a later second than those of the older ones.
 
-    Files that are dated ahead, from before the clock was set back, get earlier names: their time
-    would be waited for."""
+    TensorBoard reads event files by the second in their names. Files that are dated ahead, from
+    before the clock was set back, are renamed: their time would be waited for.
+    """
     latest = 0
     for path in RunPaths(folder).event_files():
         second = int(path.name.split(".")[3])
@@ -231,7 +234,6 @@ def _let_the_second_pass(folder: Path) -> None:
 
 
 def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
-    """The tags that have something of this step in the files."""
     return {
         value.tag
         for event in read_events(files)
@@ -241,7 +243,7 @@ def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
 
 
 def read_events(files: Sequence[Path]) -> Iterator[Event]:
-    """All events, in their order; a file may end in the middle of one."""
+    """Yield all events in order; a file may end in the middle of one."""
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     for path in files:
@@ -257,15 +259,15 @@ def read_events(files: Sequence[Path]) -> Iterator[Event]:
 
 
 def tells_otherwise(files: Sequence[Path], start: Summary) -> bool:
-    """Whether HPARAMS would tell of the run's end, or of settings that are not those of `start`."""
+    """Return whether HPARAMS would show the run's end, or other settings than `start`."""
     from tensorboard.plugins.hparams import metadata
 
     now = _settings(start)
     for event in read_events(files):
-        told = {value.tag for value in event.summary.value}
-        if metadata.SESSION_END_INFO_TAG in told:
+        found = {value.tag for value in event.summary.value}
+        if metadata.SESSION_END_INFO_TAG in found:
             return True
-        if metadata.SESSION_START_INFO_TAG in told and _settings(event.summary) != now:
+        if metadata.SESSION_START_INFO_TAG in found and _settings(event.summary) != now:
             return True
     return False
 
@@ -281,11 +283,11 @@ def _settings(start: Summary) -> dict[str, str]:
 def before_the_end(
     files: Sequence[Path], step: int, measured: Collection[str], *, end_pictures: bool
 ) -> list[Event]:
-    """What a run had drawn when it came to `step`, without its settings and what it drew because it
-    then ended.
+    """Return a run's events up to `step`, without its settings and what it drew at its end.
 
     `measured` are the tags of the curves that have a point of that step. What comes after the first
-    other one is of the end, and with `end_pictures` so are those of evaluations."""
+    other one is of the end, and with `end_pictures` so are those of evaluations.
+    """
     found, ended = list["Event"](), False
     for event in read_events(files):
         if event.HasField(
@@ -304,7 +306,7 @@ def before_the_end(
 
 
 def curves_until(files: Sequence[Path], step: int) -> list[Event]:
-    """What a run had drawn of its curves when it came to `step`, without pictures."""
+    """Return the events of a run's curves up to `step`, without pictures."""
     found = list["Event"]()
     for event in read_events(files):
         if event.HasField("session_log"):  # as above
@@ -324,7 +326,7 @@ def _is_of_the_run(tag: str) -> bool:
 
 
 def _is_curve(event: Event, tag: str) -> bool:
-    """Of what metrics.jsonl holds: the norms of layers are in the event files alone."""
+    """Return whether metrics.jsonl has it too: norms of layers are only in event files."""
     kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
     return kinds[tag] == "simple_value" and tag.partition("/")[0] not in (
         tags.GRADIENT_NORM,

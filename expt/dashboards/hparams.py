@@ -24,7 +24,7 @@ Value: TypeAlias = bool | int | float | str
 
 
 def begin(hyperparameters: Mapping[str, Value]) -> Summary:
-    """That a run with these settings is under way."""
+    """Return the summary of a run with these settings that has begun."""
     # late, here and below: half a second that a sweep without failures, or a first step, need not
     # wait for
     from tensorboard.plugins.hparams import metadata
@@ -38,12 +38,11 @@ def begin(hyperparameters: Mapping[str, Value]) -> Summary:
 
 
 def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings by the names of their columns; a model's or dataset's own stand under its name:
-    `mlp.hidden`.
+    """Return the settings by the names of their columns, such as `mlp.hidden` of a model.
 
     TensorBoard shows five until others are chosen, first those in which runs differ: under common
-    names what tells one model from another would fill them. A person's own class is told by its
-    name."""
+    names what distinguishes models would fill them. A custom class is shown by its name.
+    """
     shown = dict(hyperparameters)
     for group in ("model", "dataset", "optimizer", "scheduler"):
         if shown.get(group) == "_target_":
@@ -60,7 +59,7 @@ def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def end(status: Literal["success", "failure"], time_s: float) -> Summary:
-    """What became of it, at `time_s` [seconds since the epoch]."""
+    """Return the summary of a run that ended at `time_s` [seconds since the epoch]."""
     from tensorboard.plugins.hparams import api_pb2, metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo  # type: ignore[attr-defined]
 

@@ -1,23 +1,26 @@
-"""Pictures for TensorBoard, drawn with Pillow: images with captions, and a confusion matrix."""
+"""Pictures of a run for TensorBoard: images with captions, and a confusion matrix."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from expt.dashboards.events import Writer
+from expt.data.loading import Batch
+from expt.runs import tags
+from expt.training import collectives
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont, ImageFont
-
-import torch
-from torch import Tensor
-
-from expt.data.loading import Batch
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,14 +47,14 @@ class Picture(NamedTuple):
 
 
 def whole(image: Bytes) -> Picture:
-    """An image [H, W, C] of 1 or 3 channels, as it is."""
+    """Return an image [H, W, C] of 1 or 3 channels as a picture of its size."""
     from PIL import Image  # late, as below
 
     return _encoded(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image))
 
 
 def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
-    """Images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
+    """Draw images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
     from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for
 
     images = images if images.shape[3] in (1, 3) else images[..., :1]
@@ -74,7 +77,10 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
 
 
 def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Picture:
-    """Samples [true class, predicted class]; the darker, the larger its share of the true class."""
+    """Draw the numbers of samples [true class, predicted class].
+
+    The darker a cell, the larger its share of the true class.
+    """
     from PIL import Image, ImageDraw
 
     classes = len(names)
@@ -143,16 +149,14 @@ def _write_names(
 
 
 def _cell(classes: int, margin: int) -> int:
-    """The side of a confusion matrix's cell: up to ten classes fit TensorBoard's card, more of them
-    a screen.
-    """
+    """Return a cell's side: up to ten classes fit TensorBoard's card, more of them a screen."""
     if classes <= _READABLE:
         return min(44, (WIDTH - 2 - margin) // classes)
     return 36 if classes <= _NUMBERED else max(2, 1000 // classes)
 
 
 def _fitted(height: int, width: int) -> tuple[int, int]:
-    """The size of a tile: a small image's by a whole number, a larger one's shrunk."""
+    """Return a tile's size: a small image is enlarged by a whole number, a larger one shrunk."""
     side = max(height, width)
     if side <= _TILE:
         return height * (_TILE // side), width * (_TILE // side)
@@ -198,7 +202,7 @@ class Mistakes(NamedTuple):
 
 
 class Review:
-    """Observes an evaluation; holds this worker's confusion matrix and its `keep` worst mistakes."""
+    """This worker's confusion matrix of an evaluation, and its `keep` worst mistakes."""
 
     def __init__(self, num_classes: int, *, keep: int) -> None:
         self._num_classes, self._keep = num_classes, keep
@@ -228,12 +232,12 @@ class Review:
         self._parts.append(Mistakes(*picked))
 
     def mistakes(self) -> Mistakes | None:
-        """The worst of all batches, on the CPU; None where there was no batch."""
+        """Return the worst of all batches, on the CPU; None where there was no batch."""
         return worst_of(self._parts, self._keep)
 
 
 def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
-    """The `keep` most costly mistakes of all `parts`, on the CPU."""
+    """Return the `keep` most costly mistakes of all `parts`, on the CPU."""
     if not parts:
         return None
     joined = Mistakes(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -241,3 +245,81 @@ def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
     found = Mistakes(*(column.index_select(0, order).cpu() for column in joined))
     wrong = int((found.losses >= 0).sum())  # those that are right come last, see Review
     return Mistakes(*(column[:wrong] for column in found))
+
+
+TRAIN_IMAGES, MISTAKES = 16, 16
+
+
+class RunPictures:
+    """One worker's pictures of a run; images were normalised by `mean` and `std` of channels."""
+
+    def __init__(
+        self, class_names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self._names = class_names
+        self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+        self._first: Batch | None = None
+
+    def keep_first(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches; keep the first until there is something else to draw."""
+        for batch in itertools.islice(batches, 1):
+            few = batch.inputs[:TRAIN_IMAGES].clone(), batch.targets[:TRAIN_IMAGES].clone()
+            self._first = None if batch.weightless else Batch(*few, batch.global_size)
+            yield batch
+        yield from batches
+
+    def review(self) -> Review:
+        """Return what observes an evaluation."""
+        return Review(len(self._names), keep=MISTAKES)
+
+    def draw(self, review: Review, split: str, events: Writer | None, step: int) -> None:
+        """Add what every worker's `review` has seen to rank 0's `events`; a collective."""
+        confusion = None if review.confusion is None else review.confusion.cpu()
+        gathered = collectives.gather_across_workers((confusion, review.mistakes()))
+        if events is None:
+            return
+        total = torch.stack([part for part, _ in gathered if part is not None]).sum(0)
+        if self._first is not None:
+            self._draw_first(self._first, events)
+            self._first = None
+        if len(total) <= MOST_CLASSES:
+            events.picture(
+                tags.confusion(split), confusion_matrix(total.numpy(), self._names), step
+            )
+        worst = worst_of([mistakes for _, mistakes in gathered if mistakes is not None], MISTAKES)
+        if worst is not None and len(worst.labels):
+            self._draw_mistakes(worst, tags.mistakes(split), events, step)
+
+    def _draw_first(self, batch: Batch, events: Writer) -> None:
+        captions = [caption(self._names, target) for target in batch.targets.cpu()]
+        images = self._visible(batch.inputs.cpu())[: len(captions)]
+        if captions:
+            events.picture(tags.TRAIN_IMAGES, image_grid(images, captions), 1)
+
+    def _draw_mistakes(self, worst: Mistakes, tag: str, events: Writer, step: int) -> None:
+        numbers = zip(
+            worst.predicted.tolist(),
+            worst.probabilities.tolist(),
+            worst.labels.tolist(),
+            strict=True,
+        )
+        captions = [
+            f"{self._names[wrong]} {sure:.0%}\nis {self._names[right]}"
+            for wrong, sure, right in numbers
+        ]
+        events.picture(tag, image_grid(self._visible(worst.images), captions), step)
+
+    def _visible(self, images: Tensor) -> Bytes:
+        """Return normalised images [N, C, H, W] as bytes [N, H, W, C]."""
+        pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
+        array: Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
+        return array
+
+
+def caption(names: Sequence[str], target: Tensor) -> str:
+    """Return the caption of a class [], or of a mixed image's shares [num_classes]."""
+    if not target.dim():
+        return names[int(target)]
+    shares, classes = target.topk(2)
+    found = zip(shares.tolist(), classes.tolist(), strict=True)
+    return "\n".join(f"{names[index]} {share:.0%}" for share, index in found if share)

@@ -11,6 +11,9 @@ import contextlib
 import json
 import os
 import secrets as tokens
+import shlex
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,14 +23,18 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
+from rich.console import Console
 
+from expt import signals
 from expt.config import secrets
-from expt.config.schema import MLflow, Wandb, without_password
+from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
-from expt.errors import warn
+from expt.errors import WARNING, ConfigError, warn
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
+from expt.runs.provenance import program
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
+from expt.runs.view.text import say, shown_path
 
 POLL_S, MAX_WAIT_S = 1.0, 60.0
 """Between two looks at the folders, and at most where the dashboard can't be reached."""
@@ -62,7 +69,7 @@ class _Sent:
     """What is known of one run, or sweep: its key there, in a file that one process holds."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Raises Timeout where another process sends it, and OSError."""
+        """Lock the file. Raise Timeout where another process sends it, and OSError."""
         sent = RunPaths(folder).sent
         sent.mkdir(exist_ok=True)
         self._file = sent / f"{name}.json"
@@ -159,10 +166,10 @@ class Sender:
                 self._sweeps[run.sweep] = _Sent(run.sweep, self._name)
             states.insert(0, self._sweeps[run.sweep].state)
         if isinstance(settings, MLflow):
-            from expt.dashboards.mlflow import MLflowCopy
+            from expt.dashboards.trackers import MLflowCopy
 
             return MLflowCopy(run, states, settings)
-        from expt.dashboards.wandb import WandbCopy
+        from expt.dashboards.trackers import WandbCopy
 
         return WandbCopy(run, states, settings)
 
@@ -196,7 +203,7 @@ class _Run:
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow | Wandb:
     """Return how the run's configuration says that it is sent; what is `chosen` comes first.
 
-    Raises ConfigError for a variable that is not set.
+    Raise ConfigError for a variable that is not set.
     """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded), **chosen}
@@ -287,3 +294,91 @@ if __name__ == "__main__":
     sys.stderr = sys.stdout  # for warnings; what libraries print there is dropped by the reader
     main(sys.argv[1], Path(sys.argv[2]))
     os._exit(0)  # no atexit hook of a library is waited for
+
+
+PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
+"""What a dashboard gets at a command's end for what is left; after Ctrl-C."""
+
+
+class Sending:
+    """The dashboards' processes of one command; none of them is waited for but in `wait`."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, _Process] = {}
+        self._end = 0.0
+
+    def follow(self, config: RunConfig, folder: Path) -> None:
+        """Have the run or the sweep of `folder` sent to where `config` says, from now on.
+
+        Raise ConfigError where a dashboard's package is missing.
+        """
+        for name in config.send:
+            if not is_installed(name):
+                raise ConfigError(f"send={name}: needs {name}; pip install 'expt[{name}]'")
+        for name in config.send:
+            if name not in self._processes:
+                self._processes[name] = _Process(name, folder)
+
+    def close(self) -> None:
+        """Tell them that all runs have ended. To be followed by `wait`."""
+        patience_s = INTERRUPTED_S if signals.asked() else PATIENCE_S
+        self._end = time.monotonic() + patience_s
+        for process in self._processes.values():
+            process.tell_end(patience_s)
+
+    def wait(self) -> None:
+        """Wait for them, as long as `close` has said, and print what they report."""
+        for process in self._processes.values():
+            process.wait(self._end)
+        self._processes = {}
+
+
+class _Process:
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._said: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "expt.dashboards.sender", name, str(folder.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is the command's to tell
+        )
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        """Pass on warnings as they come."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.startswith(WARNING):
+                    warn(line.removeprefix(WARNING).rstrip("\n"))
+                else:
+                    self._said.append(line.rstrip("\n"))
+
+    def tell_end(self, patience_s: float) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died
+            self._process.stdin.write(f"{patience_s}")
+            self._process.stdin.close()
+
+    def wait(self, end: float) -> None:
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, end + 0.5 - time.monotonic()))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # and what its client has started
+            self._process.wait()
+        self._reader.join(1.0)
+        for line in self._said:
+            if line.startswith(AT):
+                say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
+        left = [line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)]
+        if self._process.returncode or left:
+            again = shlex.join([*program().split(), "send", shown_path(self._folder)])
+            why = left[0] if left else "its process has died"
+            warn(f"{self._name}: not all could be sent ({why}); the rest, once: {again}")

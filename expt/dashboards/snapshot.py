@@ -1,4 +1,4 @@
-"""A run's folder in the words of a dashboard, from its files alone."""
+"""A run as a dashboard records it, from the files of its folder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Snapshot(NamedTuple):
 
     @property
     def summary(self) -> dict[str, float]:
-        """What the run has come to beside the last value of each tag."""
+        """Results of the run besides the last value of each tag."""
         record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
         found: dict[str, Any] = {
             "objective": objective["value"] if objective else None,
@@ -98,7 +98,7 @@ class Snapshot(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_TAGGED = ("identity", "seedless_identity", "command", "attempts", "rerun_of", "error", "until_epoch")  # fmt: skip
+_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
 
 
 def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:

@@ -1,20 +1,22 @@
-"""What TensorBoard shows of a run: curves, pictures, norms, the model; and when each is due."""
+"""What TensorBoard shows of a run, and when each is due: curves, pictures, norms, the model."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from expt.dashboards.events import Writer
-from expt.dashboards.layers import LayerValues, parameter_table
-from expt.dashboards.pictures import Review, whole
-from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
 from expt.runs import tags
+from expt.training import sharding
 from expt.training.callback import Observer
 from expt.training.learner import Learner, Position
 
@@ -61,19 +63,19 @@ class Dashboard(Observer):
         self._review: Review | None = None
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The run's first batch is kept for its picture."""
+        """Keep the run's first batch for its picture."""
         self._epoch_began = time.perf_counter()
         keeps = self._events and self._images and not self._position.step
         return self._pictures.keep_first(batches) if self._pictures and keeps else batches
 
     def before_update(self) -> None:
-        """The gradients of the epoch's last step are noted."""
+        """Note the gradients of the epoch's last step."""
         if self._layers and self._position.steps_left_in_epoch == 1:
             with self._timed():
                 self._layers.note_gradients()
 
     def wants_review(self) -> bool:
-        """Pictures of the coming evaluation are drawn where they are asked for, or can be spared."""
+        """Return whether the coming evaluation is drawn: on request, or where there is time."""
         self._trained_s += time.perf_counter() - self._epoch_began
         if self._images is False or not self._events:
             return False
@@ -90,7 +92,7 @@ class Dashboard(Observer):
         self.spent_s += time.perf_counter() - began
 
     def end_epoch(self, *, review: bool) -> None:
-        """Norms, histograms and the model are shown."""
+        """Show norms, histograms and the model."""
         self._reviews = review
         with self._timed():
             if self._layers:
@@ -110,12 +112,12 @@ class Dashboard(Observer):
         self._events.flush()
 
     def review(self) -> Review | None:
-        """Counts what the model gets wrong, on every rank, where pictures of it are due."""
+        """Return what counts the model's mistakes, on every rank, where pictures are due."""
         self._review = self._pictures.review() if self._pictures and self._reviews else None
         return self._review
 
     def end_evaluation(self, split: str) -> None:
-        """Draws what the review has seen, a collective; lets TensorBoard see all of it."""
+        """Draw what the review has seen, a collective, and flush."""
         if self._pictures and self._review is not None:
             before = self.spent_s
             with self._timed():
@@ -125,17 +127,17 @@ class Dashboard(Observer):
             self._events.flush()
 
     def values(self, values: Mapping[str, float]) -> None:
-        """Points of curves."""
+        """Add points to curves."""
         if self._events:
             self._events.write(self._position.step, values)
 
     def picture(self, tag: str, image: torch.Tensor) -> None:
-        """As it is, in the IMAGES tab."""
+        """Add an image to the IMAGES tab as it is."""
         if self._events:
             self._events.picture(tag, whole(image.numpy()), self._position.step)
 
     def close(self, *, complete: bool) -> None:
-        """The event file is closed; the HPARAMS tab then says whether the run is complete."""
+        """Close the event file; the HPARAMS tab then says whether the run is complete."""
         if self._events:
             self._events.close(complete=complete)
 
@@ -143,18 +145,7 @@ class Dashboard(Observer):
         module = self._learner.module
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         modes = {part: part.training for part in module.modules()}
-        halved = any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
-        with self._learner.precision.autocast() if halved else contextlib.nullcontext():
-            self._trace(events, module, modes, device)
         self._graph_due = False
-
-    def _trace(
-        self,
-        events: Writer,
-        module: torch.nn.Module,
-        modes: Mapping[torch.nn.Module, bool],
-        device: torch.device,
-    ) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             try:
                 module.eval()
@@ -165,3 +156,106 @@ class Dashboard(Observer):
             finally:
                 for part, training in modes.items():
                     part.training = training
+
+
+class LayerValues:
+    """Norms or histograms of each layer's gradients and weights in an epoch's last step."""
+
+    def __init__(self, learner: Learner, *, norms: bool, histograms: bool) -> None:
+        self._learner, self._norms, self._histograms = learner, norms, histograms
+        self._layers = layers(learner.module)
+        self._gradient_norms: Tensor | None = None
+        self._gradients: dict[str, Tensor] = {}
+
+    def note_gradients(self) -> None:
+        """Note the gradients before the optimiser drops them; not where some are missing.
+
+        Waits for no device.
+        """
+        trained = list(itertools.chain.from_iterable(self._layers.values()))
+        if not trained or any(parameter.grad is None for _, parameter in trained):
+            return
+        scale = self._learner.precision.scale
+        if self._norms:
+            gradients = [
+                [p.grad for _, p in own if p.grad is not None] for own in self._layers.values()
+            ]
+            self._gradient_norms = norms(gradients) / scale
+        if self._histograms:
+            self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
+
+    def show(self, events: Writer | None, step: int) -> None:
+        """Add what was noted, and the weights; of a sharded model a collective of all ranks."""
+        if self._gradient_norms is not None:
+            weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
+            both = self._of_all(torch.stack([self._gradient_norms, weights])).tolist()
+            for kind, values in zip((tags.GRADIENT_NORM, tags.WEIGHT_NORM), both, strict=True):
+                named = (f"{kind}/{layer}" for layer in self._layers)
+                if events:
+                    events.write(step, dict(zip(named, values, strict=True)))
+            self._gradient_norms = None
+        if self._histograms:
+            self._show_histograms(events, step)
+
+    def _of_all(self, norms: Tensor) -> Tensor:
+        """Return the norms of the whole model's layers from those of this worker's shard."""
+        learner = self._learner
+        if learner.shards == 1:
+            return norms
+        return sharding.sum_over_shards(
+            norms.double() ** 2, learner.shards, learner.world_size
+        ).sqrt()
+
+    def _show_histograms(self, events: Writer | None, step: int) -> None:
+        for name, parameter in itertools.chain.from_iterable(self._layers.values()):
+            for kind, part in (
+                ("weights", parameter.detach()),
+                ("gradients", self._gradients.get(name)),
+            ):
+                values = None if part is None else sharding.whole(part)
+                if events and values is not None and bool(values.isfinite().all()):
+                    events.histogram(f"{kind}/{name}", values, step)
+        self._gradients = {}
+
+
+def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    """Return each submodule's trained parameters that are not empty, with their full names."""
+    found: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            found.setdefault(name.rpartition(".")[0] or "model", []).append((name, parameter))
+    return found
+
+
+def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the 2-norm of each group of tensors, float32 [groups], of this worker's shards.
+
+    Waits for no device.
+    """
+    flat = [sharding.local(tensor) for group in tensors for tensor in group]
+    if not flat:
+        return torch.zeros(len(tensors))
+    each = torch.stack([torch.linalg.vector_norm(tensor).float() for tensor in flat])
+    group = _group_of_each(tuple(map(len, tensors)), each.device)
+    return torch.zeros(len(tensors), device=each.device).index_add_(0, group, each**2).sqrt()
+
+
+@functools.lru_cache(maxsize=4)  # to copy it to a GPU waits for it
+def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor([group for group, size in enumerate(sizes) for _ in range(size)]).to(device)
+
+
+def parameter_table(module: nn.Module) -> str:
+    """Return Markdown of each parameter's name, layer, shape, type and size, and the totals."""
+    layer = {name: type(part).__name__ for name, part in module.named_modules()}
+    rows = [
+        f"| {name} | {layer[name.rpartition('.')[0]]} |"
+        f" {' x '.join(map(str, parameter.shape)) or '1'} |"
+        f" {str(parameter.dtype).removeprefix('torch.')} |"
+        f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
+        for name, parameter in module.named_parameters()
+    ]
+    total = sum(parameter.numel() for parameter in module.parameters())
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    head = ["| parameter | layer | shape | type | numbers |", "|---|---|---|---|--:|"]
+    return "\n".join([*head, *rows, f"| **{trained:,} trained** | | | | **{total:,}** |"])

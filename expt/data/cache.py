@@ -1,22 +1,30 @@
-"""Decoded datasets as uncompressed .npy files, mapped into memory.
+"""What is kept on disk: decoded datasets, downloads, and checksums of files.
 
-Their pages are shared by all workers and runs.
+Decoded datasets are uncompressed .npy files, whose pages all workers and runs share.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import importlib
+import io
+import json
 import os
+import random
 import shutil
+import socket
+import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, DataError
 
-if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
+if TYPE_CHECKING:
     import numpy as np
     from filelock import FileLock
 
@@ -222,3 +230,139 @@ def _new(entry: Path) -> Iterator[Path]:
         beside.rename(entry)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+_CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes behind a firewall
+
+
+def fetch(
+    root: Path,
+    construct: Callable[[Any, Path], Sequence[Any]],
+    name: str,
+    *,
+    is_there: Callable[[], bool],
+    pattern: str = "*",
+) -> None:
+    """Download the dataset `name` of torchvision into `root`, whole or not at all, once for all.
+
+    `construct` gets its class and a folder beside; the files there that fit the `pattern` are moved
+    into the root, as torchvision takes half of an unpacked archive for the whole. Raise DataError
+    with the reason, in a few words.
+    """
+    from filelock import FileLock  # late: for a download
+
+    lock = root / ".download.lock"
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            if is_there():  # another run has fetched it meanwhile
+                return
+            beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
+            try:
+                with _impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
+                    cls = getattr(importlib.import_module("torchvision.datasets"), name)
+                    construct(cls, beside)
+                for path in [path for path in beside.rglob(pattern) if path.is_file()]:
+                    target = root / path.relative_to(beside)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+    except (OSError, RuntimeError, ImportError, ValueError) as error:
+        raise DataError(" ".join(str(error).split()) or type(error).__name__) from error
+    finally:
+        with contextlib.suppress(OSError):  # up to the first that holds something
+            lock.unlink()
+            for folder in new:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Give up on a server that does not answer."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+SAMPLED = 20_000
+"""Files of a folder that are read; of a larger one this many, the names and sizes of all."""
+
+
+def of_files(root: Path, names: Sequence[str]) -> str:
+    """Return a digest of files by their paths below `root`.
+
+    It is one of their names, sizes and contents; of very many files the contents of some.
+    """
+    # Drawn by names only: the same files on every machine.
+    chosen = names if len(names) <= SAMPLED else random.Random(digest(names)).sample(names, SAMPLED)
+    with Checksums(f"folder-{digest([str(root.resolve())])}") as checksums:
+        sums = {name: checksums.of(root / name) for name in chosen}
+    words = (
+        word
+        for name in names
+        for word in (name, str((root / name).stat().st_size), sums.get(name, ""))
+    )
+    return digest(words)
+
+
+class Checksums:
+    """Checksums on disk, by path, size and times.
+
+    Where they cannot be kept, each file is read every time.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path = cache_dir() / "checksums" / f"{name}.json"
+        self._known: dict[str, list[int | str]] = {}
+        self._changed = False
+
+    def __enter__(self) -> Checksums:
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            self._known = known if isinstance(known, dict) else {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._changed:
+            beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                beside.write_text(json.dumps(self._known), encoding="utf-8")
+                beside.replace(self._path)
+
+    def of(self, path: Path) -> str:
+        """Return the MD5 of a file, decompressed if its name ends in .gz."""
+
+        def read() -> str:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                return md5(file)
+
+        return self.once(path, "", read)
+
+    def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
+        """Return what `read` has made of a file, which is called again if the file has changed."""
+        try:
+            stat, key = path.stat(), f"{path.resolve()} {what}"
+            # Only the system sets the last: a copy that keeps the times of its source has another.
+            state = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
+            kept = self._known.get(key)
+            if isinstance(kept, list) and kept[:-1] == state:
+                return str(kept[-1])
+            found = read()
+        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+            raise DataError(f"{path} cannot be read ({error}); fix or replace it") from error
+        self._known[key], self._changed = [*state, found], True
+        return found
+
+
+def md5(file: IO[bytes] | gzip.GzipFile) -> str:
+    """Return the MD5 of a stream."""
+    found = hashlib.md5(usedforsecurity=False)
+    while block := file.read(1 << 20):
+        found.update(block)
+    return found.hexdigest()

@@ -27,10 +27,10 @@ from expt.data.checked_samples import (
     to_tensor,
 )
 from expt.data.images import of_images, streamed
+from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import seconds_for, seeded
-from expt.data.windows import NO_TARGET
 from expt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from expt.config import user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data.cache import digest
-from expt.data.checksums import Checksums
-from expt.data.kind import DatasetConfig
+from expt.data.cache import Checksums, digest
+from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import continuing
 from expt.runs.named_checkpoint import weights_file

@@ -18,7 +18,7 @@ import numpy as np
 from expt.data.cache import Arrays
 from expt.errors import DataError
 
-_MEND = "delete it and download it again"
+_FIX = "delete it and download it again"
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
@@ -31,16 +31,16 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     header = _take(path, start)
     if len(header) < start:
         raise DataError(
-            f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_MEND}"
+            f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_FIX}"
         )
     if header[:4] != bytes((0, 0, 8, dims)):
         raise DataError(
             f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with"
-            f" {header[:4].hex(' ')}, expected 00 00 08 {dims:02x}; {_MEND}"
+            f" {header[:4].hex(' ')}, expected 00 00 08 {dims:02x}; {_FIX}"
         )
     shape = struct.unpack(f">{dims}I", header[4:])
     if 0 in shape:
-        raise DataError(f"{path} holds no samples: its shape is {shape}; {_MEND}")
+        raise DataError(f"{path} holds no samples: its shape is {shape}; {_FIX}")
     expected = start + math.prod(shape)
     if path.suffix != ".gz":
         _check_bytes(path, expected, path.stat().st_size)
@@ -77,16 +77,16 @@ def _take(path: Path, limit: int) -> bytes:
     except EOFError:
         pass  # a gzip file cut short: the count of bytes will say so
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged ({error}); {_MEND}") from error
+        raise DataError(f"{path} is damaged ({error}); {_FIX}") from error
     return bytes(data)
 
 
 def _check_bytes(path: Path, expected: int, found: int) -> None:
     if found < expected:
-        raise DataError(f"{path} is truncated: expected {expected} bytes, found {found}; {_MEND}")
+        raise DataError(f"{path} is truncated: expected {expected} bytes, found {found}; {_FIX}")
     if found > expected:
         raise DataError(
-            f"{path} is too long: expected {expected} bytes, found {found} or more; {_MEND}"
+            f"{path} is too long: expected {expected} bytes, found {found} or more; {_FIX}"
         )
 
 
@@ -108,9 +108,9 @@ def _from_archive(
                 assert stream is not None  # regular files only
                 yield f"{name} in {archive}", stream
     except KeyError as error:
-        raise DataError(f"{archive} holds no file {error}; {_MEND}") from error
+        raise DataError(f"{archive} holds no file {error}; {_FIX}") from error
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{archive} is damaged ({error}); {_MEND}") from error
+        raise DataError(f"{archive} is damaged ({error}); {_FIX}") from error
 
 
 def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +119,7 @@ def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarr
         data, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
     except Exception as error:  # a malformed pickle raises nearly anything
         raise DataError(
-            f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_MEND}"
+            f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_FIX}"
         ) from error
     shaped = (
         isinstance(data, np.ndarray)
@@ -131,7 +131,7 @@ def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarr
             f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         )
         raise DataError(
-            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_MEND}"
+            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_FIX}"
         )
     return data.reshape(-1, 3, 32, 32), labels
 

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.data import samples
-from expt.data.checked_samples import checked_image, to_tensor
+from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import decode, fit, in_mode
-from expt.data.iterable import IterableLoader
 from expt.data.loading import Finish, Loader, LoaderOptions
 from expt.data.memory import InMemoryLoader, place
+from expt.data.samples import IterableLoader
 from expt.data.source import Part, Source
 from expt.data.stream import SampleLoader, StreamLoader, stacked
-from expt.data.transforms import Transformed
 from expt.errors import DataError
 
 Shape = tuple[int, int, int]

@@ -1,20 +1,19 @@
-"""What a worker sees of its data: batches that are on the device and normalised."""
+"""Batches of a worker, on the device and normalised, and the trees of tensors that they are."""
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from expt.data import indexing
-from expt.data.augment import Augmentation
-from expt.data.mixing import Mixing
-from expt.data.tree import leaves, mapped
+from expt.data.augment import Augmentation, Mixing
 
 MIN_EVAL_BATCH = 256
 NO_AUGMENTATION = Augmentation()
@@ -307,3 +306,72 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def tree_to_device(tree: Any, device: torch.device) -> Any:
     """Every tensor in `tree` on `device`."""
     return mapped(lambda tensor: to_device(tensor, device), tree)
+
+
+_Made = TypeVar("_Made", bound=tuple[Any, ...])
+
+
+def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made]:
+    """Yield `batches`, made on a side stream where `device` is a GPU.
+
+    They are tuples that start with two trees of tensors on the device. The host runs ahead of the
+    GPU, so a batch is copied, gathered and augmented while the step before it computes; only the
+    stream that uses it waits. On a CPU there is no other core to do so.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    side = _side_stream(device.index if device.index is not None else torch.cuda.current_device())
+    side.wait_stream(
+        torch.cuda.current_stream(device)
+    )  # it may still be copying the dataset to the device
+    while True:
+        with torch.cuda.stream(side):
+            made = next(batches, None)
+        if made is None:
+            return
+        using = torch.cuda.current_stream(device)
+        using.wait_stream(side)
+        for tensor in leaves(made[:2]):
+            tensor.record_stream(
+                using
+            )  # its memory is free for the side stream once this one is done with it
+        yield made
+
+
+@functools.cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    """One for all loaders: memory that one stream has freed is not another's."""
+    return torch.cuda.Stream(index)
+
+
+def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Return the same containers with `function` of each tensor; all else stays as it is."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, below) for key, below in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(mapped(function, below) for below in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(function, below) for below in tree)
+    return tree
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Return its tensors, in order."""
+    found: list[Tensor] = []
+    mapped(found.append, tree)
+    return iter(found)
+
+
+def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield its tensors, each with where it is, such as `inputs['row'][0]` of `inputs`."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, below in tree.items():
+            yield from named_leaves(below, f"{name}[{key!r}]")
+    elif isinstance(tree, list | tuple):
+        for index, below in enumerate(tree):
+            yield from named_leaves(below, f"{name}[{index}]")

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from expt.data import samples
 from expt.data.image_files import MODES, read_image, stretch
 from expt.data.images import check_size, read_picture
-from expt.data.kind import DatasetConfig
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, Loader, LoaderOptions
 from expt.data.source import NOTHING, Part, Source
 from expt.data.stream import SampleLoader

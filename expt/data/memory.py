@@ -1,16 +1,19 @@
-"""The loaders of samples that fit in memory: several batches are one gather."""
+"""Loaders of samples in memory: images, rows of a table, windows of a text."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from expt.data import indexing
 from expt.data.indexing import Piece
 from expt.data.loading import (
     MIN_EVAL_BATCH,
@@ -19,10 +22,17 @@ from expt.data.loading import (
     LoaderOptions,
     Order,
     ShardedLoader,
+    leaves,
+    mapped,
+    prefetched,
     to_device,
 )
-from expt.data.prefetch import prefetched
-from expt.data.tree import leaves, mapped
+from expt.data.source import Part, Source
+from expt.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from expt.data.kinds.table import Rows
+    from expt.data.kinds.text import Extent
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
 # cost nothing.
@@ -157,3 +167,236 @@ def _spread(values: Tensor, block: list[Piece]) -> Tensor:
     if len(block) == 1:
         return taken
     return taken.unfold(-1, first.stop - first.start, block[1].start - first.start).flatten(-2)
+
+
+def drawn_parts(number: int, test_fraction: float) -> dict[str, np.ndarray]:
+    """Return the places of the rows for training and for the test, drawn alike for all runs."""
+    train, test = indexing.split(number, test_fraction, None)
+    return {"train": train.numpy(), "test": test.numpy()}
+
+
+def of_rows(
+    dataset: Any,
+    rows: Rows,
+    parts: Mapping[str, np.ndarray],
+    device: torch.device,
+    trained_on: Mapping[str, Any] | None = None,
+) -> Source:
+    """Return the rows at the indices of the parts `train`, and `val` and `test` if there are such.
+
+    They are standardised by those that are trained on, or as a record says of `trained_on`.
+    """
+    if trained_on is not None:
+        return _source(as_trained_on(trained_on, rows), parts, device)
+    how = dataset.standardise, dataset.standardise_targets
+
+    def fitted(chosen: Tensor) -> Source:
+        scaled, scales = standardised(how, rows, parts["train"][chosen.numpy()])
+        return _source(scaled, parts, device, standardised=scales)
+
+    return _source(rows, parts, device, fitted=fitted)
+
+
+def _source(
+    rows: Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any
+) -> Source:
+    def part(index: np.ndarray) -> Part:
+        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
+        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
+
+    train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
+    example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+    targets = torch.from_numpy(rows.targets[train])
+    classes = targets if rows.class_names else torch.zeros(len(train))
+    more |= {"feature_names": rows.feature_names, "target_names": rows.target_names}
+    more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
+    return Source(
+        _shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more
+    )
+
+
+def _shapes(rows: Rows) -> Mapping[str, Any]:
+    """Return an image of one row and one channel, so that a model of images may flatten it."""
+    outputs = len(rows.class_names or rows.target_names)
+    return {"channels": 1, "image_size": (1, rows.features.shape[1]), "num_classes": outputs}
+
+
+def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
+    targets = torch.from_numpy(rows.targets[index])
+    return torch.from_numpy(rows.features[index]).float(), (
+        targets if rows.class_names else targets.float()
+    )
+
+
+def standardised(
+    standardises: tuple[bool, bool], rows: Rows, training: np.ndarray
+) -> tuple[Rows, dict[str, tuple[float, float]]]:
+    """Return the rows at mean 0 and deviation 1 over the rows at `training`, and what they had.
+
+    `standardises` says which of features and targets are to be so. A column of one value is only
+    shifted.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    if standardises[0]:
+        features, scales = _at_unit_scale(rows.features, training)
+        rows = rows._replace(features=features)
+        found |= dict(zip(rows.feature_names, scales, strict=True))
+    if standardises[1] and not rows.class_names:
+        targets, scales = _at_unit_scale(rows.targets, training)
+        rows = rows._replace(targets=targets)
+        found |= dict(zip(rows.target_names, scales, strict=True))
+    return rows, found
+
+
+def _at_unit_scale(
+    values: np.ndarray, training: np.ndarray
+) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    chosen = values[training]
+    mean, std = chosen.mean(0), chosen.std(0)
+    # A column of one value has no deviation but that of rounding.
+    std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
+    return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
+
+
+def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
+    """Return the rows with a run's columns, in its order, names and scales, from its record.
+
+    A single target may have another name. Raise ConfigError where a column is missing.
+    """
+    targets = trained_on.get("target_names") or rows.target_names
+    if len(targets) == len(rows.target_names) == 1:
+        rows = rows._replace(target_names=tuple(targets))
+    features = trained_on["feature_names"]
+    for key, wanted, there in (
+        ("features", features, rows.feature_names),
+        ("targets", targets, rows.target_names),
+    ):
+        if missing := [name for name in wanted if name not in there]:
+            raise ConfigError(
+                f"dataset.{key}: there is no {missing[0]}, which the run was trained with"
+                f".{did_you_mean(missing[0], there)}"
+            )
+    scales = trained_on.get("standardised", {})
+    columns = [rows.feature_names.index(name) for name in features]
+    rows = rows._replace(
+        features=_scaled(scales, features, rows.features[:, columns]), feature_names=tuple(features)
+    )
+    if rows.class_names:
+        return rows
+    columns = [rows.target_names.index(name) for name in targets]
+    return rows._replace(
+        targets=_scaled(scales, targets, rows.targets[:, columns]), target_names=tuple(targets)
+    )
+
+
+def _scaled(
+    scales: Mapping[str, Sequence[float]], names: Sequence[str], values: np.ndarray
+) -> np.ndarray:
+    mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in names]).T
+    found: np.ndarray = (values - mean) / std
+    return found
+
+
+NO_TARGET = -100
+"""The target of a token that counts for nothing: what torch's cross-entropy ignores."""
+_EVAL_TOKENS = 2**15
+"""Evaluated at a time by a worker, at least: their logits are what takes memory."""
+
+
+class Windows:
+    """Consecutive windows of a part of a text: `context` tokens, and of each the next.
+
+    Each token of the part but its first is a target, once; the last window may be shorter.
+    """
+
+    def __init__(self, extent: Extent, context: int, tokens: np.ndarray | None = None) -> None:
+        """Take the `tokens` [N] that a tokenizer has read, else the bytes of its files."""
+        self._start, self._stop, self.context = extent.start, extent.stop, context
+        self._ends = list(itertools.accumulate(extent.sizes))
+        # A file without a byte cannot be mapped.
+        self._files: list[np.ndarray] = (
+            [tokens]
+            if tokens is not None
+            else [
+                np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+                for path, size in zip(extent.files, extent.sizes, strict=True)
+            ]
+        )
+        if [len(file) for file in self._files] != [*extent.sizes]:
+            raise DataError(
+                f"{extent.files[0]}: the text has changed while the run was starting; start it"
+                " again"
+            )
+
+    def __len__(self) -> int:
+        return -(-(self._stop - self._start - 1) // self.context)
+
+    def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets, int64 [b, context].
+
+        What a shorter window lacks is 0, with the target NO_TARGET.
+        """
+        chosen = list(indices)
+        tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)
+        for row, index in zip(tokens, chosen, strict=True):
+            first = self._start + index * self.context
+            found = self._tokens(first, min(first + self.context + 1, self._stop))
+            row[: len(found)] = found
+        inputs, targets = (
+            torch.from_numpy(tokens[:, :-1].copy()),
+            torch.from_numpy(tokens[:, 1:].copy()),
+        )
+        return inputs.clamp_(min=0), targets
+
+    def _tokens(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens of the whole text, over the ends of files."""
+        first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
+        pieces = []
+        for file, end in zip(
+            self._files[first : last + 1], self._ends[first : last + 1], strict=True
+        ):
+            begin = end - len(file)
+            pieces.append(file[max(start - begin, 0) : stop - begin])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+class TextLoader(ShardedLoader):
+    """Batches of a text's windows, inputs and targets [b, context]; see Loader."""
+
+    def __init__(self, windows: Windows, indices: Tensor, options: LoaderOptions) -> None:
+        share = options.batch_size // options.shard.world_size
+        most = max(share, _EVAL_TOKENS // windows.context, 1)
+        super().__init__(
+            indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most)
+        )
+        self._windows = windows
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order.samples, pieces), self._options.device)
+
+    def _read(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            inputs, targets = self._windows.read(order[piece.start : piece.stop].tolist())
+            device = self._options.device
+            yield Batch(
+                to_device(inputs, device),
+                to_device(targets, device),
+                piece.global_size,
+                piece.weightless,
+            )
+
+
+def of_extents(
+    extents: Sequence[Extent | None], context: int, vocab_size: int, tokens: np.ndarray | None
+) -> Source:
+    """Return a text's parts, by windows of `context` tokens."""
+    train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
+    assert train
+    example = torch.zeros(context, dtype=torch.int64)
+    shapes = {"vocab_size": vocab_size, "context": context}
+    return Source(shapes, (), (example, example), train, test, torch.zeros(train.size), val=val)
+
+
+def _part(windows: Windows) -> Part:
+    return Part(len(windows), functools.partial(TextLoader, windows))

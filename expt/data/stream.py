@@ -31,10 +31,10 @@ from expt.data.loading import (
     LoaderOptions,
     Order,
     ShardedLoader,
+    prefetched,
     to_device,
     tree_to_device,
 )
-from expt.data.prefetch import prefetched
 from expt.errors import ConfigError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process

@@ -1,1 +1,1 @@
-"""A trained model in use: a run's folder is enough, and its dataset is read only where asked for."""
+"""A trained model in use: a run's folder is enough; its dataset is read only on request."""

@@ -1,6 +1,4 @@
-"""What a person gets of each sample, by what the task's targets are: classes, labels, numbers,
-masks, how likely a text is, or what a custom task predicts.
-"""
+"""Predictions of samples by the task's targets: classes, labels, numbers, masks, likelihoods."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.data.tree import leaves, mapped
-from expt.data.windows import NO_TARGET
+from expt.data.loading import leaves, mapped
+from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError
 from expt.inference.plan import Plan
 from expt.inference.preprocess import scales_of

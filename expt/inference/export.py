@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from expt.config import secrets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data import evaluation
-from expt.data.loading import Batch, LoaderOptions
-from expt.data.tree import leaves, mapped
+from expt.data import build
+from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.preprocess import Normalised, Undone, scales_of
@@ -84,7 +83,7 @@ def export(
     normalises them itself, and gives a regression's numbers in the targets' own units. It is there
     only where its outputs are those of the model, to `tolerance`; LARGE ones by their size.
 
-    Raises ConfigError for what cannot be done, RunFailed where the export or the check fails.
+    Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
     record, state = saved(run, which)
     data = record["data"]
@@ -111,15 +110,9 @@ def export(
     with torch.no_grad(), _beside(file) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         inputs, outputs = _write(format, beside, module, shown, dims, about)
-        allowed, difference, call = tolerance, 0.0, _call_of(format, beside)
-        for size in sizes:
-            part = _cut(arguments, size)
-            wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
-            if units is not None:  # compared as the model gives them: in deviations
-                got = [units.standardised(each).to(wanted[0].dtype) for each in got]
-            largest = max((float(each.abs().max()) for each in wanted), default=0.0)
-            allowed = max(allowed, tolerance * largest / LARGE)
-            difference = max(difference, _difference(wanted, got))
+        call = _call_of(format, beside)
+        parts = [_cut(arguments, size) for size in sizes]
+        allowed, difference = _compared(expected_of, call, parts, tolerance, units)
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
@@ -133,13 +126,32 @@ def export(
     )
 
 
+def _compared(
+    expected_of: Callable[..., Any],
+    call: Call,
+    parts: Sequence[Sequence[Any]],
+    tolerance: float,
+    units: Undone | None,
+) -> tuple[float, float]:
+    """Return the difference of outputs that is allowed, and the largest one."""
+    allowed, difference = tolerance, 0.0
+    for part in parts:
+        wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
+        if units is not None:  # compared as the model gives them: in deviations
+            got = [units.standardised(each).to(wanted[0].dtype) for each in got]
+        largest = max((float(each.abs().max()) for each in wanted), default=0.0)
+        allowed = max(allowed, tolerance * largest / LARGE)
+        difference = max(difference, _difference(wanted, got))
+    return allowed, difference
+
+
 def _samples(
     config: RunConfig, data: Mapping[str, Any], number: int, *, normalised: bool
 ) -> tuple[Batch, str]:
     """Return up to `number` samples of the run's dataset and their split, or random ones.
 
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
-    stand in the table. Raises ConfigError where it is not known what samples are like.
+    stand in the table. Raise ConfigError where it is not known what samples are like.
     """
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
@@ -152,7 +164,7 @@ def _samples(
     known = data if normalised else {**data, "standardised": {}}
     try:
         dataset.prepare(config.task, learns=False)
-        found = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
         batch = next(iter(found.batches()), None)
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")
@@ -264,7 +276,7 @@ def _write(
     dims: Mapping[int, Any],
     about: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the file; return its inputs and outputs in words. Raises RunFailed if torch can't."""
+    """Write the file; return its inputs and outputs in words. Raise RunFailed if torch can't."""
     dynamic: Any = mapped(lambda _: dict(dims) or None, arguments)
     try:
         with _quiet():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.data.columns import Column, as_numbers, columns_of, csv_names, number_of
 from expt.data.image_files import EXTENSIONS, files_below
-from expt.data.kind import DatasetConfig
+from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, did_you_mean, first_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
 def list_files(kind: Kind, given: Sequence[Path]) -> list[str]:
     """Return the files that are named, and of a folder those below it, sorted by folder.
 
-    Raises ConfigError for a path where nothing lies, a folder without such files, and a file of
+    Raise ConfigError for a path where nothing lies, a folder without such files, and a file of
     another kind.
     """
     found = list[str]()
@@ -94,7 +94,7 @@ class Samples(NamedTuple):
 def open_array(path: str) -> np.ndarray:
     """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES.
 
-    Raises DataError for a damaged file, ConfigError for an .npz of several others.
+    Raise DataError for a damaged file, ConfigError for an .npz of several others.
     """
     import numpy as np
 
@@ -116,7 +116,7 @@ def open_array(path: str) -> np.ndarray:
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:
     """Return the samples in an array's file, for a model that was trained on `data`.
 
-    Raises ConfigError for another shape, and for numbers that the model does not take.
+    Raise ConfigError for another shape, and for numbers that the model does not take.
     """
     array = open_array(path)
     channels, size = int(data.get("channels", 0)), tuple(data.get("image_size", ()))
@@ -183,7 +183,7 @@ class Features:
             self._choose(path, next(_pieces(path, 1), ({}, {}))[0])
 
     def read(self, path: str, size: int) -> Iterator[Rows]:
-        """Yield all rows, up to `size` at a time. Raises DataError where the file is damaged."""
+        """Yield all rows, up to `size` at a time. Raise DataError where the file is damaged."""
         if path.lower().endswith(".npy"):
             array = self._array(path)
             for start in range(0, len(array), size):
@@ -221,8 +221,8 @@ class Features:
         ]
         if len(chosen) != self._number:
             raise ConfigError(
-                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}, and the model"
-                f" takes {self._number}"
+                f"{path}: has {len(chosen)} columns beside {', '.join(self._targets)}; the"
+                f" model takes {self._number}"
             )
         return chosen
 

@@ -64,24 +64,22 @@ def load(
     device: str | torch.device = "cpu",
     amp: Amp = False,
 ) -> TrainedModel:
-    """The model of the run in the folder `run`, in eval mode, with the weights of its best
-    checkpoint.
+    """Return the model of a run in eval mode, with the weights of its best checkpoint.
 
-    Those of its last where `which`, or `RUN@last`, says so.
-    Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must
-    be importable as it was for the run, from the current folder too. It computes in float32, to be
-    put under an autocast of one's own; with `amp="recorded"` as the run did, whose evaluations had
-    mixed precision where it was trained so, and with true, bf16 or fp16 so in any case.
-    torch.compile is not applied. Raises ConfigError for a folder without that checkpoint, and
-    CheckpointError for a damaged one."""
+    `which`, or `RUN@last`, chooses the last. Of a run with `ema` they are the averaged weights. The
+    dataset is not read. A custom class must be importable as it was for the run, from the current
+    folder too. The model computes in float32; with `amp="recorded"` as in the run's evaluations,
+    and with true, bf16 or fp16 in mixed precision. torch.compile is not applied. Raise ConfigError
+    for a folder without that checkpoint, and CheckpointError for a damaged one.
+    """
     record, state = saved(run, which)
     return rebuilt(record, state, torch.device(device), amp=amp)
 
 
 def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, Any]]:
-    """The record of the run, and what its best or last checkpoint has of the model.
+    """Return the record of the run, and what its best or last checkpoint has of the model.
 
-    Warns and raises as `load`.
+    Warn and raise as `load` does.
     """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
@@ -104,9 +102,7 @@ def rebuilt(
     amp: Amp = False,
     plain: bool = False,
 ) -> TrainedModel:
-    """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory
-    format.
-    """
+    """Return the model of a checkpoint's `state`; `plain` in torch's own memory format."""
     with importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
@@ -122,7 +118,7 @@ def rebuilt(
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
-    """The model, its weights of no meaning yet; torch's random numbers stay what they are."""
+    """Return the model with weights to be replaced; leave torch's random numbers as they are."""
     shapes = dict(model_build.offered(config, shapes_told(record["data"])))
     example: Tensor | None = None
     if "image_size" in shapes:
@@ -136,7 +132,7 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
 
 @contextlib.contextmanager
 def importable_from_here() -> Iterator[None]:
-    """As in `python -m expt`, for a person's own class."""
+    """Let custom classes be imported from the current folder, as in `python -m expt`."""
     before = list(sys.path)
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -92,7 +92,7 @@ class Plan:
 
 
 def plan(asked: Asked) -> Plan:
-    """Raises ConfigError for a run that is none, and for what its model can't be asked about."""
+    """Return the plan. Raise ConfigError for no run, and for samples that it does not take."""
     record, _ = found(asked.run, asked.which)
     config, data = recorded(record["config"]), record["data"]
     _check(asked, config, data)
@@ -108,7 +108,7 @@ def plan(asked: Asked) -> Plan:
             features.check(path)
     if kind is PICTURES and files and config.dataset.custom_class:
         warn(
-            f"{config.dataset.custom_class}: what this class does to a picture is not known here: it"
+            f"{config.dataset.custom_class}: what this class does to a picture is not known: it"
             f" is scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
             " and std; --split has its own"
         )

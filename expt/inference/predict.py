@@ -17,11 +17,10 @@ from torch import Tensor
 
 from expt import machine
 from expt.config.schema import RunConfig
-from expt.data import evaluation
+from expt.data import build
 from expt.data.image_files import read_image
-from expt.data.loading import Batch, LoaderOptions, ShardedLoader, to_device
-from expt.data.tree import mapped
-from expt.data.windows import NO_TARGET
+from expt.data.loading import Batch, LoaderOptions, ShardedLoader, mapped, to_device
+from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError, DataError, OutOfMemory, warn
 from expt.inference.answers import About, Answers, Form, form_of
 from expt.inference.files import TEXTS
@@ -56,7 +55,7 @@ class Predictor:
     """The run's model on its device, and the samples that could not be read."""
 
     def __init__(self, plan: Plan) -> None:
-        """Raises ConfigError and CheckpointError, see `load`."""
+        """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, asked = plan, plan.asked
         self.device = _device(asked.device)
         self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)
@@ -73,7 +72,7 @@ class Predictor:
     def __iter__(self) -> Iterator[Answers]:
         """Yield answers in the order of the samples.
 
-        Raises ConfigError for what can't be read or does not fit the model.
+        Raise ConfigError for what can't be read or does not fit the model.
         """
         return self.form.joined(self._answers())
 
@@ -133,7 +132,7 @@ class Predictor:
             channels_last=config.channels_last,
         )
         workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
-        (loader,) = evaluation.load(
+        (loader,) = build.load(
             dataset, config.task, part, record["data"], options, own=True, num_workers=workers
         ).loaders
         if not isinstance(loader, ShardedLoader):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.data.image_files import fit, in_mode, read_image, stretch
-from expt.data.kind import DatasetConfig
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Normalise
 from expt.errors import ConfigError
 
@@ -47,7 +47,7 @@ class Preprocess:
     or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
     out as its tokens, int64 [1, length]. Other samples must be tensors, and are only moved.
 
-    Raises ConfigError for what is no sample, DataError for a damaged picture.
+    Raise ConfigError for what is no sample, DataError for a damaged picture.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Normalised(nn.Module):
     std: Tensor
 
     def __init__(self, model: nn.Module, dataset: DatasetConfig, data: Mapping[str, Any]) -> None:
-        """Raises ConfigError for samples that the model takes as they are."""
+        """Wrap the model. Raise ConfigError for samples that it takes as they are."""
         super().__init__()
         if "channels" not in data or dataset.passes_as_is:
             raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
@@ -167,8 +167,9 @@ class Normalised(nn.Module):
 
 
 class Undone(nn.Module):
-    """A model whose numbers come out in the targets' own units, float64, which keeps the digits of
-    numbers far from 0.
+    """A model whose numbers come out in the targets' own units, float64.
+
+    It keeps the digits of numbers far from 0.
     """
 
     mean: Tensor

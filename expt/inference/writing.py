@@ -1,4 +1,4 @@
-"""Predictions in a file that is there when they all are: .csv, .jsonl, .npz, or a folder of masks."""
+"""Predictions in a file that appears when it is complete: .csv, .jsonl, .npz, a folder of masks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
 def writer(output: Path, *, force: bool) -> Iterator[Writer]:
     """Yield what writes a file that takes its name where the block ends well.
 
-    Raises ConfigError for one that is there.
+    Raise ConfigError for one that is there.
     """
     kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
@@ -220,9 +220,9 @@ class MaskPictures(Writer):
     """A PNG of class numbers for each picture, of its size, named as it is below their folder."""
 
     def __init__(self, folder: Path, paths: Sequence[str], root: str, *, force: bool) -> None:
-        """The `paths`, and others that come, lie below `root`.
+        """Name the masks of `paths`, which lie below `root`.
 
-        Raises ConfigError where two pictures would have one mask, or a mask its picture's place.
+        Raise ConfigError where two pictures would have one mask, or a mask its picture's place.
         """
         self._folder, self._root, self._force = folder, root, force
         self._beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

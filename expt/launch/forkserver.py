@@ -57,7 +57,6 @@ def libraries_in(words: Sequence[str]) -> list[str]:
 
 
 def _ignored() -> tuple[signal.Signals, ...]:
-    """Return the signals that reach every process at once, and that the driver answers."""
     return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 
@@ -250,7 +249,7 @@ def keep_open(descriptor: int) -> Kept:
 
 
 class Work(NamedTuple):
-    """What a process is to do: call `function`, named as `package.module:name`, and print to files."""
+    """The work of a process: call `function`, named as `package.module:name`, print to files."""
 
     function: str
     arguments: Sequence[Any]

@@ -53,7 +53,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """That of its folder."""
+        """The name of its folder."""
         return self.paths.folder.name
 
     @property
@@ -62,7 +62,7 @@ class Job:
         return self.status == FAILED and not self.started_at
 
     def may_retry(self, error: ExptError, retries: int) -> bool:
-        """Whether it gets another try, and one may come to something else."""
+        """Whether it gets another try, which may end otherwise."""
         restarts = max(retries, request_of(self).config.max_restarts)
         if isinstance(error, WorkersLost) and not self.paths.metrics.exists():
             restarts = max(restarts, 1)  # it had not even begun
@@ -76,22 +76,18 @@ class Job:
         return not alike
 
     def try_again(self) -> None:
-        """Let the run, which has failed, wait for another start; what it has cost until now is
-        counted already.
-        """
+        """Queue the run, which has failed, for another start."""
         self.retries, self.status = self.retries + 1, QUEUED
         self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
 
     def fails_alike(self, error: ExptError) -> bool:
-        """Whether this attempt fails as the one before: by the same mistake in the code, and no
-        further on.
-        """
+        """Whether this attempt fails by the same mistake as the one before, and no further on."""
         before, points = self._mistake, MetricsReader(self.paths).read()
         self._mistake = mistake_in(str(error)), points[-1].step if points else 0
         return bool(before[0]) and before == self._mistake
 
     def end(self, error: ExptError | None, now: float) -> None:
-        """Let it have completed or paused, or ended by `error`."""
+        """Record that it has completed or paused, or failed by `error`."""
         self.error, self.ended_at = error, now
         if error is not None:
             self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
@@ -102,14 +98,14 @@ class Job:
         )
 
     def pause_after(self, epoch: int | None) -> None:
-        """Let the run, which has not started, pause after this epoch; None lets it go to its end."""
+        """Pause the run, which has not started, after this epoch; None for at its end."""
         if self.request is not None:
             self.request = dataclasses.replace(self.request, until_epoch=epoch)
 
     def go_on(self, until_epoch: int | None) -> None:
-        """Let the run, which has paused, wait for another turn: to its end, or to another pause.
+        """Queue the run, which has paused, to its end or to another pause.
 
-        Who calls it gives the job to the pool once more.
+        The caller gives the job to the pool once more.
         """
         self.request = dataclasses.replace(
             request_of(self), may_have_run=True, until_epoch=until_epoch
@@ -118,47 +114,42 @@ class Job:
 
 
 class Observer:
-    """Is told of jobs' progress, from within the loop that watches them; by itself it warns of a
-    restart alone.
+    """What is called as jobs progress, from the loop that watches them.
+
+    By itself it only warns of a restart.
     """
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
-        """It is the job's turn, but another command holds `devices`; told once of each job."""
+        """React to a job whose `devices` another command holds; called once for each job."""
 
     def job_locked_out(self, job: Job) -> None:
-        """It is the job's turn, but another command is at work in its folder; told once of each
-        job.
-        """
+        """React to a job in whose folder another command is at work; called once for each job."""
 
     def job_next(self, job: Job) -> None:
-        """The job is likely to be the next to start; told many times.
-
-        What that takes may be prepared, in memory.
-        """
+        """Prepare, in memory, the job that is likely to start next; called many times."""
 
     def job_starting(self, job: Job) -> None:
-        """The job's workers are about to start, maybe once more."""
+        """React to a job whose workers are about to start, maybe once more."""
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
-        """The job has failed, and waits to be started once more."""
-        of = max(
-            job.retries, request_of(job).config.max_restarts
-        )  # workers that were lost at once get one unasked
+        """Warn of a job that has failed, and waits to be started once more."""
+        # workers that were lost at once get one unasked
+        of = max(job.retries, request_of(job).config.max_restarts)
         warn(
             f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries}"
             f" of {of}"
         )
 
     def job_ended(self, job: Job) -> None:
-        """The job has completed, paused, failed, or was interrupted."""
+        """React to a job that has completed, paused, failed, or was interrupted."""
 
     def tick(self, active: Sequence[Job]) -> None:
-        """Called many times a second, with the jobs under way."""
+        """Show the jobs under way; called many times a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a pool uses its machine; hydra_plugins/expt_pool_launcher.py says what each means."""
+    """How a pool uses its machine; see hydra_plugins/expt_pool_launcher.py."""
 
     max_concurrent: int | None = None
     runs_per_gpu: int = 1
@@ -174,7 +165,7 @@ LEAST |= {"max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for numbers of a launcher by which nothing would ever start."""
+    """Raise ConfigError for options of a launcher by which nothing would ever start."""
     for key, least in LEAST.items():
         value = options.get(key)
         if value is not None and not (isinstance(value, int | float) and value >= least):
@@ -184,19 +175,19 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
-    """Whether the run of this record has completed, or has paused after that epoch or a later one."""
+    """Whether the run of this record has completed, or paused after that epoch or later."""
     if record.get("status") == PAUSED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch
     return record.get("status") == COMPLETED
 
 
 def request_of(job: Job) -> RunRequest:
-    """The request of a job that was not refused."""
+    """Return the request of a job that was not refused."""
     assert job.request is not None
     return job.request
 
 
 def workers_of(job: Job) -> Live:
-    """The workers of a job that has started."""
+    """Return the workers of a job that has started."""
     assert job.workers is not None
     return job.workers

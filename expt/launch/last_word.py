@@ -1,10 +1,10 @@
-"""The process that looks after result.json where no driver does: `python -m expt.launch.last_word
-FOLDER ATTEMPT`.
+"""The process that ends result.json where no driver does.
 
 Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by
-SIGABRT, in C, and the system any by SIGKILL: the record would say "running" for ever. This process
-waits for the end of rank 0 by a pipe, and writes down what ended the run where nobody has. It
-imports nothing before."""
+SIGABRT, in C, and the system any by SIGKILL: the record would say "running" for ever. This process,
+`python -m expt.launch.last_word FOLDER ATTEMPT`, waits for the end of rank 0 by a pipe, and records
+what ended the run. It imports nothing before.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FATAL = {
 
 @contextlib.contextmanager
 def kept(folder: Path, attempt: int) -> Iterator[None]:
-    """While entered, the record of the run in `folder` gets an end, however this process ends."""
+    """Give the record in `folder` an end, however this process ends while entered."""
     process = subprocess.Popen(
         [sys.executable, "-m", "expt.launch.last_word", str(folder.absolute()), str(attempt)],
         stdin=subprocess.PIPE,
@@ -56,9 +56,7 @@ def main(folder: Path, attempt: int) -> None:
 
 
 def write_end(folder: Path, attempt: int) -> None:
-    """Say in result.json what ended the run, where that still says that it runs and nobody is at
-    work there.
-    """
+    """Record what ended the run, where result.json says that it runs and nobody works there."""
     from expt.errors import ConfigError
     from expt.runs.attempt import record_end
     from expt.runs.paths import RunPaths, at_work
@@ -72,9 +70,6 @@ def write_end(folder: Path, attempt: int) -> None:
 
 
 def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
-    """By what the ranks have left in the same folder: a signal that Python wrote of as it came, and
-    errors.
-    """
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
     from expt.runs.attempt import LOG, in_one_line, read_error

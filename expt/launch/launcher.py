@@ -33,7 +33,7 @@ class Launcher:
         """Raise ConfigError if there can be only one run, and `word` asks for several."""
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 says, and return the run's folder; None if this process itself decides.
+        """Train as rank 0 decides, and return the run's folder; None if this process decides.
 
         To be called before any other part of a run.
         """
@@ -180,7 +180,7 @@ def _adopt_submitit_local(environment: MutableMapping[str, str]) -> None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    """Return Slurm's `2(x3),1` as [2, 2, 2, 1]."""
     counts: list[int] = []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(tasks)] * int(times or 1)
@@ -188,7 +188,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's `gpu[07-09,12],login1`: gpu07."""
+    """Return the first of Slurm's `gpu[07-09,12],login1`: gpu07."""
     found = re.match(r"[^,\[]*(\[[^\]]*\])?[^,\[]*", nodes)
     assert found is not None
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0])

@@ -1,5 +1,6 @@
-"""One run in its folder, on this machine: by workers that the pool starts, or with `debug=true` in
-this process.
+"""Runs of a command on this machine: one run, evaluations side by side, and a preflight.
+
+Their workers are started by the pool; with `debug=true` the only one is this process.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def run(
 ) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
-    Where it is refused before it has come to anything, nothing of it is left in a new folder: the
-    mended command may name it again. What was there before stays, whatever it is."""
+    A new folder of a run that is refused is removed, so that the fixed command may name it again.
+    """
     console, is_new = console or Console(), request.paths.is_new()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
@@ -77,8 +78,6 @@ def run(
 
 
 class _Shown(Observer):
-    """Shows the pool's only run."""
-
     def __init__(self, display: RunDisplay, on_start: Callable[[], None] | None) -> None:
         self._display, self._on_start = display, on_start
 
@@ -115,10 +114,10 @@ def _run_workers(
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
-    """What to say after the `error` of a run that has a checkpoint; nothing where it would fail
-    again.
+    """Return how to continue after the `error` of a run that has a checkpoint.
 
-    In its folder no run goes on by other source of its own classes than it began with.
+    Empty where that would fail again: in its folder no run continues by other source of its custom
+    classes than it began with.
     """
     paths, command, changed = request.paths, resume_command(request.paths), ""
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
@@ -143,16 +142,15 @@ def _by_other_code(request: RunRequest) -> str:
 def _run_in_process(
     request: RunRequest, on_start: Callable[[], None] | None, console: Console
 ) -> None:
-    """The single worker of `debug=true`: here, where pdb works."""
+    """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
     config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-    user_code.import_anew(
-        user_code.targets(config)
-    )  # it may have been edited since the run before this, in a notebook
+    # in a notebook it may have been edited since the run before this
+    user_code.import_anew(user_code.targets(config))
     gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
@@ -169,11 +167,10 @@ def _run_in_process(
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
-    """Measure what is asked for; returns the failures.
+    """Run the evaluations and return the failures.
 
-    Of what is refused or interrupted nothing is left.
-
-    Raises Interrupted, and ConfigError where nothing was asked for but what is refused.
+    Of what is refused or interrupted nothing is left. Raises Interrupted, and ConfigError where the
+    only one is refused.
     """
     jobs = [Job(request.paths, request) for request in requests]
     try:
@@ -193,17 +190,13 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
 
 
 def _remove(paths: RunPaths) -> None:
-    """Remove the folder of an evaluation that has come to nothing, and with the last one what is
-    around it.
-    """
+    """Remove the folder of an evaluation, and with the last one the folder around it."""
     shutil.rmtree(paths.folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         paths.folder.parent.rmdir()
 
 
 class _ShownEvaluations(Observer):
-    """Shows how many are done, and what the workers print."""
-
     def __init__(self, console: Console, status: Status) -> None:
         self._console, self._status = console, status
         self._printed: dict[Job, Printed] = {}
@@ -236,12 +229,9 @@ class Tried:
     record: Record
 
     def seconds(self, request: RunRequest) -> float:
-        """Of a whole run alike but for its length, from its turn on, if nothing stops it early."""
-        found, per_epoch, config = (
-            self.record["metrics"],
-            self.record["steps_per_epoch"],
-            request.config,
-        )
+        """Return the time of a whole run of this kind, if nothing stops it early."""
+        found, config = self.record["metrics"], request.config
+        per_epoch = self.record["steps_per_epoch"]
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         done = min(steps, continuing.steps_done(request, per_epoch))
         if done == steps:  # it ends with its test
@@ -291,9 +281,7 @@ class _ShownTrials(Observer):
 def together_s(
     runs: Iterable[tuple[RunConfig, float]], machine: Machine, options: Options
 ) -> float:
-    """How long runs of known lengths [s] take together, packed as the pool packs them and started
-    without delay.
-    """
+    """Return the seconds that runs of known lengths take, packed as the pool packs them."""
     lengths, ends, now = list[float](), list[tuple[float, int, Packing]](), 0.0
     share, most = options.runs_per_gpu, options.max_concurrent
     gpus = Packing(machine.gpus, share=share, max_concurrent=most)

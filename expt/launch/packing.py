@@ -1,10 +1,9 @@
-"""Which waiting run starts next, and on which devices: list scheduling with backfill, in which no
-run starves.
+"""Which waiting run starts next, and on which devices: list scheduling with backfill.
 
-Larger runs come first (list scheduling by decreasing size); what is left over goes to the first
-that fits. The first run that does not fit keeps a claim on as many devices as it needs, busy ones
-before idle ones: smaller runs may use the idle ones meanwhile, but nothing new starts on a claimed
-device, so the wait ends with the runs that are there now."""
+Larger runs come first; what is left over goes to the first that fits. The first run that does not
+fit keeps a claim on as many devices as it needs, busy ones before idle ones: smaller runs may use
+the idle ones meanwhile, but nothing new starts on a claimed device, so no run starves.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Demand:
 
 
 def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
-    """What a run takes: GPUs, or where it uses none cores of the machine."""
+    """Return what a run takes: GPUs, or cores of the machine where it uses none."""
     if not config.num_gpus:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
     devices = (
@@ -46,7 +45,7 @@ def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
 
 
 class Packing:
-    """The devices of a machine, each shared by up to `share` runs, and the runs that wait for them."""
+    """The devices of a machine, each shared by up to `share` runs, and the waiting runs."""
 
     def __init__(
         self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None
@@ -133,9 +132,7 @@ class Packing:
         del self._running[run], self._taken[run]
 
     def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
-        """Let a run that has just been taken wait again: some of its devices are in other hands
-        until then.
-        """
+        """Queue a run again whose devices are partly in other hands until then."""
         demand = self._taken[run]
         self.end(run)
         self._unavailable |= dict.fromkeys(unavailable, until)
@@ -149,7 +146,7 @@ class Packing:
         }
 
     def drop_waiting(self) -> list[int]:
-        """Start none of the runs that wait; returns them."""
+        """Drop the runs that wait, and return them."""
         dropped, self._waiting, self._claim = self.waiting, [], None
         return dropped
 
@@ -188,7 +185,6 @@ class Packing:
 
 
 def _is_possible(demand: Demand, devices: Sequence[str]) -> bool:
-    """Whether the run could start if all of these were free."""
     wanted = demand.devices or devices[: demand.count]
     return len(wanted) == demand.count and {*wanted} <= {*devices}
 
@@ -200,10 +196,10 @@ def _fit(demand: Demand, free: Sequence[str]) -> tuple[str, ...] | None:
 
 
 class GpuLocks:
-    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with
-    its holder.
+    """A file lock for each GPU in use, so that two commands do not take the same.
 
-    `uuid_of` a device is what all commands call it, whatever number it has in each.
+    It ends with its holder. `uuid_of` a device is its name for all commands, whatever number it has
+    in each.
     """
 
     def __init__(self, uuid_of: Callable[[str], str] = str) -> None:
@@ -212,7 +208,7 @@ class GpuLocks:
         self._held: dict[str, FileLock] = {}
 
     def acquire(self, devices: Sequence[str]) -> list[str]:
-        """Lock all of `devices`, or none; returns those that another command holds."""
+        """Lock all of `devices`, or none; return those that another command holds."""
         new = [device for device in devices if device not in self._held]
         missed = [device for device in new if not self._try(device)]
         if missed:

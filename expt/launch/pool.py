@@ -1,4 +1,4 @@
-"""Many runs on one machine: each starts the moment its devices are free, one loop watches them all."""
+"""Many runs on one machine: each starts when its devices are free, one loop watches them all."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ LOCKED_ELSEWHERE_S = 1.0
 
 
 class Pool:
-    """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none.
+    """The devices of a machine, on which jobs run to their ends.
 
     A job in whose folder another command is at work is refused; with `waits_for_folders` it waits
-    until that has ended, or its last worker: a search would choose without it otherwise, and go on
-    to other points than one that was never killed.
+    for the end of that: a search would otherwise continue with other trials.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class Pool:
         self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job | None]) -> None:
-        """Run every job that `source` yields; it is asked for more between two looks at the running
-        ones.
+        """Run every job that `source` yields; each is taken between two polls of the others.
 
         None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure
-        is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded."""
+        is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        """
         with signals.Heeded():
             try:
                 try:
@@ -88,13 +87,11 @@ class Pool:
                 processes.see_off()
 
     def finish(self, why: str) -> None:
-        """Start no further job, and let those that run save and end; that is no interruption of the
-        command.
-        """
+        """Start no further job, and let those that run save and end, without an interruption."""
         self._finishing = self._finishing or why
 
     def has_room(self) -> bool:
-        """Return whether a job as large as the last could start now: none waits, devices are free."""
+        """Return whether a job as large as the last could start now."""
         most = self._options.max_concurrent
         if self._waiting() or self._closed or self._finishing:
             return False
@@ -120,14 +117,8 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
                 if (idle or not more) and not has_room:
-                    wait(
-                        [
-                            ended
-                            for job in self._active.values()
-                            for ended in workers_of(job).sentinels
-                        ],
-                        POLL_S,
-                    )
+                    live = map(workers_of, self._active.values())
+                    wait([ended for workers in live for ended in workers.sentinels], POLL_S)
             left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
@@ -140,7 +131,7 @@ class Pool:
             raise
 
     def _ask_to_stop(self) -> None:
-        """Let the workers save and end, start no others.
+        """Let the workers save and end, and start no others.
 
         Raises KeyboardInterrupt if they take too long.
         """
@@ -166,7 +157,7 @@ class Pool:
         return bool(self._in_use) or not (self._gpus.is_empty and self._cores.is_empty)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
-        """Ask for the next job; returns whether there may be more, and whether there is none now."""
+        """Take the next job; return whether there may be more, and whether there is none now."""
         if self._closed:
             return False, True
         try:
@@ -199,14 +190,12 @@ class Pool:
             self._end(number, error)
 
     def _queue(self, number: int, job: Job) -> None:
-        """Let the job wait for as many devices as it needs."""
         self._last = config = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add(
             [demand_of(number, config, self._machine)]
         )
 
     def _look_at_folders(self) -> None:
-        """Queue jobs whose folders are no longer in use."""
         for number, since in list(self._in_use.items()):
             job = self._jobs[number]
             if not is_held(job.paths):
@@ -237,9 +226,6 @@ class Pool:
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:
-        """Beside the runs that train, do for the next ones what takes a moment, and leaves no
-        trace.
-        """
         if not self._active or self._asked_at is not None:
             return
         for packing in (self._gpus, self._cores):
@@ -248,9 +234,7 @@ class Pool:
                 self._observer.job_next(job)
 
     def _is_full(self) -> bool:
-        """Whether to wait for the end of a run, since this process may open no further files and
-        pipes.
-        """
+        """Whether a run must wait since this process may open no further files and pipes."""
         short = bool(self._active and self._waiting()) and free_descriptors() < SPARE_DESCRIPTORS
         if short and not self._full:
             warn(
@@ -275,9 +259,8 @@ class Pool:
             )
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
-            if request.may_have_run and has_come_so_far(
-                read_result(job.paths), request.until_epoch
-            ):
+            record = read_result(job.paths)
+            if request.may_have_run and has_come_so_far(record, request.until_epoch):
                 self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
@@ -298,9 +281,7 @@ class Pool:
             self._end(number, failure)
 
     def _poll(self) -> bool:
-        """Look what has become of the runs under way; returns whether one has given back its
-        devices.
-        """
+        """Poll the runs under way; return whether one has given back its devices."""
         before = len(self._active)
         for number, job in list(self._active.items()):
             if number not in self._active:
@@ -332,9 +313,6 @@ class Pool:
         self._queue(number, job)
 
     def _release(self, number: int) -> None:
-        """Give back what the job has held, but for its folder; one that was not active has held
-        nothing.
-        """
         job = self._active.pop(number, None)
         if job is None:
             return
@@ -350,7 +328,7 @@ class Pool:
             lock.release()
 
     def _end(self, number: int, error: ExptError | None) -> None:
-        """Let the job have ended; its folder stays its own until that is told."""
+        """End a job; its folder stays locked until the observer has been called."""
         job = self._jobs[number]
         self._release(number)
         if self._waits_for_folders and isinstance(error, FolderInUse):

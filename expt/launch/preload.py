@@ -1,17 +1,61 @@
 """What the forkserver imports and makes, so that no worker has to.
 
-The imports of this module are for every run.
+The imports of this module are for every run. Torch's libraries are loaded by a thread, while Python
+imports what needs none of them: 0.2 s. No other library can be loaded meanwhile, nor used for the
+first time: those imported first are.
 """
 
 from __future__ import annotations
 
+import binascii  # noqa: F401
+import contextvars  # noqa: F401
+import csv  # noqa: F401
+import ctypes
+import datetime  # noqa: F401
+import decimal  # noqa: F401
+import grp  # noqa: F401
+import hashlib  # noqa: F401
+import heapq  # noqa: F401
+import importlib
+import importlib.util
 import io
+import json  # noqa: F401
+import opcode  # noqa: F401
+import os
+import queue  # noqa: F401
+import resource  # noqa: F401
+import threading
+import uuid  # noqa: F401
+import zoneinfo  # noqa: F401
 
-from torch.distributed.distributed_c10d import BackendConfig
+from pydantic_core import SchemaValidator
 
-import expt.worker.main  # noqa: F401
+_BINDING_THREADS = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+"""Variables by which a library binds the thread that loads it to a core."""
 
-BackendConfig("gloo")  # torch looks for it among all installed packages, once in a process
+
+def _load_libraries() -> None:
+    """Load torch's libraries as torch does, but without holding Python's lock."""
+    if (torch := importlib.util.find_spec("torch")) and torch.origin:
+        folder, dlopen = os.path.dirname(torch.origin), ctypes.CDLL(None).dlopen
+        dlopen(os.fsencode(f"{folder}/lib/libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
+        dlopen(os.fsencode(f"{folder}/lib/libtorch.so"), os.RTLD_NOW)
+
+
+def _import_all() -> None:
+    SchemaValidator({"type": "int"}).validate_python(1)
+    thread = threading.Thread(target=_load_libraries)
+    if not _BINDING_THREADS & os.environ.keys():
+        thread.start()
+    importlib.import_module("expt.runs.request")
+    if thread.ident is not None:
+        thread.join()
+    importlib.import_module("expt.worker.main")
+    # torch looks for gloo among all installed packages, once in a process
+    importlib.import_module("torch.distributed.distributed_c10d").BackendConfig("gloo")
+
+
+_import_all()
 
 
 def for_sweep() -> None:

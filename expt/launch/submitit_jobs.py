@@ -1,6 +1,4 @@
-"""A sweep whose runs are jobs of a cluster: submitted through submitit, watched through their run
-folders.
-"""
+"""A sweep whose runs are jobs of a cluster: submitted by submitit, watched by their run folders."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min
 
 
 def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
-    """The submitit executor. Raises ConfigError where there is none."""
+    """Return the submitit executor. Raises ConfigError where there is none."""
     name = options["executor"]
     try:
         import submitit
@@ -73,23 +71,19 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
 
 
 class Queue:
-    """Does for jobs of a cluster what expt.launch.pool does on one machine."""
+    """The jobs of a cluster, run as expt.launch.pool runs them on one machine."""
 
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
-        self._cancelled_at: dict[
-            Job, float
-        ] = {}  # by time.time: those that this command has cancelled
-        self._silent_since: dict[Job, float] = {}  # those that have ended, and have not said how
+        self._cancelled_at: dict[Job, float] = {}  # by this command, by time.time
+        self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
         self._finishing: str | None = None
         self.look_on: Callable[[], object] = lambda: None
         """Called between two looks at the jobs, as the observer is."""
 
     def finish(self, why: str) -> None:
-        """Have the jobs under way save and end, as when one is cancelled; that is no interruption
-        of the command.
-        """
+        """Have the jobs under way save and end, without an interruption of the command."""
         if self._finishing is None:
             self._finishing = why
             for job in self._active:
@@ -107,7 +101,7 @@ class Queue:
             while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
-                        self._conclude(job, submitted)
+                        self._end(job, self._outcome(job, submitted))
                 self._observer.tick(list(self._active))
                 self.look_on()
                 time.sleep(POLL_S)
@@ -140,17 +134,11 @@ class Queue:
         return bool(self._active)
 
     def _has_ended(self, job: Job, submitted: Any) -> bool:
-        """Whether it has, and what it has left is here; one that this command has cancelled may
-        leave nothing.
-        """
         if not submitted.done():
             return False
         if job in self._cancelled_at or _has_told(job) or _has_result(submitted):
             return True
         return time.monotonic() >= self._silent_since.setdefault(job, time.monotonic()) + RESULT_S
-
-    def _conclude(self, job: Job, submitted: Any) -> None:
-        self._end(job, self._outcome(job, submitted))
 
     def _outcome(self, job: Job, submitted: Any) -> ExptError | None:
         error = outcome(job, None if job in self._cancelled_at else submitted)
@@ -161,13 +149,13 @@ class Queue:
         return stopped
 
     def _record_end(self, job: Job, error: Interrupted) -> None:
-        """For one that was killed before it could say so."""
         if _is_running(job):
             record_end(job.paths, error, self._worked_until(job))
 
     def _worked_until(self, job: Job) -> float | None:
-        """When a job that was cancelled was last at work, by time.time: Slurm says a minute late
-        that it has ended.
+        """Return when a cancelled job was last at work, by time.time.
+
+        Slurm reports a minute late that it has ended.
         """
         cancelled_at = self._cancelled_at.get(job)
         with contextlib.suppress(OSError):
@@ -197,24 +185,19 @@ class Queue:
                 self._record_end(job, error)
             self._end(job, error)
 
-    def _leave(self, job: Job) -> None:
-        """Let the job be none of those under way."""
+    def _end(self, job: Job, error: ExptError | None) -> None:
         for known in (self._active, self._cancelled_at, self._silent_since):
             known.pop(job, None)
-
-    def _end(self, job: Job, error: ExptError | None) -> None:
-        self._leave(job)
         job.end(error, time.monotonic())
         self._observer.job_ended(job)
 
 
 def outcome(job: Job, submitted: Any) -> ExptError | None:
-    """What became of a job that has ended; without `submitted` the command itself has cancelled it."""
+    """Return the error of an ended job; without `submitted` this command has cancelled it."""
     result = read_result(job.paths)
     status = result.get("status")
-    if has_come_so_far(
-        result, request_of(job).until_epoch
-    ):  # else it has paused before, and has not gone on
+    # else it has paused before, and has not continued
+    if has_come_so_far(result, request_of(job).until_epoch):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
@@ -228,7 +211,6 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
 
 
 def _has_told(job: Job) -> bool:
-    """Whether a job has come to where it was to come, or its record says why not."""
     result = read_result(job.paths)
     return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (
         INTERRUPTED,
@@ -237,7 +219,6 @@ def _has_told(job: Job) -> bool:
 
 
 def _is_running(job: Job) -> bool:
-    """Whether its record says so."""
     return read_result(job.paths).get("status") == RUNNING
 
 
@@ -246,23 +227,18 @@ def _tasks(submitted: Any) -> list[Any]:
 
 
 def _has_result(submitted: Any) -> bool:
-    """Whether submitit knows how each task of a job has ended."""
     return all(task.paths.result_pickle.exists() for task in _tasks(submitted))
 
 
 def _problem(submitted: Any) -> str:
     for each in (submitted, *_tasks(submitted)):
-        each._results_timeout_s = (
-            0  # else submitit waits 15 s for each that has none, and the whole command with it
-        )
+        each._results_timeout_s = 0  # else submitit waits 15 s for each that has none
     return str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
 
 
 @dataclass
 class ClusterJob:
-    """What each task of a job does, pickled: carries out one request, alone or with the job's other
-    tasks.
-    """
+    """What each task of a job does, pickled: it carries out one request."""
 
     sent: Mapping[str, Any]
     """See expt.runs.request.RunRequest.to_send."""
@@ -284,7 +260,7 @@ class ClusterJob:
         return str(read_result(RunPaths(Path(self.sent["folder"]))).get("status"))
 
     def checkpoint(self) -> Any:
-        """What submitit puts into the queue when the job has to make room."""
+        """Return what submitit puts into the queue when the job has to make room."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)

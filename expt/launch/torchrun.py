@@ -1,5 +1,8 @@
-"""A run whose workers torchrun or Slurm has started: rank 0 composes it, the others hear of it from
-there.
+"""A run whose workers torchrun or Slurm has started: rank 0 composes it, and the others hear of it.
+
+They meet at a store they all know, before they have a process group. It may outlive a round of
+workers (torchrun starts them again next to it), so the keys of each round have a name of its own,
+and a worker believes only what answers its own hello.
 """
 
 from __future__ import annotations
@@ -47,15 +50,15 @@ class Terminal(NamedTuple):
 
 
 def earlier_folder() -> Path | None:
-    """The folder in which this job's run began, where torchrun has started its workers again."""
+    """Return the run's folder, where torchrun has started its workers again."""
     folder = of_environment().earlier()
     return Path(folder) if folder else None
 
 
 def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
-    """Rank 0's part: make the folder the run's, tell the others, train.
+    """Do rank 0's part: prepare the run's folder, tell the others, train.
 
-    Raises what a person must know.
+    Raises ExptError.
     """
     config, paths = request.config, request.paths
     meeting = of_environment()
@@ -72,8 +75,7 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
             may_have_run=request.may_have_run or ran,
             about={**request.about, **_where(arrivals)},
         )
-        # Where the logs of the first attempt are on another machine's disk, this is not the first
-        # all the same.
+        # The logs of the first attempt may be on another machine's disk.
         attempt = Attempt(
             request=request,
             number=max(request.next_attempt(), int(ran)),
@@ -110,7 +112,7 @@ def _started_again(meeting: Rendezvous) -> bool:
 
 
 def follow(typed_at: float) -> RunPaths:
-    """The part of every other rank; returns the run's folder. Raises ExptError."""
+    """Do the part of every other rank; return the run's folder. Raises ExptError."""
     meeting = of_environment()
     told = meeting.listen()
     if "refused" in told:  # rank 0 tells the person
@@ -129,7 +131,7 @@ def follow(typed_at: float) -> RunPaths:
 
 @contextlib.contextmanager
 def refusal_told() -> Iterator[None]:
-    """Rank 0: let the others end where the configuration is refused, without a word of theirs."""
+    """Let the other ranks end silently where the configuration is refused; for rank 0."""
     try:
         yield
     except ConfigError as error:
@@ -140,7 +142,6 @@ def refusal_told() -> Iterator[None]:
 
 
 def _where(arrivals: list[Arrival]) -> Record:
-    """The fields of result.json that say which machines the workers are on."""
     return {
         "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
         "node": arrivals[0].host,
@@ -152,16 +153,15 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code)
     learns = not isinstance(attempt.request.instead, Evaluation)
-    config.dataset.prepare(
-        config.task, learns=learns
-    )  # under a file lock, so that one worker of each machine does it
+    # under a file lock, so that one worker of each machine does it
+    config.dataset.prepare(config.task, learns=learns)
     status = main(
         config,
         paths,
         attempt.waited_since,
         source,
         meeting.group_store(),
-        tell=lambda error: _report(error, attempt, terminal),
+        report=lambda error: _report(error, attempt, terminal),
         until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
@@ -170,7 +170,6 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
 
 
 def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
-    """Say what ends this worker: in a line to the person, and in the run's folder."""
     me, paths = worker_of_environment(attempt.request.config), attempt.paths
     raised = str(error) if isinstance(error, ExptError) else f"{type(error).__name__}: {error}"
     text = lost_peers(error, me) or f"rank {me.rank} of {me.world_size}: {raised}"
@@ -184,7 +183,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 
 @contextlib.contextmanager
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
-    """Let what this process prints go to its log files, those of its node; gives the terminal."""
+    """Print to the log files of this worker while entered; gives the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
     kept = [os.dup(1), os.dup(2)]
     try:
@@ -231,23 +230,19 @@ class Rendezvous:
     def __init__(
         self, store: dist.Store, *, rank: int, world_size: int, arrive_s: float = ARRIVE_S
     ) -> None:
-        self._store, self._rank, self._world_size, self._arrive_s = (
-            store,
-            rank,
-            world_size,
-            arrive_s,
-        )
+        self._store, self._rank = store, rank
+        self._world_size, self._arrive_s = world_size, arrive_s
         self._round = ""
         if rank == 0:
             self._round = uuid.uuid4().hex
             store.set(ROUND, self._round)
 
     def earlier(self) -> str | None:
-        """The run folder of an earlier round of the same job, where the store has outlived it."""
+        """Return the run folder of an earlier round of the same job, if any."""
         return self._store.get(EARLIER).decode() if self._store.check([EARLIER]) else None
 
     def gather(self) -> list[Arrival]:
-        """Rank 0: every worker, by rank, once all have arrived.
+        """Return every worker, by rank, once all have arrived; for rank 0.
 
         Raises RunFailed, naming those that have not.
         """
@@ -263,7 +258,6 @@ class Rendezvous:
         return [_arrival(0, ""), *hellos]
 
     def _missing(self, others: Mapping[int, str], within_s: float) -> str:
-        """Who has not said hello, each by its key, `within_s` from now; empty where all have."""
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             self._store.wait(list(others.values()), timedelta(seconds=within_s))
         missing = [rank for rank, key in others.items() if not self._store.check([key])]
@@ -271,16 +265,14 @@ class Rendezvous:
         return f"rank {who} of {self._world_size}" if missing else ""
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
-        """Rank 0: let the workers that have arrived hear `content`, which is JSON; `listen` returns
-        it.
-        """
+        """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""
         if "folder" in content:
             self._store.set(EARLIER, content["folder"])
         tokens = [arrival.token for arrival in arrivals]
         self._store.set(self._key("told"), json.dumps({**content, "tokens": tokens}))
 
     def listen(self) -> dict[str, Any]:
-        """What rank 0 tells this round. Raises RunFailed if it does not arrive."""
+        """Return what rank 0 sends in this round. Raises RunFailed if it does not arrive."""
         token, pause_s, end = uuid.uuid4().hex, 0.01, time.monotonic() + self._arrive_s
         while time.monotonic() < end:
             current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
@@ -311,7 +303,7 @@ def _arrival(rank: int, token: str) -> Arrival:
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:
-    """Each node's host name and its workers' ranks, as result.json says it."""
+    """Return each node's host name and its workers' ranks, as in result.json."""
     nodes: dict[tuple[int, str], list[int]] = {}
     for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
         nodes.setdefault((arrival.node, arrival.host), []).append(arrival.rank)
@@ -320,15 +312,14 @@ def hosts(arrivals: list[Arrival]) -> list[Host]:
 
 @functools.cache
 def of_environment() -> Rendezvous:
-    """The meeting at MASTER_ADDR and MASTER_PORT. Raises RunFailed where nothing answers."""
+    """Return the meeting at MASTER_ADDR and MASTER_PORT. Raises RunFailed where nothing answers."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
         _let_gloo_reach(address)
     else:
-        os.environ.setdefault(
-            "NCCL_SOCKET_IFNAME", "lo"
-        )  # all are here: nobody else is to reach them
+        # all are here: nobody else is to reach them
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -338,18 +329,14 @@ def of_environment() -> Rendezvous:
 
 
 def _let_gloo_reach(address: str) -> None:
-    """Name the interface that leads to rank 0: gloo takes what the host name resolves to, often the
-    loopback.
-    """
+    """Name the interface that leads to rank 0; gloo's own choice is often the loopback."""
     interface = interface_towards(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface by which this machine reaches `address`; None where it has no name
-    here.
-    """
+    """Return the network interface by which this machine reaches `address`, if it has one."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # no packet leaves

@@ -1,4 +1,4 @@
-"""One run's workers: start them, poll them, stop them, and say what went wrong.
+"""One run's workers: start them, poll them, stop them, and explain a failure.
 
 The driver's side.
 """
@@ -66,9 +66,7 @@ class Live(Protocol):
 
     @property
     def sentinels(self) -> Sequence[int]:
-        """Of each a handle that is ready to be read once it has ended, for
-        multiprocessing.connection.wait.
-        """
+        """Handles for multiprocessing.connection.wait, each ready once a worker has ended."""
 
 
 @dataclass
@@ -90,9 +88,7 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen
-        yet.
-        """
+        """Ready once a worker has ended, or is at its end, which `poll` has not seen yet."""
         return [
             worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
         ]
@@ -138,7 +134,6 @@ class Workers:
         return [worker.exitcode for worker in self.processes]
 
     def _failure(self) -> ExptError:
-        """The first failure in words. Ends all of them."""
         if processes.UNKNOWN in self._exit_codes():
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
@@ -147,13 +142,11 @@ class Workers:
             processes.wait_for_all(self.processes, LATE_S)
             after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
-            # Who waited gives up too, from lack of the one that has: who is left then is who was
-            # waited for.
+            # Who waited gives up too: who is left then is who was waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
             processes.wait_for_all(self.processes, LATE_S + apart_s)
-            if (
-                after.was_stuck()
-            ):  # as all are under NCCL: who has come the least far was waited for
+            # As all are under NCCL: who has come the least far was waited for.
+            if after.was_stuck():
                 after = Aftermath(self.paths, self.attempt, self._exit_codes())
             after.dump_stacks(
                 {
@@ -170,7 +163,8 @@ def start(attempt: Attempt) -> Workers:
     """Start the workers of this attempt at a run, and return at once.
 
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they
-    could not meet."""
+    could not meet.
+    """
     config, paths = attempt.request.config, attempt.paths
     together = config.world_size > 1
     if together:
@@ -195,9 +189,7 @@ def start(attempt: Attempt) -> Workers:
 
 
 def check_loopback() -> None:
-    """Raise RunFailed where this machine cannot reach itself, as in a container whose network is
-    off.
-    """
+    """Raise RunFailed where this machine cannot reach itself, such as in a container."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((LOOPBACK, 9))  # no packet leaves
@@ -264,18 +256,14 @@ _NCCL_ABORTED = (
 
 
 class Aftermath:
-    """The workers of one attempt after one of them has failed; exit codes by rank, None for those
-    alive.
-    """
+    """The workers of one attempt after a failure; exit codes by rank, None for those alive."""
 
     def __init__(self, paths: RunPaths, attempt: int, codes: Sequence[int | None]) -> None:
         self._paths, self._attempt, self._size, self._codes = paths, attempt, len(codes), codes
         self._stacks: dict[int, str] = {}
 
     def timed_out(self) -> bool:
-        """Whether the failure is that a worker waited in vain: those who did not wait are then the
-        late ones.
-        """
+        """Whether a worker waited in vain: those who did not wait are then the late ones."""
         rank = self._first_failed()
         raised = self._raised(rank)
         if raised is not None:
@@ -288,14 +276,12 @@ class Aftermath:
         return raised is not None and raised.beats is not None
 
     def lost_others(self) -> bool:
-        """Whether all that is known is that a worker has lost others, who have not ended yet: they
-        know why.
-        """
+        """Whether a worker has lost others, who have not ended yet: they know why."""
         raised = self._raised(self._first_failed())
         return raised is not None and raised.has_lost_others and None in self._codes
 
     def dump_stacks(self, late: Mapping[int, int]) -> None:
-        """Have the `late` workers, rank to pid, write to their logs where they are."""
+        """Have the `late` workers, rank to pid, write their stacks to their logs."""
         sizes = {}
         for rank, pid in late.items():
             with contextlib.suppress(OSError):
@@ -307,7 +293,7 @@ class Aftermath:
             )
 
     def in_words(self, timeout_s: float) -> ExptError:
-        """The first failure, with its traceback if it left one, and where its log is."""
+        """Return the first failure, with its traceback if it left one, and its log."""
         if self._stacks:
             return self._late(timeout_s)
         rank = self._first_failed()
@@ -332,7 +318,6 @@ class Aftermath:
         )
 
     def _late(self, timeout_s: float) -> TimedOut:
-        """The workers that the others waited for, and where the first of them was."""
         ranks = sorted(self._stacks)
         names = ", ".join(map(str, ranks))
         first = ranks[0]
@@ -343,10 +328,9 @@ class Aftermath:
         )
 
     def _disk(self) -> str:
-        """A worker whose disk is full can't even say so."""
-        usage = shutil.disk_usage(self._paths.folder)
-        full = f"; no space is left on the disk of {self._paths.folder} ({usage.free / 1e6:.1f} MB)"
-        return full if usage.free < NO_SPACE_BYTES else ""
+        free, folder = shutil.disk_usage(self._paths.folder).free, self._paths.folder
+        full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
+        return full if free < NO_SPACE_BYTES else ""
 
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self._size}"
@@ -355,16 +339,15 @@ class Aftermath:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
 
     def _first_failed(self) -> int:
-        """Bad input comes first, then a rank that vanished, for the errors of the others may follow
-        from either; then
-        the earliest, and last who has lost others, whose file may bear the same time.
+        """Return the rank that failed first.
 
-        Of those that got no further, it is who had come the least far. Whom NCCL ended has lost
-        others: it comes last."""
+        Bad input comes first, then a rank that vanished, since the errors of others may follow from
+        either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
+        Of those that got no further it is the one with the fewest steps.
+        """
         told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
-        if refused := [
-            rank for rank, found in told.items() if found.is_refusal
-        ]:  # whether it has ended yet or not
+        # whether it has ended yet or not
+        if refused := [rank for rank, found in told.items() if found.is_refusal]:
             return min(refused, key=lambda rank: told[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: told[rank] for rank in ended if rank in told}
@@ -382,7 +365,6 @@ class Aftermath:
         return min(raised, key=order)
 
     def _aborted(self, rank: int, *texts: str) -> bool:
-        """Whether torch has ended the rank, and has said one of `texts`."""
         if self._codes[rank] != -signal.SIGABRT:
             return False
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The blocks that a model is made of: what is compiled, checkpointed or sharded one by one."""
+"""The blocks of a model, which are compiled, checkpointed or sharded one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """Those of `module`, by name and in their order; empty where it has none.
+    """Return the blocks of `module` by name, in order; empty where it has none.
 
     They are the elements of a Sequential, ModuleList or ModuleDict, outermost first, that are all
     of one class and made of further modules: a transformer's blocks, the residual blocks of each

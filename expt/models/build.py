@@ -1,4 +1,4 @@
-"""From a model's configuration to the model."""
+"""Build a model from its configuration, initialize it and freeze what is not trained."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ NAMES = ("name", "size")
 
 
 def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of the data's `shapes` that the run's model may ask for.
+    """Return those of the data's `shapes` that the run's model may ask for.
 
-    Where the dataset says no number of classes, it is how many numbers a target has; what a task of
-    a person's own makes of these is for its model to say, if that does."""
+    Where the dataset gives no number of classes, it is how many numbers a target has; of what a
+    custom task makes of these only its model knows."""
     dataset, model = config.dataset, config.model
-    is_said = not dataset.passes_as_is
-    if is_said or config.task.TARGETS != "any" or not isinstance(model, constraints.Target):
+    is_custom = dataset.passes_as_is and config.task.TARGETS == "any"
+    if not (is_custom and isinstance(model, constraints.Target)):
         return shapes
     return {
         name: shape
@@ -58,12 +58,11 @@ def build(
     *,
     fetch: bool = True,
 ) -> nn.Module:
-    """The model for data of these `shapes`, its keywords, on the CPU, initialised from torch's
-    global generator.
+    """Return the model for data of these `shapes`, initialized from torch's global generator.
 
-    `example` is a blank batch of one sample, on the CPU. Without `fetch` published weights are left
-    out, for others are to be loaded. Raises ConfigError if a person's own class is no Module or
-    does not take the keywords."""
+    `example` is a blank batch of one sample, on the CPU, as the model is. Without `fetch` published
+    weights are left out, for others are to be loaded. Raises ConfigError if a custom class is no
+    Module or does not take the keywords."""
     if isinstance(config, constraints.Target):
         wanted = user_code.taken(user_code.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
@@ -93,11 +92,9 @@ def build(
 
 @torch.no_grad()
 def _give_memory(module: nn.Module) -> None:
-    """Let what is expanded have an element in memory for each number: else it can't be broadcast,
-    nor loaded.
+    """Give expanded tensors memory for each element: else they can't be broadcast, nor loaded.
 
-    Not where another parameter or buffer shows the same memory: it is to follow that one.
-    """
+    Not where another parameter or buffer shows the same memory: it is to follow that one."""
     every = [
         one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided
     ]
@@ -117,26 +114,21 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 def _wanted(
     builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any
 ) -> dict[str, Any]:
-    """Those of `shapes` that the builder needs.
+    """Return those of `shapes` that the builder needs.
 
-    Raises ConfigError where it takes other inputs than the `example`.
-    """
+    Raises ConfigError where it takes other inputs than the `example`."""
     parameters = inspect.signature(builder).parameters.values()
     needs = [
         each.name for each in parameters if each.default is each.empty and each.name != "config"
     ]
     if missing := [name for name in needs if name not in shapes]:
-        what = "the dataset gives it tokens" if "vocab_size" in shapes else "the dataset has not"
-        mend = (
-            "use model=transformer"
-            if "vocab_size" in shapes
-            else "let the dataset have them, or use another model"
-        )
-        if missing == ["num_classes"]:
-            mend = (
-                "give dataset.num_classes=N, or targets that are float32 where they are no classes"
-            )
-        raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {what}; {mend}")
+        if "vocab_size" in shapes:
+            why = "the dataset gives it tokens; use model=transformer"
+        elif missing == ["num_classes"]:
+            why = "the dataset has not; give dataset.num_classes=N, or float32 for other targets"
+        else:
+            why = "the dataset has not; let it have them, or use another model"
+        raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {why}")
     if "channels" in needs:
         _refuse_other_inputs(model, example)
     return {name: shapes[name] for name in needs}
@@ -153,14 +145,12 @@ def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
     if example.dim() != 4 and model != "mlp":
         raise ConfigError(
             f"model={model}: takes images [channels, height, width], and a sample's inputs are "
-            f"{list(example.shape[1:])}; use model=mlp, or a model of your own"
+            f"{list(example.shape[1:])}; use model=mlp, or a custom model"
         )
 
 
 def _refuse_sparse(module: nn.Module) -> None:
-    """Raise ConfigError for layers whose gradients neither the optimisers here nor a sharded model
-    can take.
-    """
+    """Raise ConfigError for sparse gradients, which neither optimizers nor sharded models take."""
     embeddings = (nn.Embedding, nn.EmbeddingBag)
     layers = [
         name
@@ -198,16 +188,13 @@ def _without_shape(module: nn.Module) -> list[str]:
 
 
 INITIALISED = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
 
 
 def initialise(module: nn.Module, config: groups.Init) -> None:
-    """Draw the weights of `module`'s linear and convolution layers anew, from torch's global
-    generator, in order.
-
-    Other layers, batch norms say, keep what they have.
-    """
+    """Draw the weights of linear and convolution layers anew, from torch's global generator."""
     if isinstance(config, groups.DefaultInit):
         return
     draw = _drawing(config)
@@ -256,7 +243,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _hint(pattern: str, names: Sequence[str]) -> str:
-    """The nearest name of a parameter or of a layer; else some of those that there are."""
+    """Return the nearest name of a parameter or of a layer; else some of all names."""
     layers = {
         ".".join(name.split(".")[:depth])
         for name in names

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 
 class GAN(nn.Module):
-    """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator of
-    them, one logit each.
+    """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator.
 
-    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names.
-    """
+    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names."""
 
     def __init__(self, image_size: Sequence[int], noise: int, width: int) -> None:
         super().__init__()
@@ -37,13 +35,10 @@ class GAN(nn.Module):
         )
 
     def forward(self, phase: str, image: Tensor, noise: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The logits [B] of real images, which the phase `generator` has no use for, and of
-        generated ones.
-        """
+        """Return the logits [B] of real images, None for the generator, and of generated ones."""
         fake = self.generator(noise)
         if phase == "generator":
             return None, self.discriminator(fake)
-        # No gradient reaches the generator in the other phase, which trains the discriminator
-        # alone.
+        # In this phase, which trains the discriminator, no gradient reaches the generator.
         real, fake = self.discriminator(torch.cat((image, fake))).chunk(2)
         return real, fake

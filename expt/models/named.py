@@ -36,12 +36,11 @@ def build(
     num_classes: int,
     fetch: bool = True,
 ) -> nn.Module:
-    """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global
-    generator.
+    """Return the classifier `config.arch` for images of `channels` x `image_size`.
 
-    Without `fetch` it is the same network, but that its weights are not the published ones. Raises
-    ConfigError for a name that the library has not, images that the network can't take, and
-    published weights that can't be had."""
+    It is drawn from torch's global generator. Without `fetch` it is the same network without the
+    published weights. Raises ConfigError for a name that the library does not have, images that the
+    network can't take, and published weights that can't be fetched."""
     fetches = config.pretrained and fetch
     build_one = _torchvision if config.name == "torchvision" else _timm
     try:
@@ -50,9 +49,8 @@ def build(
         _see_an_image(module, channels, image_size, num_classes)
     except ConfigError:
         raise
-    except (
-        Exception
-    ) as error:  # OSError, ValueError, RuntimeError, AssertionError, ... of the library
+    except Exception as error:
+        # OSError, ValueError, RuntimeError, AssertionError, ... of the library
         raise ConfigError(
             _in_words(error, config, f"{channels} x {image_size[0]} x {image_size[1]}")
         ) from error
@@ -60,7 +58,7 @@ def build(
 
 
 def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation of the channels that the published weights of `module` expect."""
+    """Return the channels' mean and deviation that the published weights of `module` expect."""
     if config.name == "torchvision":
         models: Any = importlib.import_module("torchvision.models")
         if config.arch not in models.list_models(module=models):
@@ -80,25 +78,22 @@ def _in_words(error: Exception, config: NamedModel, images: str) -> str:
             f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use"
             " model.pretrained=false"
         )
-    wanted, mend = (
+    wanted, remedy = (
         (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
     )
     return (
         f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use"
-        f" another arch{mend}"
+        f" another arch{remedy}"
     )
 
 
 def _torchvision(
     config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
 ) -> nn.Module:
-    """An architecture has no word for the images' channels: its first convolution, made for 3, is
-    adapted to them.
-    """
+    """Adapt the first convolution, made for 3 channels, to those of the images."""
     models: Any = importlib.import_module("torchvision.models")
-    known = models.list_models(
-        module=models
-    )  # the classifiers; segmentation and the like are in modules of their own
+    # The classifiers; segmentation and the like are in modules of their own
+    known = models.list_models(module=models)
     if config.arch not in known:
         raise _unknown(config, known)
     kwargs = _options(config, channels, image_size)
@@ -119,7 +114,7 @@ def _torchvision(
 
 
 def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
-    """What torchvision has fetched, now or before. Raises ConfigError where that is damaged."""
+    """Return what torchvision has fetched, now or before; raise ConfigError where it is damaged."""
     try:
         state: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -135,9 +130,8 @@ def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
 
 
 def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
-    if (
-        config.arch in _WITH_AUXILIARY_HEADS
-    ):  # the published weights saw images normalised otherwise
+    # The published weights saw images normalised otherwise
+    if config.arch in _WITH_AUXILIARY_HEADS:
         return {
             "aux_logits": False,
             "init_weights": True,
@@ -154,19 +148,19 @@ def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> 
 
 
 def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
-    """Let the first convolution give for `channels` what it gave for three.
+    """Let the first convolution compute for `channels` what it computed for three.
 
-    Its weights for red, green and blue are added up for one channel, which is as if a grey image
-    were repeated three times, at a third of the cost; for others they are repeated and scaled, as
-    timm does it. So an architecture keeps its own way to draw first weights, and published ones
-    keep their meaning."""
+    Its weights for red, green and blue are added up for one channel, as if a grey image were
+    repeated three times, at a third of the cost; for others they are repeated and scaled, as timm
+    does. So an architecture keeps its way to draw first weights, and published ones keep their
+    meaning."""
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     layer.in_channels = channels
     layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))
 
 
 def _for_channels(weight: Tensor, channels: int) -> Tensor:
-    """From [out, 3, height, width] to [out, channels, height, width]."""
+    """Turn [out, 3, height, width] into [out, channels, height, width]."""
     if channels == 1:
         return weight.sum(1, keepdim=True)
     repeated = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels]
@@ -191,9 +185,8 @@ def _timm(
     }
     try:
         module: nn.Module = timm.create_model(config.arch, **create, img_size=image_size)
-    except (
-        TypeError
-    ) as error:  # of a network that takes images of any size; nothing has been drawn yet
+    except TypeError as error:
+        # Of a network that takes images of any size; nothing has been drawn yet
         if "img_size" not in str(error):
             raise
         module = timm.create_model(config.arch, **create)
@@ -201,18 +194,14 @@ def _timm(
 
 
 def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
-    hint = did_you_mean(config.arch, known, most=_NEAREST)
-    mend = (
-        hint or f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
-    )
-    return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{mend}")
+    some = f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
+    hint = did_you_mean(config.arch, known, most=_NEAREST) or some
+    return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{hint}")
 
 
 @contextlib.contextmanager
 def _fetching_alone() -> Iterator[None]:
-    """Of the workers of this machine one fetches weights, and the others find them; not forever
-    behind a firewall.
-    """
+    """Let one worker of this machine fetch weights, which the others then find, with a timeout."""
     folder, before = Path(torch.hub.get_dir()), socket.getdefaulttimeout()
     folder.mkdir(parents=True, exist_ok=True)
     from filelock import FileLock  # late: for published weights
@@ -226,9 +215,7 @@ def _fetching_alone() -> Iterator[None]:
 
 
 def _know_whether_online() -> None:
-    """Tell timm's hub where it can't be reached: it would try for a minute, even for weights that
-    are there.
-    """
+    """Tell timm's hub where it can't be reached: it would try for a minute even with a cache."""
     if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
         return
     try:
@@ -241,12 +228,9 @@ def _know_whether_online() -> None:
 def _see_an_image(
     module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int
 ) -> None:
-    """Raise what the library raises for images that are too small, and ValueError where no logits
-    come out.
-    """
-    output = module.eval()(
-        torch.zeros(1, channels, *image_size)
-    )  # not train: batch norms would count it
+    """Raise what the library raises for too small images, and ValueError for other outputs."""
+    # Not train: batch norms would count it
+    output = module.eval()(torch.zeros(1, channels, *image_size))
     module.train()
     if not isinstance(output, Tensor) or output.shape != (1, num_classes):
         raise ValueError(f"it gives no logits of {num_classes} classes")

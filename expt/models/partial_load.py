@@ -1,6 +1,4 @@
-"""Weights into a model that has not all of them, or others: what fits is loaded, and the rest is
-told.
-"""
+"""Load what fits of other weights into a model, and report the rest."""
 
 from __future__ import annotations
 
@@ -17,15 +15,13 @@ from expt.errors import ConfigError
 _AROUND = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put before each name."""
 SHOWN = 4
-"""names of each kind that are told"""
+"""names of each kind in a message"""
 
 
 def plain_weights(content: Any, names: Collection[str]) -> dict[str, Any]:
-    """The state_dict in a checkpoint of expt's, of a moving average where it has one, or of another
-    program's.
+    """Return the state_dict in a checkpoint of expt, of its moving average if any, or of others.
 
-    By the `names` that the model alone has for its tensors.
-    """
+    `names` are the model's own for its tensors."""
     for key in ("ema", "model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -44,14 +40,14 @@ class Fit:
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
-    """In the model alone."""
+    """In the model only."""
     unexpected: tuple[str, ...]
     """Offered, and not in the model."""
     other_shape: tuple[str, ...]
-    """In both, and told with both shapes."""
+    """In both, with both shapes."""
 
     def misfits(self) -> str:
-        """What did not fit, in a few words; empty where all did."""
+        """Return what did not fit, in a few words; empty where all did."""
         kinds = (
             ("missing", self.missing),
             ("unexpected", self.unexpected),
@@ -61,10 +57,7 @@ class Fit:
 
 
 def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load `state`, which was saved of a model of the same making.
-
-    Raises ConfigError where it is of another.
-    """
+    """Load `state`, saved from an equal model; raise ConfigError where it is of another."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:  # torch's has a line for each tensor
@@ -92,7 +85,7 @@ def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
-    """Which tensors of `state` have the name and the shape of one in `module`."""
+    """Return which tensors of `state` have the name and the shape of one in `module`."""
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
     both = [name for name in own if name in state]
     return Fit(

@@ -24,13 +24,12 @@ MLP = Literal["gelu", "swiglu"]
 
 
 class Transformer(nn.Module):
-    """Tokens [B, T], T at most `context`, to the logits of the tokens that follow [B, T,
-    vocab_size].
+    """Logits [B, T, vocab_size] of the tokens that follow each of [B, T], T at most `context`.
 
-    As it is, GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP
-    and at the end. With norm="rms", positions="rotary", mlp="swiglu" and bias=False what Llama
-    (Touvron et al., 2023) has made of it; rotary positions have no end, so that T may be larger
-    there. A `tied` head has the weights of the token embedding."""
+    By default GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP
+    and at the end. With norm="rms", positions="rotary", mlp="swiglu" and bias=False, Llama (Touvron
+    et al., 2023); rotary positions have no end, so T may be larger there. A `tied` head has the
+    weights of the token embedding."""
 
     def __init__(
         self,
@@ -120,9 +119,8 @@ class _Attention(nn.Module):
 
     def forward(self, features: Tensor, rotation: Tensor | None) -> Tensor:
         """[B, T, width] to the same."""
-        several = self.queries_keys_values(features).unflatten(
-            -1, (3, self._heads, -1)
-        )  # [B, T, 3, heads, width/heads]
+        # [B, T, 3, heads, width/heads]
+        several = self.queries_keys_values(features).unflatten(-1, (3, self._heads, -1))
         queries, keys, values = several.permute(2, 0, 3, 1, 4)
         if rotation is not None:
             queries, keys = rotated(queries, rotation), rotated(keys, rotation)
@@ -134,18 +132,16 @@ class _Attention(nn.Module):
 
 
 def swiglu_width(width: int) -> int:
-    """Of the hidden layer, so that its three matrices have the weights of the two of GELU, up to a
-    multiple of 64.
-    """
+    """Return the hidden width at which three matrices have the weights of GELU's two.
+
+    It is rounded up to a multiple of 64."""
     return -(-8 * width // 3 // 64) * 64
 
 
 def rotations(length: int, width: int, device: torch.device) -> Tensor:
-    """Cosines and sines [2, T, width/2] of the angles by which each position turns a head's pairs
-    of channels.
+    """Return cosines and sines [2, T, width/2] of the angles by which positions turn channels.
 
-    Computed anew in each forward pass: a buffer would be sent to all workers in every step.
-    """
+    Computed anew in each forward pass: a buffer would be sent to all workers in every step."""
     wavelengths = ROTARY_BASE ** (
         torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     )
@@ -154,7 +150,7 @@ def rotations(length: int, width: int, device: torch.device) -> Tensor:
 
 
 def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
-    """[..., T, width], channel i turned with channel i + width/2, in float32, as its type was."""
+    """Turn channel i of [..., T, width] with channel i + width/2, in float32; keep the type."""
     first, second = channels.float().chunk(2, -1)
     cosines, sines = rotation
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron."""
+"""Models of images: MLP, ConvNet, ResNet-18 and U-Net."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from expt.errors import ConfigError
 
 
 class MLP(nn.Sequential):
-    """Images [B, C, H, W] to logits [B, num_classes] through hidden layers with ReLU.
+    """Logits [B, num_classes] of images [B, C, H, W], through hidden layers with ReLU.
 
     With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP
     introductions."""
@@ -39,11 +39,11 @@ class MLP(nn.Sequential):
 
 
 class ConvNet(nn.Sequential):
-    """Images [B, C, H, W] to logits [B, num_classes].
+    """Logits [B, num_classes] of images [B, C, H, W].
 
     The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose
-    Rescaling layer is the data's business here, and whose batch norms shift but do not scale.
-    Behind padding `same` a side is side / stride pixels long, or one more."""
+    Rescaling layer is the data's business here, and whose batch norms shift but do not scale. After
+    padding `same` a side is side / stride pixels long, or one more."""
 
     def __init__(
         self,
@@ -67,12 +67,15 @@ class ConvNet(nn.Sequential):
         ]
         height, width = (_side_after(side, kernels, strides, pads, pool) for side in image_size)
         if not (height and width):
-            raise ConfigError(_too_large(image_size, kernels, strides, pads, pool))
+            raise ConfigError(
+                f"model.kernels={list(kernels)}, model.pool={pool}: too large for images of"
+                f" {image_size[0]}x{image_size[1]}; use smaller ones, or model=mlp"
+            )
         layers: list[nn.Module] = []
         for index, (out, kernel, stride, pad) in enumerate(
             zip(widths, kernels, strides, pads, strict=True)
         ):
-            # As in the guide, the last convolution alone has a bias before its batch norm.
+            # As in the guide, only the last convolution has a bias before its batch norm.
             bias = not batch_norm or index == len(widths) - 1
             layers.append(nn.Conv2d(channels, out, kernel, stride=stride, padding=pad, bias=bias))
             layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
@@ -87,7 +90,7 @@ class ConvNet(nn.Sequential):
 
 
 def _padding(kernel: int, stride: int, name: str) -> int | str:
-    """What Conv2d takes; torch's own "same" knows a stride of 1 only."""
+    """Return what Conv2d takes; torch's own "same" knows a stride of 1 only."""
     if name == "valid":
         return 0
     return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))
@@ -96,9 +99,7 @@ def _padding(kernel: int, stride: int, name: str) -> int | str:
 def _side_after(
     side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int
 ) -> int:
-    """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than
-    what reaches it.
-    """
+    """Return a side of the image after all convolutions; 0 where one does not fit."""
     for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
         if pad != "same":
             side = (
@@ -108,28 +109,8 @@ def _side_after(
     return side
 
 
-def _too_large(
-    image_size: tuple[int, int],
-    kernels: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int | str],
-    pool: int,
-) -> str:
-    """What is, and what to set."""
-    images = f"images of {image_size[0]}x{image_size[1]}"
-    for smaller in range(pool - 1, 0, -1):
-        if all(_side_after(side, kernels, strides, pads, smaller) for side in image_size):
-            return (
-                f"model.pool={pool}: too large for {images}; use model.pool={smaller}, or model=mlp"
-            )
-    return (
-        f"model.kernels={list(kernels)}: too large for {images}; "
-        f"use smaller ones, as in 'model.kernels=[{','.join('3' * len(kernels))}]', or model=mlp"
-    )
-
-
 class ResNet18(nn.Module):
-    """Images [B, C, H, W] to logits [B, num_classes].
+    """Logits [B, num_classes] of images [B, C, H, W].
 
     torchvision's, with its names and its first weights, but not imported from it: that takes as
     long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
@@ -175,7 +156,7 @@ class ResNet18(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions, and around them a shortcut, which is a convolution where the shape changes."""
+    """Two convolutions and a shortcut, which is a convolution where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -208,11 +189,11 @@ def _draw(layer: nn.Conv2d) -> None:
 
 
 class UNet(nn.Module):
-    """Images [B, C, H, W] to logits [B, num_classes, H, W].
+    """Logits [B, num_classes, H, W] of images [B, C, H, W] (Ronneberger et al., 2015).
 
-    Going up, features are repeated to the size of the level above, whatever that is, and convolved:
-    transposed convolutions leave checkerboards. Sides may be of any length from 2 ** (len(widths) -
-    1) on."""
+    Convolutions are padded. Going up, features are repeated to the size of the level above and
+    convolved: transposed convolutions leave checkerboards. Sides may have any length from 2 **
+    (len(widths) - 1) on."""
 
     def __init__(
         self,

@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expt.config import constraints, groups, secrets
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
-from expt.data.loading import Batch, Shard
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, Shard, leaves, mapped
 from expt.errors import ConfigError, ExptError
 from expt.models import build as model_build
 from expt.models.blocks import blocks

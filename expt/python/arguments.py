@@ -33,29 +33,26 @@ def words_of(
     *,
     sweep: bool = False,
 ) -> list[str]:
-    """The words for what expt.run or expt.sweep is called with.
+    """Return the overrides for the arguments of expt.run or expt.sweep.
 
-    Raises ConfigError for what cannot be said in words.
+    Raises ConfigError for what no override can hold.
     """
     words = list[str]()
     for argument in arguments:
         if isinstance(argument, str):
             words.append(argument)
         elif isinstance(argument, Mapping):
-            words += [
-                word
-                for key, value in argument.items()
-                for word in _Setting(str(key), sweep).words(value)
-            ]
+            for key, value in argument.items():
+                words += _Setting(str(key), sweep).words(value)
         else:
             raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, as in epochs=3")
-    return words + [
-        word for key, value in settings.items() for word in _Setting(key, sweep).words(value)
-    ]
+    for key, value in settings.items():
+        words += _Setting(key, sweep).words(value)
+    return words
 
 
 def folder_word(folder: str | Path | None, *, sweep: bool) -> list[str]:
-    """The word that chooses the folder, if one is given; of a sweep `latest` too."""
+    """Return the override of the folder, if one is given; of a sweep `latest` too."""
     key = f"hydra.{'sweep' if sweep else 'run'}.dir"
     if sweep and folder == "latest":
         return [f"{key}=latest"]
@@ -87,9 +84,8 @@ class _Setting:
             yield self._word(axis, ",".join(map(self._text, axis)))
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
-                yield Exact(
-                    f"++task.metrics.{name}={text_of(f'{self._key}.{name}', as_setting(metric, name, None))}"
-                )
+                text = text_of(f"{self._key}.{name}", as_setting(metric, name, None))
+                yield Exact(f"++task.metrics.{name}={text}")
         elif isinstance(value, Mapping) and self._is_open:
             yield from self._below(value)
         else:
@@ -135,16 +131,11 @@ class _Setting:
                 yield from _Setting(f"{self._key}.{name}", self._sweep).words(value)
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """The class with its arguments; of one that is an axis the first value, and the axis by
-        itself.
-        """
-        axes = {}
-        if self._sweep:
-            axes = {
-                name: axis
-                for name, value in values.items()
-                if (axis := _axis(f"{self._key}.{name}", value))
-            }
+        axes = {
+            name: axis
+            for name, value in values.items()
+            if self._sweep and (axis := _axis(f"{self._key}.{name}", value))
+        }
         first = {**values, **{name: axis[0] for name, axis in axes.items()}}
         yield Exact(f"{self._key}={self._text(first)}")
         for name, axis in axes.items():
@@ -169,14 +160,11 @@ class _Setting:
 
 
 def _of_search(value: Any) -> Iterator[str]:
-    """The words of a sampler's name, or of a dict of its `name` and keys, in which a list is no
-    axis.
-    """
+    """Yield the overrides of a sampler's name, or of a dict of its `name` and keys."""
     settings = value if isinstance(value, Mapping) else {"name": value}
     if "name" not in settings:
         raise ConfigError(
-            f"search={value!r}: names no sampler; give one, as in search={{'name': 'tpe', 'runs':"
-            " 64}"
+            f"search={value!r}: names no sampler; as in {{'name': 'tpe', 'runs': 64}}"
         )
     yield Exact(f"search={text_of('search', settings['name'])}")
     for name, setting in settings.items():
@@ -190,17 +178,13 @@ def _of_search(value: Any) -> Iterator[str]:
 
 
 def _axis(key: str, value: Any) -> list[Any] | None:
-    """The values of an axis of a sweep: those of a list, a range or an array; None where `value` is
-    one value.
+    """Return the values of a list, a range or an array; None where `value` is one value.
 
     A tuple is one value. Raises ConfigError for an axis without values.
     """
     if not isinstance(value, list | range):
-        if (
-            isinstance(value, type)
-            or not callable(getattr(value, "tolist", None))
-            or getattr(value, "ndim", 1) == 0
-        ):
+        is_array = not isinstance(value, type) and callable(getattr(value, "tolist", None))
+        if not is_array or getattr(value, "ndim", 1) == 0:
             return None
         value = value.tolist()
     if not value:
@@ -210,22 +194,17 @@ def _axis(key: str, value: Any) -> list[Any] | None:
     return list(value)
 
 
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-
-
-_GIVEN = {
-    *("channels", "image_size", "num_classes", "train"),
-    *("params", "optimizer", "total_steps"),
-}
+_KEY = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE | re.ASCII)
+_GIVEN = {"channels", "image_size", "num_classes", "train", "params", "optimizer", "total_steps"}
 """What expt gives to the constructors that name it."""
 
 
 def text_of(key: str, value: Any) -> str:
-    """`value` in Hydra's grammar. `key` is what an error calls it.
+    """Return `value` in Hydra's grammar; `key` is what an error calls it.
 
     Texts are taken as they stand, never for an interpolation or a list. A path is its text, an
-    enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML could
-    hold."""
+    enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML holds.
+    """
     value = _plain(key, value)
     if value is None:
         return "null"
@@ -248,24 +227,20 @@ def text_of(key: str, value: Any) -> str:
 
 
 def as_setting(value: Any, key: str, group: str | None) -> Any:
-    """`value` where a class stands for what is built of it, as in `model=Net`,
-    functools.partial(Net, width=16) too.
-    """
+    """Return `value`, of a class or a partial of one as `_target_` and arguments."""
     if isinstance(value, functools.partial):
         if value.args:
             raise ConfigError(
                 f"{key}: name the arguments of functools.partial({_name_of(value.func)}, ...)"
             )
         return {"_target_": dotted(key, value.func, group), **value.keywords}
-    return (
-        {"_target_": dotted(key, value, group)}
-        if isinstance(value, type) and not _is_enum(value)
-        else value
-    )
+    if isinstance(value, type) and not issubclass(value, enum.Enum):
+        return {"_target_": dotted(key, value, group)}
+    return value
 
 
 def _plain(key: str, value: Any) -> Any:
-    """The kinds that YAML has; anything else as it is."""
+    """Return `value` as a kind that YAML has; anything else as it is."""
     if isinstance(value, enum.Enum):
         return _plain(key, value.value)
     if isinstance(value, os.PathLike):
@@ -275,9 +250,8 @@ def _plain(key: str, value: Any) -> Any:
         return as_setting(value, key, None)
     if isinstance(value, Mapping):
         target = value.get("_target_")
-        return (
-            {**value, "_target_": dotted(key, target, None)} if isinstance(target, type) else value
-        )
+        is_class = isinstance(target, type)
+        return {**value, "_target_": dotted(key, target, None)} if is_class else value
     if isinstance(value, tuple | range):
         return list(value)
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
@@ -286,9 +260,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _quoted(key: str, text: str) -> str:
-    """A text in quotes: its backslashes, its quotes and what OmegaConf would take for an
-    interpolation are escaped.
-    """
+    """Return a text in quotes, so that OmegaConf finds no interpolation in it."""
     if text == "???":
         raise ConfigError(f"{key}='???': stands for a value that is missing; give another")
     if "${" in text:
@@ -297,11 +269,7 @@ def _quoted(key: str, text: str) -> str:
 
 
 def _name(key: str, name: object) -> str:
-    if (
-        isinstance(name, str)
-        and _KEY.fullmatch(name)
-        and name.lower() not in ("null", "true", "false", "nan", "inf")
-    ):
+    if isinstance(name, str) and _KEY.fullmatch(name):
         return name
     raise ConfigError(
         f"{key}: has the key {name!r}; use letters, digits, - and _, and a letter first"
@@ -310,23 +278,15 @@ def _name(key: str, name: object) -> str:
 
 def _not_of_yaml(key: str, value: Any) -> str:
     if isinstance(value, type):
-        mend = f"{{'_target_': {value.__name__}}} gives an instance of it"
-        return f"{key}={value.__name__}: is a class, of which a setting holds none; {mend}"
+        fix = f"{{'_target_': {value.__name__}}} gives an instance of it"
+        return f"{key}={value.__name__}: is a class, of which a setting holds none; {fix}"
     if inspect.isroutine(value):
-        return (
-            f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a"
-            " value"
-        )
+        return f"{key}={_name_of(value)}: is a function; give a class, or a value"
     if kind := instance_of(value):
         name = type(value).__name__
-        arguments = "".join(
-            f"; with arguments as {{'_target_': {name}, '{each}': ...}}"
-            for each in _own(type(value))
-        )
-        why = "each worker builds its own, as a rerun does from the record"
-        return (
-            f"{key}: is {kind} that is built already, and {why}; give the class {name}{arguments}"
-        )
+        with_arguments = "".join(f", '{each}': ..." for each in _own(type(value)))
+        fix = f"{{'_target_': {name}{with_arguments}}}" if with_arguments else name
+        return f"{key}: is {kind} that is built already; give the class, which workers build: {fix}"
     if isinstance(value, set | frozenset):
         return f"{key}={value!r}: a set has no order; give a list"
     if dataclasses.is_dataclass(value):
@@ -337,7 +297,7 @@ def _not_of_yaml(key: str, value: Any) -> str:
 
 
 def _own(cls: type) -> list[str]:
-    """The first argument of the constructor that expt does not give, if there is one."""
+    """Return the first argument of the constructor that expt does not give, if there is one."""
     try:
         names = inspect.signature(cls).parameters.values()
     except ValueError:
@@ -346,10 +306,6 @@ def _own(cls: type) -> list[str]:
         each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     return [name for name in named if name not in _GIVEN][:1]
-
-
-def _is_enum(value: type) -> bool:
-    return issubclass(value, enum.Enum)
 
 
 def _name_of(value: Any) -> str:
@@ -374,10 +330,11 @@ _KINDS = {
 
 
 def dotted(key: str, cls: Any, group: str | None) -> str:
-    """The name of `cls`, as in `mine.Net`; `group` says what it is to be a subclass of.
+    """Return the name of `cls`, as in `mine.Net`; `group` names its base class.
 
     Raises ConfigError for what a worker could not import: a function, a class within another or
-    within a function, and one of `__main__` of which the source is not known."""
+    within a function, and one of `__main__` whose source is not known.
+    """
     if not isinstance(cls, type):
         what = "a function" if inspect.isroutine(cls) else f"an object ({type(cls).__name__})"
         raise ConfigError(f"{key}={getattr(cls, '__name__', cls)!s}: is {what}; give a class")
@@ -386,38 +343,24 @@ def dotted(key: str, cls: Any, group: str | None) -> str:
             f"{key}={cls.__name__}: refused, it is not a subclass of {'.'.join(BASES[group])}"
         )
     if "." in cls.__qualname__:
-        where = (
-            "a function" if "<locals>" in cls.__qualname__ else cls.__qualname__.rpartition(".")[0]
-        )
-        mend = "define it at the top of a module or a cell"
         raise ConfigError(
-            f"{key}={cls.__name__}: is defined inside {where}, where no worker finds it; {mend}"
+            f"{key}={cls.__qualname__}: no worker finds it there; define it at the top of a module"
+            " or a cell"
         )
     if cls.__module__ == "__main__":
         return main_module.dotted(key, cls)
     there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
     if there is not cls:
-        raise ConfigError(
-            f"{key}={cls.__name__}: {cls.__module__} has no such class now, or another; import it"
-            " from there anew"
-        )
+        raise ConfigError(f"{key}={cls.__name__}: {cls.__module__} has another now; import it anew")
     return f"{cls.__module__}.{cls.__name__}"
 
 
 def instance_of(value: object) -> str:
-    """What `value` is, as in `a module`, where it is what a group builds; else an empty text."""
-    return next(
-        (
-            _KINDS.get(name, f"a {name}")
-            for module, name in BASES.values()
-            if _is_a(value, module, name)
-        ),
-        "",
-    )
-
-
-def _is_a(value: object, module: str, name: str) -> bool:
-    return not isinstance(value, type) and _is_subclass(type(value), module, name)
+    """Return what `value` is, such as `a module`, where a group builds it; else nothing."""
+    for module, name in BASES.values():
+        if not isinstance(value, type) and _is_subclass(type(value), module, name):
+            return _KINDS.get(name, f"a {name}")
+    return ""
 
 
 def _is_subclass(cls: type, module: str, name: str) -> bool:
@@ -442,8 +385,9 @@ class Interval:
 
 
 def interval(low: float, high: float, *, log: bool = False) -> Interval:
-    """All numbers from `low` to `high`, an axis of a search: whole ones where both are, by their
-    logarithm with `log`.
+    """Return all numbers from `low` to `high` as an axis of a search.
+
+    They are whole where both ends are, and by their logarithm with `log`.
 
     >>> str(interval(1e-4, 1.0, log=True))
     'tag(log,interval(0.0001,1.0))'

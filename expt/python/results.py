@@ -1,4 +1,4 @@
-"""What a run has come to, as a notebook or a script asks for it."""
+"""Results of runs, for a notebook or a script."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Metrics(dict[str, float]):
-    """The last value of every tag, as in `metrics["accuracy/test"]`; a notebook completes the tags."""
+    """The last value of each tag, as in `metrics["accuracy/test"]`; notebooks complete tags."""
 
     def __missing__(self, tag: str) -> float:
         raise KeyError(f"{tag}: the run has no such metric.{did_you_mean(tag, self)}")
@@ -40,7 +40,7 @@ class Metrics(dict[str, float]):
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A run: its folder, and what result.json says of it."""
+    """A run: its folder and its record."""
 
     folder: Path
     """Absolute."""
@@ -49,7 +49,7 @@ class Result:
 
     @classmethod
     def of(cls, folder: Path) -> Result:
-        """That of the run in `folder`."""
+        """Return the run in `folder`."""
         return cls(folder.absolute(), read_result(RunPaths(folder)))
 
     def __repr__(self) -> str:
@@ -73,24 +73,17 @@ class Result:
 
     @property
     def status(self) -> str:
-        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` of a folder without
-        a record.
-        """
+        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` without a record."""
         return self.record.get("status", "none")
 
     @property
     def metrics(self) -> Metrics:
-        """The final value of every tag, as in `metrics["accuracy/test"]`; empty where none was
-        measured yet.
-        """
+        """The final value of every tag, as in `metrics["accuracy/test"]`."""
         return Metrics(self.record.get("metrics", {}))
 
     @property
     def history(self) -> History:
-        """The epochs in order: `history[0]["loss/val"]`, `history["loss/val"]`, `.to_pandas()`.
-
-        Read anew.
-        """
+        """The epochs, read anew: `history[0]["loss/val"]`, `history["loss/val"]`."""
         return History.of(RunPaths(self.folder))
 
     @property
@@ -100,9 +93,7 @@ class Result:
 
     @property
     def best(self) -> Best | None:
-        """The best epoch by the run's objective: `metric`, `value`, `epoch`; None where none was
-        measured.
-        """
+        """The best epoch by the run's objective: `metric`, `value`, `epoch`; or None."""
         return self.record.get("best")
 
     @property
@@ -119,16 +110,13 @@ class Result:
     def load(
         self, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
     ) -> TrainedModel:
-        """The run's model, ready to use, as `expt.load(result.folder, which)` gives it; raises what
-        that raises.
-        """
+        """Return the run's model, as `expt.load(result.folder, which)` does."""
         from expt.inference.load import load  # late: it imports torch
 
         return load(self.folder, which, device=device)
 
     def plot(self, file: str | Path | None = None) -> Figure:
-        """The loss and the metrics by epoch, as a figure of matplotlib, which a notebook shows;
-        written to `file` too.
+        """Draw the loss and the metrics by epoch with matplotlib; write the figure to `file` too.
 
         Raises ConfigError without matplotlib.
         """
@@ -142,8 +130,7 @@ class Runs(list[Result]):
     """Runs as `expt report` lists them, the newest first."""
 
     def to_pandas(self) -> DataFrame:
-        """A row for each run: what `expt report` shows, every setting by its key, and the last
-        value of every tag.
+        """Return a row for each run: columns of `expt report`, settings, last values of tags.
 
         Raises ImportError without pandas.
         """
@@ -158,9 +145,7 @@ WIDTH = 110
 
 @dataclass(frozen=True, repr=False)
 class FailedResult(Result):
-    """A run of a sweep that has failed: it has a folder, a record and an error, and no numbers that
-    could be meant.
-    """
+    """A run of a sweep that has failed; its metrics raise."""
 
     reason: str = ""
 
@@ -193,9 +178,7 @@ class FailedResult(Result):
 
 
 class SweepResult(Runs):
-    """The runs of a sweep, in the order of its grid; those that have failed raise where their
-    metrics are asked for.
-    """
+    """The runs of a sweep, in the order of its grid; metrics of failed ones raise."""
 
     @classmethod
     def of(cls, folders: Iterable[Path]) -> SweepResult:
@@ -231,10 +214,9 @@ class SweepResult(Runs):
 
     @property
     def best(self) -> Result:
-        """The completed run whose objective is best; of a search by its first goal, of those that
-        keep its constraints.
+        """The completed run whose objective is best; of a search by its first goal.
 
-        Raises RunFailed where there is none.
+        It keeps the search's constraints. Raises RunFailed where there is none.
         """
         if (searched := self._best_of_search()) is not None:
             return searched
@@ -299,9 +281,7 @@ class SweepResult(Runs):
 
 
 class Predictions(list[dict[str, Any]]):
-    """Of each sample, in order: where it is from, and what the run's model says of it; keys as in a
-    .jsonl.
-    """
+    """Predictions of samples in order: where each is from, and keys as in a .jsonl."""
 
     skipped: Sequence[str] = ()
     """What could not be read, a line each; it is left out of the list."""
@@ -315,7 +295,7 @@ class Predictions(list[dict[str, Any]]):
         return "\n".join([*lines, *more])
 
     def to_pandas(self) -> DataFrame:
-        """A row for each sample, with the columns of a .csv. Raises ImportError without pandas."""
+        """Return a row for each sample. Raises ImportError without pandas."""
         from pandas import DataFrame
 
         from expt.inference.writing import flat

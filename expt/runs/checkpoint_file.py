@@ -34,11 +34,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _Unread:
     """Stands for a tensor, and for all else that is torch's: its bytes stay on the disk."""
 
-    def __init__(self, *_: object) -> None:
-        pass
+    def __init__(self, *_: object) -> None: ...
 
-    def __setstate__(self, _: object) -> None:
-        pass
+    def __setstate__(self, _: object) -> None: ...
 
 
 class _Unpickler(pickle.Unpickler):
@@ -87,7 +85,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
-    """Have `by` write a file beside `path`, and sync it before it replaces the old one.
+    """Have `by` write a temporary file, and sync it before it replaces the one at `path`.
 
     `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old
     files as they were.
@@ -182,7 +180,7 @@ def _check_parts(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def candidates(last: Path) -> list[Path]:
-    """Return `last` and the older files beside it that exist, newest first."""
+    """Return `last` and the older files next to it that exist, newest first."""
     older = sorted(
         last.parent.glob(f"{last.stem}-*{last.suffix}"),
         key=lambda path: (len(path.name), path.name),
@@ -270,7 +268,7 @@ def older(path: Path, number: int) -> Path:
 
 
 def _publish(beside: Path, path: Path, digests: list[str]) -> None:
-    """Give `beside` the name `path`, whose checksum is listed beside it at every moment."""
+    """Rename `beside` to `path`, whose checksum is listed next to it at every moment."""
     _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
     beside.replace(path)
     _write_digests(path, digests)

@@ -253,7 +253,7 @@ def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
 
 
 def take_name(beside: Path, path: Path) -> None:
-    """Give the file `beside` its name. Raises FileExistsError where there is one of that name."""
+    """Rename `beside` to `path`. Raises FileExistsError where there is such a file."""
     try:
         path.hardlink_to(beside)  # unlike a rename it replaces nothing
     except FileExistsError:

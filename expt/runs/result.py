@@ -125,7 +125,7 @@ class Forked(TypedDict):
 
 
 class Made(TypedDict):
-    """What the run is made of beside its settings, see expt.config.identity.Content."""
+    """What the run is made of besides its settings, see expt.config.identity.Content."""
 
     data: str | None
     code: str | None

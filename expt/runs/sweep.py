@@ -158,7 +158,7 @@ def has_own_name(paths: RunPaths, record: Record) -> bool:
 def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """Return the folders of copies of runs, each with that of the run which counts instead.
 
-    That is the last one beside it which has its own name, else the first: a folder that was only
+    That is the last one next to it under its own name, else the first: a folder that was only
     renamed is no copy. Runs under their own names are no copies either, except those of one number
     of a search, which gives each to one run.
     """
@@ -185,7 +185,7 @@ def without_copies(runs: Sequence[FoundRecord]) -> tuple[list[FoundRecord], dict
     return [run for run in runs if run["folder"] not in copies], copies
 
 
-def told(copies: Mapping[Path, Path]) -> str:
+def describe_copies(copies: Mapping[Path, Path]) -> str:
     """Return a line that names the first of the copies, which do not count."""
     names = [f"{folder.name} (of {kept.name})" for folder, kept in sorted(copies.items())]
     what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"

@@ -272,12 +272,12 @@ def _sobol(known: Known, attempt: int) -> Values:
 
 
 def _cmaes(known: Known, attempt: int) -> Values:
-    """Return a point of the generation after those that are complete, which are told in order."""
+    """Return a point of the generation after those that are complete, which it learns in order."""
     import cmaes
     import numpy as np
 
     parameters, settings = known.space.parameters, known.settings
-    told = [
+    known_points = [
         (np.array([each.share(trial.values[each.name]) for each in parameters]), costs[0])
         for trial, costs, _ in _rated(known.trials, known.goals)
         if costs and trial.number is not None
@@ -292,8 +292,8 @@ def _cmaes(known: Known, attempt: int) -> Values:
         seed=_seed(settings.seed, known.number, attempt),
     )
     generation = optimizer.population_size
-    for start in range(0, len(told) - generation + 1, generation):
-        optimizer.tell(told[start : start + generation])
+    for start in range(0, len(known_points) - generation + 1, generation):
+        optimizer.tell(known_points[start : start + generation])
     shares = [min(float(share), 1 - 1e-9) for share in optimizer.ask()]
     return {each.name: each.at(share) for each, share in zip(parameters, shares, strict=True)}
 

@@ -74,8 +74,7 @@ class Config(TaskConfig):
 
 
 class Classification(Task):
-    """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest
-    logit is right.
+    """Cross-entropy of logits [B, num_classes] and labels [B], and accuracy.
 
     Labels of mixed samples (mixup, cutmix) are shares [B, num_classes]. In the accuracy such a
     sample counts as right by the share of the class that has the highest logit; its class weight is
@@ -84,8 +83,7 @@ class Classification(Task):
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by
     the weight of its class, divided by the sum of these weights over the global batch, as torch's
     CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
-    of samples. What an evaluation reports, and every accuracy, has no such weights.
-    """
+    of samples. Evaluations and accuracies have no such weights."""
 
     metrics = Config.METRICS
 

@@ -32,8 +32,8 @@ class Config(Target):
     def problems(self, config: RunConfig) -> list[str]:
         """Return the names of metrics that can't be tags."""
         return [
-            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores, and"
-            " not loss, which is always there"
+            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores,"
+            " and not loss, which is always there"
             for name in self.metrics
             if name == "loss" or not name.isidentifier()
         ]

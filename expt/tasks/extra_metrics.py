@@ -1,6 +1,4 @@
-"""Metrics that are no sums (AUROC, a rank correlation, ...): torchmetrics', over a whole split, of
-all workers.
-"""
+"""Metrics that are no sums (AUROC, ...): torchmetrics', over a split of all workers."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError
 from expt.tasks.task import Task
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ExtraMetrics:
-    """Metrics by name that evaluations alone measure; between two of them they are empty."""
+    """Metrics by name that only evaluations measure; empty between two of them."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
@@ -38,7 +35,7 @@ class ExtraMetrics:
 
     @property
     def names(self) -> Sequence[str]:
-        """What they are called."""
+        """Their names."""
         return [*self._metrics]
 
     @torch.no_grad()
@@ -54,10 +51,9 @@ class ExtraMetrics:
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
-        """See whether they take such a batch, and give one number each; raises ConfigError.
+        """Raise ConfigError where they don't take such a batch, or don't give one number each.
 
-        They are empty then.
-        """
+        They are empty afterwards."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
@@ -69,9 +65,9 @@ class ExtraMetrics:
 
     @torch.no_grad()
     def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
-        """The values over all workers' batches, to begin anew then.
+        """Return the values over all workers' batches, and begin anew.
 
-        A collective: `gather`, which every worker calls twice, gives all workers' values by rank.
+        A collective: `gather`, which every worker calls twice, returns all workers' values by rank.
         Raises ConfigError for a metric that is not one number."""
         if not self._metrics:
             return {}
@@ -91,9 +87,8 @@ class ExtraMetrics:
         for metric in self._metrics.values():
             metric.reset()
         self._batches = 0
-        found: dict[str, float] = next(
-            theirs for theirs in gather(values) if theirs is not None
-        )  # alike on all
+        # Alike on all
+        found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)
         return found
 
     def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
@@ -108,7 +103,7 @@ class ExtraMetrics:
         return float(value)
 
     def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
-        """Have `part` compute as if it had seen all workers' batches, one worker's after another's."""
+        """Have `part` compute as if it had seen all workers' batches, one worker after another."""
         for name, own in part.metric_state.items():
             states = mapped(
                 lambda tensor: tensor.to(part.device), [theirs[name] for theirs in everyones]
@@ -120,9 +115,7 @@ class ExtraMetrics:
 
 
 def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetrics:
-    """Metrics by name. Raises ConfigError where torchmetrics is missing, or for a class that is no
-    Metric of its.
-    """
+    """Return metrics by name; raise ConfigError without torchmetrics, or for another class."""
     if not configured:
         return ExtraMetrics({})
     try:
@@ -144,14 +137,14 @@ def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetric
 
 
 def _parts(metric: Metric) -> list[Metric]:
-    """The metric, and those that it is made of."""
+    """Return the metric, and those that it is made of."""
     return [
         cast("Metric", module) for module in metric.modules() if hasattr(module, "metric_state")
     ]
 
 
 def _states(metric: Metric) -> list[dict[str, Any]]:
-    """The states of each of its parts: tensors, or lists with an entry for each batch or sample."""
+    """Return the states of each part: tensors, or lists with an entry per batch or sample."""
     return [dict(part.metric_state) for part in _parts(metric)]
 
 

@@ -1,4 +1,4 @@
-"""The two updates of a generative adversarial network: an example of a task whose step has phases."""
+"""The two updates of a generative adversarial network: an example of a task with phases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from expt.tasks.task import PhasedTask, Sum
 
 
 class Adversarial(PhasedTask):
-    """The non-saturating losses of Goodfellow et al. 2014, of the logits of real and of generated
-    images.
+    """The non-saturating losses of Goodfellow et al. 2014, of logits of real and generated images.
 
     First the discriminator learns to tell them apart, then the generator to be taken for real.
     Where neither is ahead, `loss`, the discriminator's, is 2 ln 2 = 1.39, and the metric
-    `generator` ln 2 = 0.69.
-    """
+    `generator` ln 2 = 0.69."""
 
     phases = {"discriminator": "^discriminator", "generator": "^generator"}
 

@@ -38,13 +38,11 @@ class Config(TaskConfig):
 
 
 class LanguageModel(Task):
-    """Cross-entropy of logits [B, T, V] and targets [B, T], the token that follows each; NO_TARGET
-    counts for nothing.
+    """Cross-entropy of logits [B, T, V] and targets [B, T], the token that follows each.
 
-    Every other token counts alike, whatever the lengths: loss and metrics are by the tokens of the
-    global batch, or of the split. `perplexity` is exp(loss), `bits_per_token` loss / ln 2; where
-    tokens are bytes, bits per byte.
-    """
+    NO_TARGET counts for nothing, and every other token alike, whatever the lengths: loss and
+    metrics are by the tokens of the global batch, or of the split. `perplexity` is exp(loss),
+    `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte."""
 
     metrics = Config.METRICS
     sums = {"accuracy": 1}
@@ -53,7 +51,7 @@ class LanguageModel(Task):
         """Return it in float32, nats."""
         from torch.nn import functional
 
-        from expt.data.windows import NO_TARGET
+        from expt.data.memory import NO_TARGET
 
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
@@ -63,7 +61,7 @@ class LanguageModel(Task):
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return how many tokens have the highest logit."""
-        from expt.data.windows import NO_TARGET
+        from expt.data.memory import NO_TARGET
 
         logits, targets = _flat(outputs, batch.targets)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}

@@ -41,11 +41,10 @@ class Config(TaskConfig):
 
 
 class Regression(Task):
-    """Outputs and targets of one shape [B, ...], each value counted alike; outputs [B, 1] go with
-    targets [B] too.
+    """Outputs and targets [B, ...] of one shape, each value counted alike; [B, 1] fits [B] too.
 
-    R^2 is 1 - (squared error) / (variance of the targets), over all values of the split together.
-    """
+    R^2 is 1 - (squared error) / (variance of the targets), over all values of the split
+    together."""
 
     metrics = Config.METRICS
     sums = {"mae": 1, "squared_error": 1, "target": 1, "squared_target": 1}
@@ -74,7 +73,7 @@ class Regression(Task):
         )
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """Return absolute and squared errors, and the moments of the targets from `origin`, in float64."""
+        """Return both errors, and the targets' moments from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
         error, count = predicted - targets, targets.numel()
         targets = targets - self._origin

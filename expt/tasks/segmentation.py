@@ -37,13 +37,11 @@ class Config(TaskConfig):
 
 
 class Segmentation(Task):
-    """Cross-entropy of logits [B, num_classes, H, W] and masks [B, H, W]; pixels of `ignore_index`
-    count for nothing.
+    """Cross-entropy of logits [B, num_classes, H, W] and masks [B, H, W].
 
-    `mean_iou` and `dice` are means over classes, of intersections and unions over the whole split.
-    A class that is neither in a mask nor in a prediction is left out, as by scikit-learn's
-    jaccard_score(average="macro").
-    """
+    Pixels of `ignore_index` count for nothing. `mean_iou` and `dice` are means over classes, of
+    intersections and unions over the whole split. A class that is neither in a mask nor in a
+    prediction is left out, as by scikit-learn's jaccard_score(average="macro")."""
 
     metrics = Config.METRICS
 
@@ -87,9 +85,8 @@ class Segmentation(Task):
         flat = torch.where(counted, classes, self._num_classes).reshape(-1)
         if flat.device.type == "cpu":
             return torch.bincount(flat, minlength=self._num_classes + 1)[:-1]
-        counts = torch.zeros(
-            self._num_classes + 1, dtype=torch.int64, device=flat.device
-        )  # bincount waits for a GPU
+        # bincount waits for a GPU
+        counts = torch.zeros(self._num_classes + 1, dtype=torch.int64, device=flat.device)
         return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1]
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
@@ -130,7 +127,7 @@ class Segmentation(Task):
             )
             raise ConfigError(
                 f"task=segmentation: the model gives {gives} where {wanted} is needed: samples,"
-                " classes, height, width; use model=unet, or one of your own that keeps the"
+                " classes, height, width; use model=unet, or a custom model that keeps the"
                 " images' size"
             )
 

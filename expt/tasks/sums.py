@@ -1,6 +1,4 @@
-"""Loss and metrics as sums over samples: added on the device, reduced over all workers once;
-`averages` divides.
-"""
+"""Loss and metrics as sums over samples: added on the device, reduced over all workers once."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expt.data.loading import Batch
-from expt.data.tree import mapped
+from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, Diverged
 from expt.tasks.task import PhasedTask, Sum, Task
 
@@ -30,17 +27,13 @@ class _Kept(NamedTuple):
     """The sums of a batch."""
 
     row: list[Any]
-    """In the order of the columns; on a CPU numbers, for a small tensor that stays would split the
-    memory that a step frees and the next needs whole.
-    """
+    """In the order of the columns; numbers on a CPU, where small tensors would fragment memory."""
     counts: Any = True
     """A bool, or one [] on a GPU."""
 
 
 class Sums:
-    """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here
-    waits for a GPU.
-    """
+    """Running sums of a task's loss, metrics and samples, on `device`; nothing waits for a GPU."""
 
     def __init__(
         self, task: Task, device: torch.device, *, finite_only: bool = False, learns: bool = True
@@ -78,11 +71,9 @@ class Sums:
 
     @torch.no_grad()
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
-        """Count a batch, or a further micro-batch: its loss, as the task gives it, and the model's
-        outputs.
+        """Count a batch, or a further micro-batch, by the task's loss and the model's outputs.
 
-        Without weight only its place among the recent losses counts.
-        """
+        Without weight only its place among the recent losses counts."""
         row = self._known([batch.size, loss[0].detach(), loss[1]])
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
@@ -100,9 +91,7 @@ class Sums:
             self._count()
 
     def end_step(self, left_out: Tensor | None = None) -> None:
-        """End a step, all of which is there; with the flag `left_out`, alike on all workers, none
-        of it counts.
-        """
+        """End a step; with the flag `left_out`, alike on all workers, none of it counts."""
         for kept in self._of_step:
             counts = kept.counts if left_out is None else kept.counts & ~left_out
             self._kept.append(kept._replace(counts=self._known([counts])[0]))
@@ -148,10 +137,9 @@ class Sums:
         return torch.stack(rows).to(torch.float64)
 
     def averages(self, values: Tensor) -> Averages:
-        """The means, and what the task derives from them, of a row of sums. Waits for the device.
+        """Return the means, and what the task derives from them, of a row of sums.
 
-        Raises Diverged if nothing was counted.
-        """
+        Waits for the device. Raises Diverged if nothing was counted."""
         found = self.averages_if_any(values)
         if found is None:
             raise Diverged(
@@ -160,11 +148,11 @@ class Sums:
         return found
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
-        """The same; None if nothing was counted."""
+        """Return the same; None if nothing was counted."""
         return averages_of(values.tolist(), self._task, learns=self._learns)
 
     def mark_logged(self) -> None:
-        """Begin the next stretch between log points: one that is not finite leaves no trace in it."""
+        """Begin the next stretch between log points, without what is not finite in the last."""
         self._count()
         finite = self._values.nan_to_num(0.0, 0.0, 0.0)
         self._not_finite += self._values - finite
@@ -173,9 +161,9 @@ class Sums:
         self._recent.clear()
 
     def first_not_finite(self) -> tuple[int, float] | None:
-        """How many batches ago since the last log point a loss was first nan or infinite, and
-        which. Waits.
-        """
+        """Return how many batches ago since the last log point a loss was first not finite, and it.
+
+        Waits for the device."""
         losses = [float(loss) for loss in self._recent]
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
         return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
@@ -189,10 +177,9 @@ class Sums:
         self._recent.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
-        """What was counted so far, of it what is finite to log points, and what was logged.
+        """Return what was counted, of it what is finite to log points, and what was logged.
 
-        Waits for the device.
-        """
+        Waits for the device."""
         sums = self.values  # counts what was kept
         return {
             "sums": sums.tolist(),
@@ -212,7 +199,7 @@ class Sums:
 
 
 def loss_is_finite(saved: Sequence[float]) -> bool:
-    """Whether the loss is finite in sums that were saved."""
+    """Return whether the loss is finite in sums that were saved."""
     return all(map(math.isfinite, saved[:3]))
 
 
@@ -228,9 +215,7 @@ class Averages:
     samples: int
     """Of all workers."""
     has_weight: bool = True
-    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss
-    is nan then.
-    """
+    """False where nothing counts, such as in a mask that is all ignored; the loss is nan then."""
 
     @property
     def loss(self) -> float:
@@ -239,9 +224,9 @@ class Averages:
 
 
 def columns_of(task: Task) -> dict[str, slice]:
-    """Where a row of sums has each one's values, and its weight behind them: the samples come
-    first, then the loss.
-    """
+    """Return where a row of sums has each one's values, and its weight behind them.
+
+    The samples come first, then the loss."""
     columns, end = dict[str, slice](), 1
     for name, size in {LOSS: 1, **task.sums}.items():
         columns[name] = slice(end, end + size)
@@ -250,8 +235,7 @@ def columns_of(task: Task) -> dict[str, slice]:
 
 
 def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages | None:
-    """The means, and what the task derives from them, of a row of sums; None where nothing was
-    counted.
+    """Return the means of a row of sums, and what the task derives; None if nothing was counted.
 
     Raises ConfigError for weights by which gradients and metrics were not divided, or by which
     nothing can be."""
@@ -328,14 +312,12 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
 
 
 def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
-    """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real
-    weight.
-    """
+    """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
     if type(loss) is tuple and len(loss) == 2 and type(loss[1]) is int and type(loss[0]) is Tensor:
-        total, weight = loss  # nearly every task's: a small model feels each question
-        if total.dtype in _REAL and not total.dim() and weight >= 0:
-            if total.requires_grad or not learns:
-                return
+        total, weight = loss  # the common case, fast: it counts in a small model's step
+        is_sum = total.dtype in _REAL and not total.dim() and weight >= 0
+        if is_sum and (total.requires_grad or not learns):
+            return
     method = loss_method(task, learns=learns)
     total = _check(method, loss, None)
     if learns and not total.requires_grad:

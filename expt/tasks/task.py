@@ -1,8 +1,6 @@
-"""A task: from a model's outputs to the loss that is minimised, and to the metrics that are
-reported.
+"""A task: a model's outputs turned into the loss that is minimized and the metrics reported.
 
-The driver imports the modules of this package that configure a task, and no torch.
-"""
+The driver imports the modules of this package that configure a task, and no torch."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ if TYPE_CHECKING:
     from expt.data.loading import Batch
 
 Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
-"""A sum over the samples of a batch, on its device, and what to divide it by: number of samples,
-tokens, pixels, ...
-"""
+"""A sum over a batch, on its device, and what to divide it by: samples, tokens, pixels, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ class Facts:
 class Task(ABC):
     """What a step computes and what is measured.
 
-    One's own is a subclass, with its metrics named in YAML: in conf/task/robust.yaml
+    A custom task is a subclass, with its metrics named in YAML: in conf/task/robust.yaml
 
         _target_: tasks.Robust
         metrics: {mae: min}
@@ -58,7 +54,7 @@ class Task(ABC):
     """
 
     metrics: Mapping[str, str] = {}
-    """What is reported beside the loss, and which way each is better, `min` or `max`; a custom
+    """What is reported besides the loss, and which way each is better, `min` or `max`; a custom
     task's YAML says it."""
     weight_is_samples = False
     """Whether the loss's weight is the number of samples. It is known before the step then, and not
@@ -68,9 +64,7 @@ class Task(ABC):
 
     @property
     def sums(self) -> Mapping[str, int]:
-        """What `measure` gives, and of how many values each sum is: one for each metric, if nothing
-        else is said.
-        """
+        """The sums that `measure` returns, with the number of values of each; one per metric."""
         return dict.fromkeys(self.metrics, 1)
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
@@ -91,9 +85,7 @@ class Task(ABC):
         return self.loss(outputs, batch)
 
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-        """Return the sums of the other metrics, without gradients; each of as many values as `sums`
-        says.
-        """
+        """Return the sums of the other metrics, without gradients; see `sums`."""
         return {}
 
     def predict(self, outputs: Any) -> Any:
@@ -108,15 +100,14 @@ class Task(ABC):
         return outputs, batch.targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return metrics that are no averages, from the quotients of all sums, lists where a sum
-        has several values.
-        """
+        """Return metrics that are no averages, from the quotients of all sums.
+
+        These are lists where a sum has several values."""
         return {}
 
 
 class PhasedTask(Task):
-    """A task whose step goes through `phases`: each has a loss over parameters of its own, and is
-    an update.
+    """A task whose step has `phases`, each an update by a loss over parameters of its own.
 
     A GAN in 2 lines of YAML and 13 of Python; its dataset gives {"image": ..., "noise":
     torch.randn(32)}, alike on any number of workers, for what a sample draws depends on the sample
@@ -140,11 +131,10 @@ class PhasedTask(Task):
                 real = None if phase == "generator" else self.discriminator(image)
                 return real, self.discriminator(fake)
 
-    The one optimiser leaves parameters without a gradient as they are, its state included, so that
-    it is one for each phase; rates of their own come from `optimizer.groups`. `model` is to be
-    called once in a phase. What is reported as the loss is that of the first phase; the others are
-    metrics by their names.
-    """
+    The one optimizer leaves parameters without a gradient as they are, its state included, so that
+    it is one for each phase; separate learning rates come from `optimizer.groups`. `model` is to be
+    called once in a phase. The reported loss is that of the first phase; the others are metrics by
+    their names."""
 
     phases: Mapping[str, str] = {}
     """In their order: names, and regular expressions found in the names of the parameters that each
@@ -153,9 +143,7 @@ class PhasedTask(Task):
 
     @abstractmethod
     def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Sum:
-        """Return the summed loss [] of a phase, and its weight; in an evaluation too, without
-        gradients.
-        """
+        """Return a phase's summed loss [] and its weight; without gradients in evaluations."""
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the losses of all phases, by name."""

@@ -1,9 +1,8 @@
-"""Batch norms whose statistics do not hang on how many workers share a batch: over all of it, or
-over fixed groups.
+"""Batch norms whose statistics do not depend on the number of workers.
 
-A batch norm of torch's normalises what a worker has of the batch. On GPUs nn.SyncBatchNorm looks at
-the whole; here is the same for CPUs, and ghost batch normalisation (Hoffer et al., 2017), for which
-no worker waits."""
+torch's batch norm normalizes by a worker's share of the batch. On GPUs nn.SyncBatchNorm takes the
+whole batch; here is the same for CPUs, and ghost batch normalization over fixed groups (Hoffer et
+al., 2017), for which no worker waits."""
 
 from __future__ import annotations
 
@@ -26,21 +25,19 @@ collective.
 
 
 def is_in(module: nn.Module) -> bool:
-    """Whether `module` has a batch norm, of whatever class."""
+    """Return whether `module` has a batch norm, of whatever class."""
     return any(isinstance(layer, (*KINDS, nn.SyncBatchNorm)) for layer in module.modules())
 
 
 def synchronise(module: nn.Module, gather: Gather) -> None:
-    """Have the batch norms inside `module` normalise by the statistics of all workers' images."""
+    """Have the batch norms inside `module` normalize by the statistics of all workers' images."""
     for layer in _batch_norms(module):
         layer.__class__ = SynchronisedBatchNorm
         layer.gather = gather
 
 
 def part_from_workers(module: nn.Module) -> None:
-    """Have the batch norms inside `module`, which `synchronise` has changed, normalise what this
-    worker gives them.
-    """
+    """Have batch norms that `synchronise` has changed normalize by this worker's images only."""
     for layer in module.modules():
         if isinstance(layer, SynchronisedBatchNorm):
             layer.gather = _of_one
@@ -51,23 +48,21 @@ def _of_one(values: Tensor) -> Tensor:
 
 
 def group(module: nn.Module, size: int) -> None:
-    """Have the batch norms inside `module` normalise each `size` images by themselves."""
+    """Have the batch norms inside `module` normalize each `size` images by themselves."""
     for layer in _batch_norms(module):
         layer.__class__ = GroupedBatchNorm
         layer.group_size = size
 
 
-def refuse_own_classes(module: nn.Module) -> None:
-    """Raise ConfigError where a batch norm inside `module` is of a class of its own, which torch's
-    would replace.
-    """
+def refuse_custom_classes(module: nn.Module) -> None:
+    """Raise ConfigError where a batch norm inside `module` is of a custom class."""
     _batch_norms(module)
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
-    """What makes the running statistics inside `module` the mean of all workers'; to be called
-    after each step.
-    """
+    """Return a function that replaces the running statistics by their mean over all workers.
+
+    It is to be called after each step."""
     buffers = [
         buffer
         for layer in _batch_norms(module)
@@ -86,16 +81,12 @@ def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], N
 
 
 class GroupedBatchNorm(nn.BatchNorm2d):
-    """A batch norm, for inputs of any number of dimensions, whose batch is cut into groups of
-    `group_size` images.
-    """
+    """A batch norm over groups of `group_size` images, for inputs of any number of dimensions."""
 
     group_size: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, ...] to the same; the last groups are smaller by an image where B is no multiple
-        of the size.
-        """
+        """Normalize [B, C, ...]; where B is no multiple of the size, some groups are smaller."""
         if not self.training:
             return _evaluated(self, input)
         parts = input.tensor_split(-(-len(input) // self.group_size))
@@ -115,12 +106,12 @@ class GroupedBatchNorm(nn.BatchNorm2d):
 
 
 class SynchronisedBatchNorm(nn.BatchNorm2d):
-    """A batch norm, for inputs of any number of dimensions, over the images of all workers."""
+    """A batch norm over the images of all workers, for inputs of any number of dimensions."""
 
     gather: Gather
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, ...] to the same, where B may be another on each worker."""
+        """Normalize [B, C, ...], where B may differ between workers."""
         if not self.training:
             return _evaluated(self, input)
         output: Tensor
@@ -132,7 +123,7 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
 
 
 class _AcrossWorkers(torch.autograd.Function):
-    """Gives the output, the mean [C] and the unbiased variance [C]."""
+    """Computes the output, the mean [C] and the unbiased variance [C]."""
 
     @staticmethod
     def forward(
@@ -195,7 +186,7 @@ ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 
 
 def _batch_norms(module: nn.Module) -> list[Any]:
-    """Raises ConfigError for one of a class of its own, which may compute anything."""
+    """Raise ConfigError for one of a custom class, which may compute anything."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
     for name, layer in layers:
         if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):
@@ -222,7 +213,7 @@ def _evaluated(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _remember(layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """Let the running statistics follow those of a batch, as torch's own layer does."""
+    """Update the running statistics by those of a batch, as torch's own layer does."""
     if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
         return
     layer.num_batches_tracked.add_(1)

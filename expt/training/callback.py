@@ -1,4 +1,4 @@
-"""What a person's own code is told of a run, and what it may do about it: look on, and draw."""
+"""What custom code sees of a run, and what it may do: watch, and draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expt.data.loading import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A run as it is at that moment, to be read and drawn into."""
+    """A run at one moment, to be read and drawn into."""
 
     epoch: int
     """Epochs begun, from 1."""
@@ -27,31 +27,26 @@ class View:
     """The newest value of each tag, as in metrics.jsonl: loss/train, accuracy/val, lr, ..."""
     copy_model: Callable[[], nn.Module]
     scalar: Callable[[str, float], None]
-    """`view.scalar("mine/norm", 0.3)` adds a point to a curve of one's own, in TensorBoard and in
-    metrics.jsonl.
-
-    Raises ValueError for a tag of expt's own.
-    """
+    """`view.scalar("mine/norm", 0.3)` adds a point to a custom curve, in TensorBoard and in
+    metrics.jsonl. Raises ValueError for a tag that expt writes."""
     picture: Callable[[str, Tensor], None]
     """`view.picture("mine/samples", image)` adds a picture to TensorBoard.
 
     It is [channels, height, width] of 1 or 3 channels, floats from 0 to 1 or uint8. Raises
-    ValueError for another. """
+    ValueError for another."""
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        """A copy of the model whose numbers count (with `ema` the average), in evaluation mode;
-        made when asked for.
+        """A copy of the model that is evaluated (with `ema` the average), in evaluation mode.
 
-        Whatever is done to it does not reach the run.
-        """
+        It is made on first use; whatever is done to it does not reach the run."""
         return self.copy_model().eval()
 
 
 class Callback:
-    """What is told when a run has come somewhere.
+    """Methods that are called at certain moments of a run.
 
-    One's own is a subclass, named in YAML or as typed:
+    A custom callback is a subclass, named in YAML or on the command line:
 
         callbacks: [{_target_: watch.Widths, every: 2}]
 
@@ -73,84 +68,69 @@ class Callback:
             def load_state_dict(self, state):
                 self.widest = state["widest"]
 
-    It lives on rank 0 alone, where all numbers and weights are known, while the others wait, for
-    `timeout_s` at most: files are written once, and its state is one whatever the number of
-    workers. To it torch.distributed is not initialised, and a collective raises. No number of the
-    run depends on it: random numbers that it draws are put back. What it raises fails the run."""
+    It exists on rank 0 only, while the other ranks wait, for `timeout_s` at most: files are written
+    once, and its state does not depend on the number of workers. torch.distributed is not
+    initialized there, and a collective raises. No number of the run depends on it: random
+    generators are restored after it. An exception fails the run."""
 
     def on_epoch_end(self, view: View) -> None:
-        """An epoch has been trained on and evaluated; its checkpoint, if one is due, is written
-        next.
-        """
+        """Be called after each epoch's evaluation, before its checkpoint is written."""
 
     def on_evaluation_end(self, view: View) -> None:
-        """`view.split` has been evaluated: val, before each `on_epoch_end`, and test once, at the
-        end of the run.
-        """
+        """Be called after `view.split` was evaluated: val in each epoch, test at the end."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a resumed run needs of it: tensors, numbers, strings, None, and lists and dicts of
-        those.
-        """
+        """Return what a resumed run needs.
+
+        That is tensors, numbers, strings, None, and lists and dicts of those."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
-
-        Called once, before training, in a run that resumes.
-        """
+        """Continue from what `state_dict` returned; called before training in a resumed run."""
 
 
 class Observer:
-    """One worker's; this one sees nothing, and a run needs no more.
-
-    Whoever sees something overrides the moments.
-    """
+    """What watches a run on one worker, and changes nothing; this one sees nothing."""
 
     spent_s = 0.0
     """Seconds that all this has taken."""
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """An epoch begins, or goes on, with these batches."""
+        """Return the batches with which an epoch begins or continues."""
         return batches
 
     def before_update(self) -> None:
-        """A step's gradients are there; the optimiser is about to use and drop them."""
+        """Look at a step's gradients, which the optimizer is about to use and drop."""
 
     def wants_review(self) -> bool:
-        """An epoch's last step is done: whether this rank wants to look at the evaluation that
-        follows.
-        """
+        """Return whether this rank wants to look at the evaluation after an epoch's last step."""
         return False
 
     def end_epoch(self, *, review: bool) -> None:
-        """The epoch is summed and logged; `review`, alike on all ranks: rank 0 wants to look at
-        evaluations.
-        """
+        """Note that an epoch was logged; with `review`, alike on all, rank 0 wants evaluations."""
 
     def review(self) -> Callable[[Batch, Tensor], None] | None:
-        """An evaluation begins: what is to get each batch and its logits, on all ranks or on none."""
+        """Return what gets each batch of an evaluation and its logits, on all ranks or on none."""
         return None
 
     def end_evaluation(self, split: str) -> None:
-        """It has ended, on every rank."""
+        """Note that an evaluation has ended on every rank."""
 
     def values(self, values: Mapping[str, float]) -> None:
-        """The values of some tags after the steps that are done."""
+        """Note the values of some tags after the steps that are done."""
 
     def picture(self, tag: str, image: Tensor) -> None:
-        """A picture of a person's own code, uint8 [height, width, channels] on the CPU."""
+        """Draw a picture of custom code, uint8 [height, width, channels] on the CPU."""
 
     def close(self, *, complete: bool) -> None:
-        """The run ends: as it should, or in order to be resumed."""
+        """End with the run, which is complete or is to be resumed."""
 
 
 class Generated(Callback):
-    """After each `every` epochs the images that `model.generator` makes of the same `rows` x `rows`
-    vectors of noise.
+    """Draw what `model.generator` makes of `rows` x `rows` vectors of noise, each `every` epochs.
 
-    Noise is drawn from `seed`; the first epoch and the last picture of a run tell what was learnt
-    between them."""
+    Noise is drawn once from `seed`; the pictures of a run's first and last epoch show what was
+    learned."""
 
     def __init__(self, noise: int, every: int = 1, rows: int = 8, seed: int = 0) -> None:
         self._every, self._rows = every, rows

@@ -17,9 +17,7 @@ T = TypeVar("T")
 BUCKET_BYTES = 2**25
 """What is copied at a time to be sent, where no tensor is larger."""
 NCCL_LATER_S = 90.0
-"""NCCL ends a process that waits in vain, without a word of Python's: who watches over the process
-is to be first.
-"""
+"""NCCL kills a process that waits in vain, without an exception: the watchdog is to be first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +34,7 @@ class Worker:
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
-    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it
-    can see.
-    """
+    """Return the worker that the launcher's variables describe; its device is one of `gpus`."""
     local_rank = int(environment["LOCAL_RANK"])
     return Worker(
         rank=int(environment["RANK"]),
@@ -59,16 +55,12 @@ def process_group(
     store: dist.Store | None = None,
     ends_with_process: bool = False,
 ) -> Iterator[None]:
-    """The run's process group; a single worker needs none.
+    """Have the run's process group within the body, unless there is a single worker.
 
-    Where the body raises it is left as it is.
-
-    NCCL would wait for the peers' collectives before it ends the group, and they wait for this
-    worker. Gloo waits 10 ms and more for threads of its own: it is left where the group
-    `ends_with_process`, at once.
-
-    The workers find one another in the `store`, or else by MASTER_ADDR and MASTER_PORT.
-    """
+    Workers meet in the `store`, or else at MASTER_ADDR and MASTER_PORT. Where the body raises, the
+    group is left as it is: NCCL would first wait for the peers' collectives, and they wait for this
+    worker. Gloo takes 10 ms and more to end its threads, so it is left where the group
+    `ends_with_process`."""
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
     if worker.world_size == 1:
@@ -89,9 +81,7 @@ def process_group(
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it this worker knows of no other: a collective of torch's raises at once, and none of
-    the run's is due.
-    """
+    """Hide the other workers from the body: a collective of torch's raises at once."""
     everyone = dist.group.WORLD if dist.is_initialized() else None
     try:
         dist.group.WORLD = None
@@ -101,7 +91,7 @@ def alone() -> Iterator[None]:
 
 
 def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
-    """The sum of every worker's `values`, in one collective; the given tensor stays as it is."""
+    """Return the sum of every worker's `values`, as a new tensor, in one collective."""
     if not dist.is_initialized():
         return values
     total = values.clone()
@@ -110,10 +100,9 @@ def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
 
 
 def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
-    """The largest of every worker's `values`, each by itself, in one collective.
+    """Return the largest of every worker's `values`, element by element, in one collective.
 
-    Waits for the device.
-    """
+    Waits for the device."""
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
@@ -127,7 +116,7 @@ def wait_for_all(device: torch.device) -> None:
 
 
 def from_rank_0(value: T | None, device: torch.device) -> T:
-    """Rank 0's `value`, on every worker; tensors in it must be on the CPU."""
+    """Return rank 0's `value` on every worker; tensors in it must be on the CPU."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values, src=0, device=device)
@@ -135,7 +124,7 @@ def from_rank_0(value: T | None, device: torch.device) -> T:
 
 
 def gather_across_workers(value: T) -> list[T]:
-    """Every worker's `value`, by rank, on every worker."""
+    """Return every worker's `value`, by rank, on every worker."""
     if not dist.is_initialized():
         return [value]
     gathered: list[T | None] = [None] * dist.get_world_size()
@@ -144,7 +133,7 @@ def gather_across_workers(value: T) -> list[T]:
 
 
 def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
-    """Every worker's `values` [N], by rank [world_size, N], on every worker."""
+    """Return every worker's `values` [N], by rank [world_size, N], on every worker."""
     if not dist.is_initialized():
         return values[None]
     everyones = [torch.empty_like(values) for _ in range(dist.get_world_size())]
@@ -164,9 +153,7 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every worker rank 0's `tensors`, in their place: those of one data type together, a
-    bucket at a time.
-    """
+    """Copy rank 0's `tensors` into every worker's, one bucket of one data type at a time."""
     if not dist.is_initialized():
         return
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -180,9 +167,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """As many at a time as BUCKET_BYTES has room for, or one: they are copied, and memory may have
-    no room for all.
-    """
+    """Yield as many at a time as BUCKET_BYTES has room for, or one."""
     begin = size = 0
     for index, tensor in enumerate(tensors):
         if size and size + tensor.nbytes > BUCKET_BYTES:

@@ -1,4 +1,4 @@
-"""What of a model torch.compile sees, and which of its modules compute their activations again."""
+"""What of a model torch.compile sees, and which modules recompute their activations."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ ms (ResNet-18, batch
 
 
 def mode_of(wanted: bool | str, *, steps: int) -> bool | str:
-    """What `auto` is for a run of so many optimiser steps; else what is wanted."""
+    """Return what `auto` means for a run of this many optimizer steps; else `wanted`."""
     return steps >= REPAYS_STEPS if wanted == "auto" else wanted
 
 
 def compile_module(module: nn.Module, mode: bool | str) -> None:
-    """Compile `module` in its place, by torch's `mode` (True is its default), or its blocks one by
-    one.
+    """Compile `module` in place by torch's `mode` (True is its default), or its blocks one by one.
 
-    Blocks that are alike share what the first of them was compiled to: the time that it takes does
-    not grow with their number. With False nothing is. Raises ConfigError for a model without
-    blocks."""
+    Blocks that are alike share what the first of them was compiled to, so the time does not grow
+    with their number. False compiles nothing. Raises ConfigError for a model without blocks."""
     if not mode:
         return
     if mode != "blocks":
@@ -108,7 +106,7 @@ def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
 
 
 def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `forward`, bound to `module`, which a copy of a model has as its own."""
+    """Call `forward`, bound to `module`; a copy of a model has it as its own."""
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     if not (buffers := list(module.buffers())):
@@ -120,9 +118,9 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwarg
 def _contexts(
     buffers: list[Tensor],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the forward pass and of its repetition, which begins with the same
-    buffers and leaves none changed.
-    """
+    """Return the contexts of the forward pass and of its repetition.
+
+    The latter begins with the same buffers and leaves none changed."""
     return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
 
 

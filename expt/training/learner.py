@@ -22,9 +22,7 @@ from expt.tasks.task import Sum, Task
 from expt.training.precision import Precision
 
 Add = Callable[[Sum, Any, Batch, bool], None]
-"""Gets of a batch, or a part of it, the loss, the model's outputs, and whether it is a step's
-first.
-"""
+"""Gets a micro-batch's loss, the outputs, the batch, and whether it is the first of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +35,10 @@ class Evaluator:
     task: Task
     """What a step computes, and what is measured."""
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
-    """What evaluations measure beside the task's own."""
+    """What evaluations measure besides the task's metrics."""
     in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
-    """From this worker's batches of an evaluation to those that it computes: where a forward pass
-    is a collective, as
-    many as any other worker has."""
+    """Returns the batches that an evaluation computes, as many on each worker where a forward pass
+    is a collective."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -59,39 +56,25 @@ class Learner(Evaluator):
     scheduler: LRScheduler
     world_size: int
     scheduler_interval: Literal["epoch", "step"] = "step"
-    """After what the schedule advances: after an epoch, that is when it has been evaluated."""
+    """When the schedule advances; after an epoch that is once it has been evaluated."""
     compiled: bool = False
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
-    """Ends a step where buffers that the next one reads are to be alike on all workers; a
-    collective.
-    """
+    """Makes buffers that the next step reads equal on all workers; a collective."""
     all_reduce_s: Callable[[int], float | None] = lambda _: None
-    """Seconds that its first N steps have spent on averaging gradients, waiting for the others'
-    included; None where
-    that is not known."""
+    """Seconds that the first N steps spent averaging gradients, waiting included, where known."""
     ema: AveragedModel | None = None
-    """The moving average of `module`: evaluated, and saved beside."""
+    """The moving average of `module`: evaluated and saved, too."""
     shards: int = 1
-    """Workers that share one replica of the weights; with 1 each has all of them.
-
-    Else `parallel` is `module`.
-    """
+    """Workers that share a replica of the weights; with more than one `parallel` is `module`."""
     drop_unused: Callable[[], None] = lambda: None
-    """Leaves parameters of a sharded model without a gradient that no worker has used in the step;
-    a collective.
-    """
+    """Drops gradients of a sharded model's parameters that no worker has used; a collective."""
     copy_evaluated: Callable[[], nn.Module] | None = None
-    """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a
-    collective.
-    """
-    reduces_each_part: bool = False
-    """Whether shards average gradients after each part of a batch, so that no worker ever has all
-    of them.
-    """
+    """Gathers the whole of the sharded model that is evaluated on rank 0; a collective."""
+    reduces_each_micro_batch: bool = False
+    """Whether shards average gradients after each micro-batch, so no worker ever has all."""
     phases: Phases = dataclasses.field(default_factory=dict)
-    """The updates that a step is made of, and the parameters of each; empty where it is one of all.
-    """
+    """The updates of a step, and the parameters of each; empty where it is one of all."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -123,7 +106,7 @@ class Position:
 
     @property
     def length(self) -> dict[str, int]:
-        """That of the run, and of its epochs."""
+        """The number of steps of the run, and of its epochs."""
         return {"steps_per_epoch": self.steps_per_epoch, "total_steps": self.total_steps}
 
     @property
@@ -142,13 +125,10 @@ class Position:
         return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
 
     def samples(self, batch_size: int, size: int) -> int:
-        """How many this run has trained on, each epoch on as many as its batches hold of the `size`
-        of the set.
-        """
+        """Return how many samples of a set of `size` this run has trained on."""
         whole, rest = divmod(self.step - self.began_at, self.steps_per_epoch)
-        of_epoch = min(
-            self.steps_per_epoch * batch_size, size
-        )  # an epoch's last batch may be smaller
+        # An epoch's last batch may be smaller
+        of_epoch = min(self.steps_per_epoch * batch_size, size)
         return whole * of_epoch + rest * batch_size
 
     def begin_epoch(self) -> None:
@@ -156,11 +136,11 @@ class Position:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
 
     def advance(self) -> None:
-        """A step is done."""
+        """Count a step."""
         self.step, self.step_in_epoch = self.step + 1, self.step_in_epoch + 1
 
     def state_dict(self) -> dict[str, int]:
-        """How far it has come, without how far it is to go."""
+        """Return how far it has come, without how far it is to go."""
         of_fork = {"offset": self.offset, "began_at": self.began_at} if self.began_at else {}
         return {
             "epoch": self.epoch,
@@ -180,7 +160,7 @@ class Position:
         self._move(state.get("offset", 0))
 
     def begin_fork(self, steps_per_epoch: int) -> None:
-        """Begin as a fork here, where another run with so many steps in an epoch has come."""
+        """Begin as a fork, where another run with this many steps in an epoch has come."""
         self.began_at = self.step
         if self.step_in_epoch and self.step_in_epoch < steps_per_epoch:
             done = (self.epoch - 1) * self.steps_per_epoch + self.step_in_epoch
@@ -198,10 +178,9 @@ Phases = Mapping[str, frozenset[nn.Parameter]]
 
 
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
-    """The parameters of each phase, which a regular expression finds by name.
+    """Return the parameters of each phase, which a regular expression finds by name.
 
-    Raises ConfigError for one that finds nothing, and for a parameter that is trained in no phase.
-    """
+    Raises ConfigError for one that finds nothing, and for a parameter that no phase trains."""
     named = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
@@ -235,7 +214,7 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
 def training_only(
     trained: frozenset[nn.Parameter], all_trained: Iterable[nn.Parameter]
 ) -> Iterator[None]:
-    """Within it no gradient reaches another parameter than the `trained`."""
+    """Let no gradient reach other parameters than the `trained` within the body."""
     others = [parameter for parameter in all_trained if parameter not in trained]
     for parameter in others:
         parameter.requires_grad_(False)
@@ -251,18 +230,16 @@ def ema_of(
     decay: float,
     before: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> AveragedModel:
-    """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with
-    those of the first.
+    """Return a moving average of `module`, which keeps `decay` of its weights in each update.
 
-    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of
-    it. Raises ConfigError where the model can't be copied."""
+    It begins with the weights of the first update; buffers, such as a batch norm's statistics, are
+    copied. The copy is of what `before` makes of it. Raises ConfigError where the model can't be
+    copied."""
     try:
         average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
-    except (
-        Exception
-    ) as error:  # of a person's own model: what copying its attributes raises is of many kinds
-        told = secrets.said(error)
+    except Exception as error:  # a custom model's attributes may raise anything
+        why = secrets.said(error)
         raise ConfigError(
-            f"ema={decay}: the model can't be copied ({told}); use ema=null"
+            f"ema={decay}: the model can't be copied ({why}); use ema=null"
         ) from error
     return average.requires_grad_(False)

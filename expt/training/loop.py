@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.indexing import local_slice
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum
@@ -38,13 +37,12 @@ def train_epoch(
     on_log: Callable[[Averages, float], None] = lambda averages, images_per_s: None,
     between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train on `batches`, adding to the epoch's `sums`, until they end or all steps of the run are
-    done.
+    """Train on `batches`, adding to the epoch's `sums`, until they end or the run does.
 
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate
     changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
-    time, and the images that were trained on a second, if any step since then was not left out.
-    `between_steps` comes last, and ends the loop by saying True."""
+    time, and the images trained on per second, if any step since then was not left out.
+    `between_steps` comes last, and ends the loop by returning True."""
     learner.parallel.train()
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
@@ -70,7 +68,7 @@ def train_epoch(
 def _learn(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> str | None:
-    """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
+    """Do an optimizer step; return what torch says where the GPU's memory did not suffice."""
     try:
         if learner.phases:
             moved = _through_phases(learner, batch, sums, on_gradients)
@@ -92,9 +90,7 @@ def _learn(
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
-    """An update for each phase, in their order; returns whether any is not known to have been left
-    out.
-    """
+    """Update for each phase in order; return whether any is not known to have been left out."""
     every = frozenset[nn.Parameter]().union(*learner.phases.values())
     losses: dict[str, Sum] = {}
     moved = False
@@ -118,11 +114,14 @@ def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch,
 def accumulate_gradients(
     learner: Learner, batch: Batch, add: Add, phase: str | None = None
 ) -> None:
-    """Forward and backward on this worker's part of a global batch.
+    """Run forward and backward on this worker's share of a global batch.
 
-    The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits
-    for nothing."""
-    parts, task = parts_of(batch, learner.gradient_accumulation, learner.world_size), learner.task
+    `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
+    nothing."""
+    parts, task = (
+        micro_batches(batch, learner.gradient_accumulation, learner.world_size),
+        learner.task,
+    )
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
@@ -154,11 +153,9 @@ def update(learner: Learner) -> bool:
 
 @torch.no_grad()
 def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | float]) -> None:
-    """Make gradients of a loss by samples those of the loss by its weight over all workers; a
-    collective of one number.
+    """Divide gradients by the loss's weight over all workers instead of by samples.
 
-    Where nothing has a weight they are zero.
-    """
+    A collective of one number. Where nothing has a weight they are zero."""
     device = next(learner.module.parameters()).device
     mine = torch.stack(
         [torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]
@@ -172,12 +169,11 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
             sharding.local(parameter.grad).mul_(factor)
 
 
-def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
-    """At most `count` parts of a batch, one after the other; as many on every worker, whose passes
-    meet one another's.
+def micro_batches(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
+    """Cut a batch into at most `count` micro-batches; as many on every worker, which meet in each.
 
-    Who has fewer samples than others have parts goes through its first once more, which is
-    weightless then. Raises ConfigError where the batch's tensors differ in length."""
+    A worker with fewer samples than others have micro-batches repeats its first, without weight.
+    Raises ConfigError where the batch's tensors differ in length."""
     if count == 1:
         return [batch]
     lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
@@ -202,7 +198,7 @@ def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
 
 
 def _cut(size: int, count: int) -> list[slice]:
-    """Where so many samples are cut into at most `count` parts, as by torch.chunk."""
+    """Return slices of this many samples in at most `count` micro-batches, as by torch.chunk."""
     step = -(-size // count)
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
@@ -210,12 +206,11 @@ def _cut(size: int, count: int) -> list[slice]:
 def rehearse(
     learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device
 ) -> None:
-    """For three or more workers: a step on a blank batch that changes no weight; its effect on
-    buffers must be undone.
+    """Do a step on a blank batch that changes no weight, for three or more workers.
 
-    DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes
-    on has that step behind it: without one here, gradients would be added up in another order once.
-    """
+    DistributedDataParallel sorts gradients into other buckets after its first step. A resumed run
+    has had that step: without one here, gradients would be added up in another order once. The
+    effect on buffers must be undone."""
     # Where it looks for unused parameters, as for phases, it sorts nothing.
     if learner.world_size <= 2 or learner.phases or learner.shards > 1:
         return
@@ -227,9 +222,7 @@ def rehearse(
 
 
 def check_gradients(learner: Learner) -> None:
-    """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait
-    for them in vain.
-    """
+    """Raise ConfigError naming parameters without a gradient, for which DDP would wait."""
     parallel = learner.parallel
     if (
         not isinstance(parallel, DistributedDataParallel)
@@ -261,23 +254,20 @@ def evaluate(
     device: torch.device,
     observe: Callable[[Batch, Any], None] | None = None,
 ) -> Averages:
-    """Averages over every sample of every worker's `batches`; one collective, and no random number
-    drawn.
+    """Return averages over every sample of every worker's `batches`, and draw no random number.
 
-    Metrics that are no sums take two collectives more. `observe` gets each batch and the model's
-    outputs."""
+    One collective, and two more for metrics that are no sums. `observe` gets each batch and the
+    model's outputs."""
     module = learner.evaluated
     sums = Sums(learner.task, device, learns=False)
     module.eval()
     for batch in learner.in_step(batches):
-        task = (
-            copy.copy(learner.task) if batch.weightless else learner.task
-        )  # what it notes of no sample is dropped
+        # What it notes of no sample is dropped
+        task = copy.copy(learner.task) if batch.weightless else learner.task
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
-            if (
-                batch.weightless
-            ):  # for the others' sake: the model, and the loss, may ask all workers
+            # For the others' sake: the model, and the loss, may ask all workers
+            if batch.weightless:
                 with contextlib.suppress(Exception):  # it may not take what is no sample
                     task.loss(outputs, batch)
                 continue
@@ -295,28 +285,21 @@ def evaluate(
 def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[None]:
     if isinstance(learner.parallel, DistributedDataParallel):
         return learner.parallel.no_sync()
-    if learner.shards > 1 and not learner.reduces_each_part:
+    if learner.shards > 1 and not learner.reduces_each_micro_batch:
         return sharding.without_reduction(learner.parallel)
     return contextlib.nullcontext()
 
 
 def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
-    """How many samples a worker can train on at a time, halved until it does; None where that can't
-    be said.
+    """Return how many samples a worker can train on at a time, halved until it does, or None.
 
-    For a run that has failed: the model has taken some steps more afterwards. No collective.
-    """
-    if learner.phases or isinstance(
-        learner.parallel, nn.DataParallel
-    ):  # of dp a GPU has but a part of the batch
-        return None
-    if learner.shards > 1:  # a step alone would wait for the others
-        return None
-    if learner.compiled:  # it would compile for each size
-        return None
-    if any(
+    For a run that has failed: the model has taken more steps afterwards. No collective."""
+    waits = learner.shards > 1 or any(
         isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()
-    ):  # would wait for the others
+    )
+    # With dp a GPU has only its share of the batch; a compiled model would compile for each size.
+    is_shared = isinstance(learner.parallel, nn.DataParallel)
+    if waits or is_shared or learner.phases or learner.compiled:
         return None
     count = batch.size // learner.gradient_accumulation
     while count > 1:
@@ -341,9 +324,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 
 def _step_alone(learner: Learner, batch: Batch) -> None:
-    """A step of this worker alone; not through `backward`, which would have DistributedDataParallel
-    call the others.
-    """
+    """Do a step without `backward`, in which DistributedDataParallel would call the others."""
     parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     with learner.precision.autocast():
         loss, _ = learner.task.training_loss(learner.task.forward(learner.module, batch), batch)

@@ -1,4 +1,4 @@
-"""The optimiser, and the learning rate of each step."""
+"""The optimizer, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def build_optimizer(
     *,
     unguarded: bool = True,
 ) -> Optimizer:
-    """The optimiser of `module`, with the groups of parameters that are wanted.
+    """Return the optimizer of `module`, with the configured groups of parameters.
 
-    `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a
-    person's own class."""
+    `unguarded` leaves out torch's guards against its compiler, see `patches`; not for a custom
+    class."""
     chosen = groups_of(config, module)
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
@@ -55,7 +55,7 @@ def build_optimizer(
 def groups_of(
     config: groups.SGD | groups.Adam | groups.Muon | groups.TargetOptimizer, module: nn.Module
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """What the optimiser of `module` is given; see parameter_groups."""
+    """Return the parameters or groups for the optimizer of `module`; see `parameter_groups`."""
     return parameter_groups(
         module,
         config.groups,
@@ -70,9 +70,7 @@ def _over(
     *,
     unguarded: bool,
 ) -> Optimizer:
-    """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a
-    few.
-    """
+    """Return a fused optimizer, one kernel for each group; torch has none for sharded SGD."""
     grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
     every = [*itertools.chain.from_iterable(grouped)]
     kernel = fused_or_foreach(every)
@@ -120,13 +118,11 @@ def build_scheduler(
     total_steps: int,
     better: Mapping[str, Better] = ONLY_LOSS,
 ) -> LRScheduler:
-    """The schedule to advance after each of `total_steps` optimiser steps, or each epoch, as its
-    `interval` says.
+    """Return the schedule, to advance after each step or each epoch, as its `interval` says.
 
-    `better` says of each metric which way it is better.
-    """
+    `better` says of each metric which way it is better."""
     if isinstance(config, groups.TargetScheduler):
-        return _own_scheduler(
+        return _custom_scheduler(
             config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
         )
     if isinstance(config, groups.Plateau):
@@ -157,7 +153,7 @@ def build_scheduler(
 
 
 def _end(group: Mapping[str, Any], steps_per_epoch: int) -> int | None:
-    """The steps after which the learning rate of a group of parameters is 0."""
+    """Return the steps after which the learning rate of a group of parameters is 0."""
     epochs = group.get(TRAINED_EPOCHS)
     return None if epochs is None else round(epochs * steps_per_epoch)
 
@@ -167,38 +163,36 @@ def _until(end: int, factor: Callable[[int], float]) -> Callable[[int], float]:
 
 
 class Schedule(LambdaLR):
-    """torch's, without the questions that it asks itself in each step."""
+    """torch's, without the checks that it makes in each step."""
 
     def step(self, epoch: int | None = None) -> None:
-        """The next step's learning rate."""
+        """Set the next step's learning rate."""
         self.last_epoch += 1
         shared = self.lr_lambdas[0]
-        of_most = shared(self.last_epoch)
+        first_factor = shared(self.last_epoch)
         for group, base_lr, own in zip(
             self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
         ):
-            factor = of_most if own is shared else own(self.last_epoch)
+            factor = first_factor if own is shared else own(self.last_epoch)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base_lr * factor)
             else:
                 group["lr"] = base_lr * factor
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
-        """Of each group."""
+        """Return the rate of each group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
 class OneCycle(OneCycleLR):
-    """torch's, which stays at its end where the run goes on after it, and ends before for some
-    groups.
-    """
+    """torch's, which stays at its end when the run continues, and ends sooner for some groups."""
 
     def __init__(self, optimizer: Optimizer, ends: Sequence[int | None], **settings: Any) -> None:
         self._ends = [*ends]  # first, for torch's takes the first step
         super().__init__(optimizer, **settings)
 
     def step(self, epoch: int | None = None) -> None:
-        """The next step's learning rate and momentum."""
+        """Set the next step's learning rate and momentum."""
         if self.last_epoch + 1 < self.total_steps:
             super().step()
         else:
@@ -209,7 +203,7 @@ class OneCycle(OneCycleLR):
 
 
 class Plateau(ReduceLROnPlateau):
-    """torch's, which knows what it looks at."""
+    """torch's, which knows its metric."""
 
     def __init__(self, config: groups.Plateau, optimizer: Optimizer, better: Better) -> None:
         super().__init__(
@@ -226,15 +220,13 @@ class Plateau(ReduceLROnPlateau):
         self.metric = config.metric
 
 
-def _own_scheduler(
+def _custom_scheduler(
     config: groups.TargetScheduler, optimizer: Optimizer, *, steps_per_epoch: int, total_steps: int
 ) -> LRScheduler:
-    """Told how often it will be advanced, if it asks; refused where its interval can't be what it
-    was made for.
-    """
+    """Build a custom schedule; refuse an interval that does not fit its class."""
     epochs = math.ceil(total_steps / steps_per_epoch)
-    told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    scheduler = user_code.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
+    counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    scheduler = user_code.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
@@ -250,34 +242,32 @@ def _own_scheduler(
     return scheduler
 
 
-def _told(
+def _step_counts(
     config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
 ) -> dict[str, int]:
-    """What its constructor names of how often it will be advanced, and its YAML does not give."""
+    """Return the numbers of steps that its constructor names, and its YAML does not give."""
     by_epoch, epochs = config.interval == "epoch", math.ceil(total_steps / steps_per_epoch)
     known = {
         "total_steps": epochs if by_epoch else total_steps,
         "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
     }
-    asked = inspect.signature(user_code.resolve(config.target, LRScheduler)).parameters
+    parameters = inspect.signature(user_code.resolve(config.target, LRScheduler)).parameters
     lacking = [
         key
         for key in known
-        if key in asked and asked[key].default in (inspect.Parameter.empty, None)
+        if key in parameters and parameters[key].default in (inspect.Parameter.empty, None)
     ]
     return {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
 
 
 def plan(config: groups.Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
-    """How often the schedule is advanced to the end of its plan; None where its learning rates
-    depend on no end.
-    """
+    """Return how often the schedule is advanced to the end of its plan; None without an end."""
     if not isinstance(config, groups.TargetScheduler):
         return groups.planned_steps(
             config, steps_per_epoch=steps_per_epoch, total_steps=total_steps
         )
-    told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    given: int | None = told.get("total_steps", config.kwargs.get("total_steps"))
+    counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    given: int | None = counts.get("total_steps", config.kwargs.get("total_steps"))
     return given
 
 
@@ -289,9 +279,8 @@ def advance_after_epoch(
 ) -> None:
     """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
-    A plateau gets what it looks at of all that was `measured`, by tag; a person's own
-    ReduceLROnPlateau the loss, with mode=max the first metric that is `better` so. Raises
-    ConfigError if none is."""
+    A plateau gets its metric of all that was `measured`, by tag; a custom ReduceLROnPlateau the
+    loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is."""
     if isinstance(scheduler, Plateau):
         scheduler.step(measured[scheduler.metric])
     elif isinstance(scheduler, ReduceLROnPlateau):
@@ -313,7 +302,7 @@ def lr_factor(
     steps_per_epoch: int,
     total_steps: int,
 ) -> Callable[[int], float]:
-    """From the number of steps done to the fraction of `peak_lr` that the next step uses."""
+    """Return the function from steps done to the fraction of `peak_lr` that the next step uses."""
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
     def after_warmup(step: int) -> float:
@@ -338,9 +327,9 @@ Groups = list[dict[str, Any]]
 def build_muon(
     config: groups.Muon, module: nn.Module, chosen: list[nn.Parameter] | Groups, *, unguarded: bool
 ) -> Optimizer:
-    """Both over the `chosen` parameters of `module`, or groups of them.
+    """Return Muon and AdamW over the `chosen` parameters of `module`, or groups of them.
 
-    Muon's update is as large as AdamW's, so that one learning rate and one weight decay do (Liu et
+    Muon's update is as large as AdamW's, so one learning rate and weight decay serve both (Liu et
     al., 2025). Raises ConfigError where there is nothing for Muon to do."""
     matrices = hidden_matrices(module)
     if not matrices:
@@ -375,18 +364,17 @@ def build_muon(
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
-    """The weights with two dimensions, but for embeddings' and the last layer's, whose rows are
-    words and classes.
-    """
+    """Return the weights with two dimensions, except embeddings' and the last layer's.
+
+    Their rows are words and classes."""
     embeddings = {
         parameter
         for layer in module.modules()
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         for parameter in layer.parameters()
     }
-    named = module.named_parameters(
-        remove_duplicate=False
-    )  # a last layer may share its weights with an embedding
+    # A last layer may share its weights with an embedding
+    named = module.named_parameters(remove_duplicate=False)
     matrices = [
         parameter for name, parameter in named if name.endswith("weight") and parameter.dim() == 2
     ]
@@ -396,7 +384,7 @@ def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
 def _parted(
     chosen: list[nn.Parameter] | Groups, matrices: set[nn.Parameter]
 ) -> tuple[Groups, Groups]:
-    """The groups for Muon, and those for AdamW."""
+    """Return the groups for Muon, and those for AdamW."""
     grouped = [one for one in chosen if isinstance(one, dict)]
     parts: tuple[Groups, Groups] = ([], [])
     for group in grouped or [{"params": chosen}]:
@@ -409,9 +397,7 @@ def _parted(
 
 
 class MuonWithAdamW(Optimizer):
-    """The groups of both, Muon's first, and one state, which is saved and loaded as any
-    optimiser's.
-    """
+    """The groups of both, Muon's first, and one state, saved and loaded as any optimizer's."""
 
     def __init__(self, muon: optim.Muon, adamw: optim.AdamW) -> None:
         self._parts: Sequence[Optimizer] = (muon, adamw)
@@ -420,7 +406,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on the groups and the state that are here."""
+        """Let both work on the groups and the state that are here."""
         first = len(self._parts[0].param_groups)
         for part, own in zip(
             self._parts, (self.param_groups[:first], self.param_groups[first:]), strict=True
@@ -434,7 +420,7 @@ class MuonWithAdamW(Optimizer):
             part.step()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` gave."""
+        """Continue from what `state_dict` returned."""
         super().load_state_dict(dict(state_dict))
         self._share()
 

@@ -78,9 +78,7 @@ SET_BY_SCHEDULES = {
 
 
 class Earlier(NamedTuple):
-    """What was trained with until now, built anew by its settings over the same parameters, and its
-    saved states.
-    """
+    """The optimizer and schedule of before, rebuilt for the same parameters, and their states."""
 
     optimizer: Optimizer
     scheduler: LRScheduler
@@ -97,12 +95,13 @@ def carry_over(
     same_schedule: bool,
     place: int,
 ) -> None:
-    """Have the new `optimizer` and `scheduler` go on from the earlier ones; the next step uses the
-    new settings.
+    """Have the new `optimizer` and `scheduler` continue from the earlier ones.
 
-    Without `same_optimizer` its state begins anew. Without `same_schedule`, which says that the
-    schedule has the same kind and settings, it is as if it had been advanced `place` times, but for
-    one that looks at metrics, which begins."""
+    torch's `load_state_dict` restores saved settings, learning rate and all. Here only the state
+    comes from there (moments, counters, the place in the schedule), and the next step uses the new
+    settings. Without `same_optimizer` its state begins anew. Without `same_schedule` (the same kind
+    and settings) the schedule is advanced `place` times, except for one that looks at metrics,
+    which begins."""
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
     groups = [
         _merged(group, earlier, new) if same_optimizer else dict(group)
@@ -129,7 +128,7 @@ def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
-    """What was saved of each parameter, by its number in the new groups."""
+    """Return the saved state of each parameter, by its number in the new groups."""
     saved = itertools.chain.from_iterable(
         group["params"] for group in earlier.optimizer_state["param_groups"]
     )
@@ -144,11 +143,9 @@ def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
 
 
 def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
-    """The group as it was saved, but for settings that are others than those of then, and the keys
-    `new`.
+    """Return the group as it was saved, except for settings that have changed, and the keys `new`.
 
-    Of one whose parameters were in several groups nothing is as it was saved.
-    """
+    Of a group whose parameters were in several groups nothing is as it was saved."""
     owner = {
         one: at
         for at, built in enumerate(earlier.optimizer.param_groups)
@@ -167,7 +164,7 @@ def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
     ]
     more = {
         key: saved[key] for key in saved if key not in group and key not in built
-    }  # an own optimiser's state
+    }  # the state of a custom optimizer
     return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
 
 
@@ -178,9 +175,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _fill_momentum(optimizer: Optimizer) -> None:
-    """As `build_optimizer` has it: buffers where there is a momentum, which before may have been 0;
-    else none.
-    """
+    """Keep buffers only where there is a momentum, as `build_optimizer` does."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -192,7 +187,7 @@ def _fill_momentum(optimizer: Optimizer) -> None:
 
 
 def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
-    """Have a schedule that is a function of the step be where it is after `place` steps."""
+    """Move a schedule that is a function of the step to where it is after `place` steps."""
     end = scheduler.total_steps - 1 if isinstance(scheduler, OneCycleLR) else place
     scheduler.last_epoch = min(place, end) - 1
     scheduler.step()
@@ -200,9 +195,9 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
-    """One of which nothing but the learning rate is another: what it has made of that it makes of
-    the new one.
-    """
+    """Continue a schedule of which nothing but the learning rate has changed.
+
+    It applies to the new rate what it has done to the old one."""
     new, built, saved = (
         scheduler.state_dict(),
         earlier.scheduler.state_dict(),
@@ -221,7 +216,7 @@ def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) ->
         ):
             continue
         if isinstance(scheduler, ReduceLROnPlateau):
-            if not _equal(group["lr"], before["lr"]):  # it is given: the plateau is looked for anew
+            if not _equal(group["lr"], before["lr"]):  # it was set: look for a plateau again
                 scheduler.num_bad_epochs = scheduler.cooldown_counter = 0
         elif before.get("initial_lr"):
             group["lr"] = group["initial_lr"] * (before["lr"] / before["initial_lr"])
@@ -235,7 +230,8 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
     """Have each step update the parameters in turns, with the states of one turn on the device.
 
     Between steps they are in pinned memory; scalars stay where they are. Numbers are those of one
-    update of all, for an optimizer that updates each parameter by its own gradient and state."""
+    update of all, for an optimizer that updates each parameter by its own gradient and state.
+    FSDP's CPUOffloadPolicy would move the parameters, too."""
     host = HostStates(optimizer)
     update = optimizer.step
 

@@ -1,6 +1,4 @@
-"""Which parameters an optimiser treats otherwise: by names, by layers, and biases and norms by
-their shapes.
-"""
+"""Parameters that an optimizer treats differently: by names, by layers, by shapes."""
 
 from __future__ import annotations
 
@@ -19,15 +17,9 @@ from expt.config.groups import ParameterGroup
 from expt.errors import ConfigError, did_you_mean
 
 LR_SCALE = "lr_scale"
-"""Key of a group of the optimiser: what its learning rate is of the optimiser's own.
-
-A group without has all of it.
-"""
+"""Key of a group: its share of the optimizer's learning rate; a group without it has all."""
 TRAINED_EPOCHS = "trained_epochs"
-"""Key of a group of the optimiser: the epochs after which its learning rate is 0.
-
-One without is trained to the end.
-"""
+"""Key of a group: the epochs after which its learning rate is 0; without it, never."""
 SHOWN_NAMES = 3
 
 
@@ -38,13 +30,13 @@ def parameter_groups(
     decay_biases_and_norms: bool = True,
     layer_decay: float | None = None,
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """What an optimiser takes: the parameters, or where they differ, torch's groups of them.
+    """Return what an optimizer takes: the parameters, or where they differ, torch's groups of them.
 
     First come those that no group matches, and of each group the parameters nearest to the head;
     empty groups are left out. Biases and norms, which are all parameters of fewer than two
     dimensions, decay in no group unless `decay_biases_and_norms`. With `layer_decay` the rate is
-    multiplied by it once for each layer up to the head, see `layer_depth.depths`. Raises
-    ConfigError for a group that matches nothing."""
+    multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError for a
+    group that matches nothing."""
     named = dict(module.named_parameters())
     if decay_biases_and_norms and not groups and layer_decay is None:
         return list(named.values())
@@ -103,10 +95,9 @@ def _refuse_idle(
 
 
 def scale_rates(optimizer: Optimizer) -> None:
-    """Give each group its share of the optimiser's learning rate.
+    """Give each group its share of the optimizer's learning rate.
 
-    Raises ConfigError where the optimiser has no such setting, and would pass over a group's.
-    """
+    Raises ConfigError where the optimizer has no such setting, and would pass over a group's."""
     keys = {key for group in optimizer.param_groups for key in group}
     for key, wanted in (("lr", LR_SCALE), ("weight_decay", "weight_decay")):
         if wanted in keys and key not in optimizer.defaults:
@@ -122,9 +113,7 @@ def scale_rates(optimizer: Optimizer) -> None:
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The learning rate of a group that has all of it, as it is now: one that is a tensor changes
-    in its place.
-    """
+    """Return the learning rate of a group that has all of it."""
     group, *others = optimizer.param_groups
     if others:
         group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
@@ -138,15 +127,14 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def depths(module: nn.Module) -> dict[str, int]:
-    """Of each parameter, by name: 0 in the last layer, which is the head, 1 in the one before it,
-    ...
+    """Return each parameter's number of layers up to the head, by name: 0 in the last layer.
 
-    Where the model has timm's method `group_matcher`, its layers are what that says. Else they are
-    the model's children, in the order in which they were registered; a Sequential, ModuleList or
-    ModuleDict counts as its elements, and so does the only child of its class that has such below
-    it, as a ViT's encoder. Whatever has no matrix of weights (norms), an embedding after another,
-    and what an opened module itself holds (class tokens) belong to the layer before; before the
-    first, to the first. Raises ConfigError where that is a single layer."""
+    Where the model has timm's method `group_matcher`, it says what the layers are. Else they are
+    the model's children in the order of registration; a Sequential, ModuleList or ModuleDict counts
+    as its elements, and so does the only child of its class that has such below it, such as a ViT's
+    encoder. Whatever has no matrix of weights (norms), an embedding after another, and what an
+    opened module itself holds (class tokens) belong to the layer before; before the first, to the
+    first. Raises ConfigError where that is a single layer."""
     layers = (
         _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
     )
@@ -178,7 +166,7 @@ def _as_the_model_says(module: Any) -> Mapping[str, int]:
 
 
 def _by_registration(module: nn.Module) -> dict[str, int]:
-    """The number of each parameter's layer, from the input on."""
+    """Return the number of each parameter's layer, from the input on."""
     found: dict[nn.Parameter, int] = {}
     number, begun_by = -1, None
     for part, parameters in _parts(module):
@@ -193,9 +181,7 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """What may be a layer, with all its parameters; with None those that an opened module itself
-    holds.
-    """
+    """Yield what may be a layer with its parameters; None with those of an opened module itself."""
     yield None, list(module.parameters(recurse=False))
     children = list(module.children())
     of_class = Counter(map(type, children))

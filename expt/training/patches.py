@@ -37,7 +37,7 @@ LEAVE_GUARDS = "say so with patches.unguarded=false"
 
 
 def without_guards(cls: type[T]) -> type[T]:
-    """The optimiser class `cls`, unguarded; `cls` itself where this torch guards it in another way."""
+    """Return the optimizer class `cls`, unguarded; `cls` where this torch guards it differently."""
     if not hasattr(cls.step, "__wrapped__"):
         warn_changed(f"{cls.__name__} without the guards", "its step has none", LEAVE_GUARDS)
         return cls
@@ -49,7 +49,7 @@ def without_guards(cls: type[T]) -> type[T]:
 
 
 def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """torch's also marks itself for the profiler, which takes longer than all the rest."""
+    """Drop gradients; torch's also marks itself for the profiler, which takes longer."""
     if not set_to_none:
         inspect.unwrap(Optimizer.zero_grad)(optimizer, set_to_none=False)
         return
@@ -59,9 +59,7 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
 
 
 def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """DistributedDataParallel around `module`, unguarded; torch's own where this torch guards it in
-    another way.
-    """
+    """Return DistributedDataParallel around `module`, unguarded where this torch allows it."""
     try:
         with _compiler_set_aside():
             return _unguarded()(module, **options)
@@ -71,7 +69,7 @@ def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 def _unguarded() -> type[DistributedDataParallel]:
-    """Raises AttributeError where torch has no such guard."""
+    """Raise AttributeError where torch has no such guard."""
     inside = inspect.unwrap(DistributedDataParallel._inside_ddp_forward)
     if not inspect.isgeneratorfunction(inside):
         raise AttributeError("_inside_ddp_forward is no generator")
@@ -82,9 +80,7 @@ def _unguarded() -> type[DistributedDataParallel]:
 
 @contextlib.contextmanager
 def _compiler_set_aside() -> Iterator[None]:
-    """Let DistributedDataParallel's question about its own compilation find a no, and not an
-    import.
-    """
+    """Answer DistributedDataParallel's question about its compilation without an import."""
     if "torch._dynamo" in sys.modules:
         yield
         return
@@ -97,13 +93,10 @@ def _compiler_set_aside() -> Iterator[None]:
 
 
 def backward(loss: Tensor, weight: float) -> None:
-    """Add the gradients of `loss` [] times `weight`: those of `(loss * weight).backward()` to the
-    bit.
-    """
+    """Add the gradients of `(loss * weight).backward()`, to the bit, for `loss` []."""
     run = _engine()
-    if (
-        run is None or type(loss) is not Tensor
-    ):  # other kinds of tensors may have a `backward` of their own
+    # Other kinds of tensors may have a `backward` of their own
+    if run is None or type(loss) is not Tensor:
         (loss * weight).backward()
         return
     _run(run, loss, _gradient(weight, loss.dtype, loss.device))
@@ -116,7 +109,7 @@ def _gradient(weight: float, dtype: torch.dtype, device: torch.device) -> Tensor
 
 @functools.cache
 def _engine() -> Callable[..., Any] | None:
-    """What torch's own `backward` ends in; None where this torch has it in another way."""
+    """Return the function in which torch's `backward` ends; None where this torch has another."""
     leaf = torch.ones((), requires_grad=True)
     try:
         run: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
@@ -151,8 +144,7 @@ MMAP_LIMIT_BYTES = 2**25
 
 
 def give_back_freed() -> None:
-    """Have all tensors of 64 KiB and more returned to the kernel when they are freed, in this
-    process; glibc only.
+    """Have tensors of 64 KiB and more returned to the kernel when they are freed; glibc only.
 
     What fully_shard gathers comes and goes between what stays: in one heap it leaves gaps that take
     several times a worker's share of the model. By itself glibc does so only with what is larger
@@ -162,11 +154,9 @@ def give_back_freed() -> None:
 
 
 def keep_freed() -> None:
-    """Have up to 256 MiB used again rather than returned to the kernel, in this process; glibc
-    only.
+    """Have up to 256 MiB used again rather than returned to the kernel; glibc only.
 
-    Each step frees its activations and takes as many anew. See mallopt(3).
-    """
+    Each step frees its activations and takes as many again. See mallopt(3)."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         if not libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):

@@ -52,14 +52,12 @@ class Precision:
 
     @property
     def scale(self) -> torch.Tensor:
-        """What the gradients are multiplied by until the update, a number [] on the device: nothing
-        waits for it.
-        """
+        """The factor of the gradients until the update, [] on the device; nothing waits."""
         one = torch.ones((), device=self._device)
         return self.scaler.scale(one)  # to ask it for its scale waits
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which the forward pass and the loss are computed."""
+        """Return the context in which the forward pass and the loss are computed."""
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.dtype)
@@ -74,22 +72,19 @@ class Precision:
             # The gradients of an infinite loss may be finite: made nan here, all workers get to see
             # it in their mean.
             loss = loss * (1 + 0 * loss.detach())
-            if (
-                self.scaler.is_enabled()
-            ):  # else the gradients say so, which here may be too large for float16 alone
+            # Else the gradients say so, which here may be too large for float16 alone
+            if self.scaler.is_enabled():
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward()
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
         """Clip and apply the gradients, then drop them; return whether the update was made.
 
-        It is left out where a gradient is not finite: in float16, of which nobody is told here, and
-        with `skip_non_finite`, for which the device is waited for.
-        """
+        It is left out where a gradient is not finite: in float16, without a warning, and with
+        `skip_non_finite`, for which the device is waited for."""
         skips = self._skip and not self.scaler.is_enabled()
-        bad = (
-            self._any_not_finite(optimizer) if skips else None
-        )  # before they are clipped: infinity would be no more
+        # Before they are clipped: infinity would be no more
+        bad = self._any_not_finite(optimizer) if skips else None
         self.left_out = bad
         if self._skip and not skips:
             self.left_out = sum_across_workers(self._spoilt) > 0
@@ -105,7 +100,7 @@ class Precision:
         return not skipped
 
     def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
-        """All workers see alike: they have the same gradients."""
+        """Return the same on all workers: they have the same gradients."""
         gradients = [
             p.grad
             for group in optimizer.param_groups
@@ -127,10 +122,9 @@ class Precision:
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Whether all values are finite, as a bool [] on their device: nothing is waited for.
+    """Return whether all values are finite, as a bool [] on their device, without waiting.
 
-    Of sharded tensors it is a collective.
-    """
+    A collective for sharded tensors."""
     given = list(tensors)
     with_values = [
         local(tensor) for tensor in given if local(tensor).numel()
@@ -142,7 +136,7 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
-    """What the forward pass computes in, where that is not float32."""
+    """Return the type of the forward pass where that is not float32."""
     if amp is False:
         return None
     if amp is True:

@@ -1,5 +1,4 @@
-"""Gradients of the CPU workers of one machine, averaged through memory that they share; so may
-other numbers be.
+"""Gradients of the CPU workers of one machine, averaged through shared memory.
 
 A gloo all-reduce of a small model takes about 2 ms on two cores, four fifths of a step, nearly all
 of it spent waking threads. Here each worker copies its gradients into a shared slot, says so by a
@@ -24,21 +23,17 @@ from expt.errors import RunFailed, TimedOut
 CHUNK = 256 * 1024
 """Elements that travel at once: small enough for a core's cache."""
 LINE = 8
-"""int64 counters that share a cache line; each worker's stands alone in one."""
+"""int64 counters in a cache line; each worker's has a line for itself."""
 SPINS = 20_000
 
 
 def is_supported() -> bool:
-    """Whether others can map a worker's memory, and see its stores in the order in which it made
-    them (x86).
-    """
+    """Return whether workers can share memory, and see stores in the order they were made (x86)."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
-    """Slots for every worker, twice: while some still read one, the others may already fill the
-    next.
-    """
+    """Slots for every worker, twice: the next can be filled while some still read one."""
 
     def __init__(self, *, rank: int, world_size: int, timeout_s: float) -> None:
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
@@ -53,11 +48,9 @@ class SharedMemory:
         """In all exchanges so far."""
 
     def average(self, values: torch.Tensor) -> None:
-        """Replace float32 `values` [N] by their mean over all workers, who must all call this in
-        the same order.
+        """Replace float32 `values` [N] by their mean over all workers, who call in the same order.
 
-        Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`.
-        """
+        Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`."""
         began = time.perf_counter()
         for chunk in values.split(CHUNK):
             torch.sum(self._exchanged(chunk), dim=0, out=chunk)
@@ -65,7 +58,7 @@ class SharedMemory:
         self.spent_s += time.perf_counter() - began
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every worker's float32 `values` [N], by rank [world_size, N]; see `average`."""
+        """Return every worker's float32 `values` [N], by rank [world_size, N]; see `average`."""
         began = time.perf_counter()
         everyones = torch.cat(
             [self._exchanged(chunk).clone() for chunk in values.split(CHUNK)], dim=1
@@ -74,7 +67,7 @@ class SharedMemory:
         return everyones
 
     def _exchanged(self, chunk: torch.Tensor) -> torch.Tensor:
-        """Every worker's `chunk`, by rank; to be read before the next but one."""
+        """Return every worker's `chunk`, by rank; to be read before the next but one."""
         slots = self._slots[self._round % 2, :, : len(chunk)]
         slots[self._rank].copy_(chunk)
         self._wait_for_all()
@@ -106,7 +99,7 @@ class SharedMemory:
 def average_gradients(
     memory: SharedMemory, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook for DistributedDataParallel."""
+    """Average a bucket: the communication hook for DistributedDataParallel."""
     memory.average(bucket.buffer())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
@@ -114,13 +107,11 @@ def average_gradients(
 
 
 def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
-    """Memory that every worker of this machine maps; it has no name, and ends with the last of
-    them.
-    """
+    """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
     mine = _allocated(size) if rank == 0 else None
-    told: list[_Place | None] = [_place_of(mine)]
-    dist.broadcast_object_list(told, src=0)
-    place = told[0]
+    places: list[_Place | None] = [_place_of(mine)]
+    dist.broadcast_object_list(places, src=0)
+    place = places[0]
     if place is None:
         raise RunFailed(
             f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false"
@@ -152,9 +143,7 @@ def _place_of(file: IO[bytes] | None) -> _Place | None:
 
 
 def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
-    """The memory, or why there is none: in containers of their own workers may see another process
-    there.
-    """
+    """Return the memory, or why there is none: in containers the path may be another's."""
     try:
         with open(place.path, "r+b") as file:
             stat = os.fstat(file.fileno())
@@ -166,9 +155,7 @@ def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
 
 
 def _allocated(size: int) -> IO[bytes] | None:
-    """A file without a name whose space is taken, for one without would kill whoever writes to it;
-    None for no room.
-    """
+    """Return an unnamed file with space allocated, or None: writing without would kill."""
     for make in (_in_memory, tempfile.TemporaryFile):
         file = None
         try:

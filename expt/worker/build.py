@@ -1,4 +1,4 @@
-"""From a run's configuration to what a worker trains, and on what."""
+"""Build from the configuration what a worker trains, and on what."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
-from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.iterable import IterableLoader, refuse_shuffled
-from expt.data.loading import Batch, Loader, Shard, ShardedLoader
-from expt.data.tree import mapped
+from expt.data.loading import Batch, Loader, Shard, ShardedLoader, mapped
+from expt.data.samples import IterableLoader, refuse_shuffled
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -47,7 +46,7 @@ from expt.worker.steps import SaveTimes, StepProfiler, Steps
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
-    """The loaders of `worker`'s share of each batch."""
+    """Build the loaders of `worker`'s share of each batch."""
     with in_turn(config, worker):
         data = _loaders(config, worker, num_readers(config))
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
@@ -57,13 +56,13 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
 
 
 def num_readers(config: RunConfig) -> int:
-    """The processes that read for each worker."""
+    """Return the number of processes that read for each worker."""
     number: int | str = getattr(config.dataset, "num_workers", "auto")
     return number if isinstance(number, int) else config.threads
 
 
 def in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
-    """While a person's own dataset is constructed; see one_first."""
+    """Return the context in which a custom dataset is constructed; see one_first."""
     custom = config.dataset.custom_class
     return one_first(worker, custom) if custom else contextlib.nullcontext()
 
@@ -95,8 +94,8 @@ def build_learner(
 ) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
-    Without `fetch` no published weights are loaded. Without `averages` gradients of a model that is
-    not sharded stay each worker's own, as a comparison needs them.
+    Without `fetch` no published weights are loaded. Without `averages` the gradients are not
+    averaged across workers, unless the model is sharded.
     """
     info = data.info
     module = _build_module(config, data, worker, fetch)
@@ -113,13 +112,13 @@ def build_learner(
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
     ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    if config.offload and worker.device.type == "cuda":  # on the CPU they are there
+    if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
     wrapped, all_reduce_s = (
         parallel.parallelise(
-            module, config, worker, memory, precision=precision, parts=bool(phases)
+            module, config, worker, memory, precision=precision, phases=bool(phases)
         )
         if averages
         else (module, lambda _: None)
@@ -127,9 +126,7 @@ def build_learner(
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
     classifies = config.task.TARGETS == "class"
-    if (
-        isinstance(config.model, constraints.Target) and classifies and not compiled
-    ):  # the copy needs no check
+    if isinstance(config.model, constraints.Target) and classifies and not compiled:
         check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     optim.scale_lr(
         optimizer,
@@ -217,9 +214,6 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
 
 
 def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
-    """Raises ConfigError for a task whose phases don't fit the model, or what can't be done in
-    phases.
-    """
     if not task.phases:
         return {}
     name = type(task).__name__
@@ -232,14 +226,14 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
 
 
 def build_position(config: RunConfig, data: Data) -> Position:
-    """The beginning of the run, and how far it is to go."""
+    """Build the position at the begin of the run, with its length."""
     return Position(
         len(data.train), total_steps(config, data), epochs=config.epochs, max_steps=config.max_steps
     )
 
 
 def build_save_times(config: RunConfig, worker: Worker) -> SaveTimes:
-    """When checkpoints are due; it is rank 0's clock that counts."""
+    """Build the times of checkpoints; only rank 0's clock counts."""
     due = config.checkpoint
     minutes = due.every_minutes if worker.rank == 0 else None
     return SaveTimes(
@@ -256,7 +250,7 @@ def build_steps(
     typed_at: float,
     beat: Callable[[], None],
 ) -> Steps:
-    """What is done after each step; rank 0 traces some, where that is asked for."""
+    """Build what is done after each step; rank 0 profiles some if `profile` is set."""
     traces = config.profile and worker.rank == 0
     profiler = StepProfiler(paths.trace, paths.operators, worker.device) if traces else None
     return Steps(learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler)
@@ -271,17 +265,15 @@ def build_observer(
     worker: Worker,
     resumed_at: int | None,
 ) -> Observer:
-    """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has
-    its file.
-    """
+    """Build what TensorBoard shows of a run resumed after step `resumed_at`; rank 0 writes it."""
     events = None
     if worker.rank == 0:
         of_task, sharded = metrics_of(config.task), config.is_sharded
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
-        told = shown(config) | ({"resume": None} if config.resume == "auto" else {})
+        settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
         at_end = config.tensorboard.images == "end"
         events = writer(
-            paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end
+            paths, hyperparameters(settings), charts, resumed_at=resumed_at, end_pictures=at_end
         )
     return build_dashboard(config, events, data, learner, position)
 
@@ -289,7 +281,7 @@ def build_observer(
 def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
-    """What is drawn into `events`, and what on other ranks helps."""
+    """Build what is drawn into `events`; the other ranks take part in it."""
     wanted, info = config.tensorboard, data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(
@@ -306,24 +298,22 @@ def build_dashboard(
 
 
 def total_steps(config: RunConfig, data: Data) -> int:
-    """Optimiser steps of the whole run."""
+    """Return the optimizer steps of the whole run."""
     steps = config.epochs * len(data.train)
     return min(steps, config.max_steps or steps)
 
 
-def each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Batch]:
-    """The batches, calling `tell` before each."""
+def with_beats(batches: Iterable[Batch], beat: Callable[[], None]) -> Iterator[Batch]:
+    """Yield the batches, calling `beat` before each."""
     for batch in batches:
-        tell()
+        beat()
         yield batch
 
 
 def build_pictures(
     config: RunConfig, shapes: Mapping[str, Any], class_names: Sequence[str], *, are_images: bool
 ) -> RunPictures | None:
-    """Of images that are classified; what another task makes of such images are no scores of
-    classes.
-    """
+    """Build what draws samples and mistakes of an image classifier; None for another task."""
     if not are_images or config.task.TARGETS != "class":
         return None
     channels, dataset = shapes["channels"], config.dataset
@@ -334,13 +324,12 @@ def build_pictures(
 
 @contextlib.contextmanager
 def one_first(worker: Worker, target: str) -> Iterator[None]:
-    """Let one worker of each machine construct the dataset `target` before the others do; a
-    collective.
+    """Let one worker of a machine construct the dataset `target` before all others; a collective.
 
-    It is alone among the first ones of other runs on the machine, too; the others then construct it
-    side by side."""
+    It may download, which two must not do at a time, not even of two runs: a file is locked.
+    """
     if worker.local_rank == 0:
-        with _alone(lock_of(target)):
+        with _locked(lock_of(target)):
             yield
         collectives.wait_for_all(worker.device)
     else:
@@ -349,20 +338,16 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
 
 
 def lock_of(target: str) -> Path:
-    """The file that is locked while the dataset `target` is constructed for the first time in a
-    run.
-    """
+    """Return the lock file of the dataset `target`."""
     return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    from filelock import FileLock  # late: of a dataset of one's own alone
+def _locked(path: Path) -> Iterator[None]:
+    from filelock import FileLock  # late: only for custom datasets
 
     lock = FileLock(path)
-    with contextlib.suppress(
-        OSError, NotImplementedError
-    ):  # a read-only disk, or one without locks
+    with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or without locks
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:
@@ -372,13 +357,14 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 FEW = 2
-"""Samples that metrics are tried on."""
+"""Samples on which metrics are tried."""
 
 
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Have the first forward pass raise ConfigError for what is no score for each class.
+    """Let the first forward pass raise ConfigError for outputs that are no scores of the classes.
 
-    It warns where there are more scores than classes."""
+    It `warns` of more scores than classes.
+    """
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
@@ -401,17 +387,17 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
 @torch.no_grad()
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
-    """Raise ConfigError for one of `task.metrics` that doesn't take outputs of the first samples.
+    """Raise ConfigError for one of `task.metrics` that fails on the first samples.
 
-    Whatever else goes wrong is left to the run, and so are metrics of a sharded model, of which
-    there is no copy."""
-    if not learner.extra_metrics.names or learner.compiled:  # which takes its time for each size
+    Errors of the model are left to the run.
+    """
+    if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
         return
     if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
         return
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-        module = copy.deepcopy(learner.evaluated)  # a first batch may leave marks in it
+        module = copy.deepcopy(learner.evaluated)  # a batch may change its buffers
         module.eval()
         with learner.precision.autocast():
             outputs = learner.task.forward(module, batch)

@@ -1,4 +1,4 @@
-"""A run's callbacks: built, told and saved on rank 0, so that no number depends on them."""
+"""The callbacks of a run: built, called and saved on rank 0; no number depends on them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from expt.training.learner import Position
 from expt.worker import random_state
 from expt.worker.record import Record
 
-_PLAIN = (bool, int, float, str, bytes, type(None))  # these very types: numpy's float64 is a float
+_PLAIN = (bool, int, float, str, bytes, type(None))  # no subclass, such as numpy.float64
 
 
 class Callbacks:
-    """Those of one worker: on all ranks but 0 there are none."""
+    """The callbacks of one worker; ranks other than 0 have none."""
 
     def __init__(
         self,
@@ -36,7 +36,6 @@ class Callbacks:
         position: Position,
         metrics: Mapping[str, str],
     ) -> None:
-        """`metrics` are those of the task. Raises ConfigError for a class that is no Callback."""
         self._device, self._position = worker.device, position
         self._reserved = {*metrics, *tags.OF_EXPT}
         self._targets = targets if worker.rank == 0 else ()
@@ -46,10 +45,10 @@ class Callbacks:
                 self._callbacks.append(
                     built := user_code.build(target.target, Callback, **target.kwargs)
                 )
-                self._warn_of_others(index, type(built))
+                self._warn_of_unknown(index, type(built))
 
-    def _warn_of_others(self, index: int, cls: type[Callback]) -> None:
-        """Of methods that are named as if they were to be called."""
+    def _warn_of_unknown(self, index: int, cls: type[Callback]) -> None:
+        """Warn of methods on_... that are never called."""
         for name in dir(cls):
             if name.startswith("on_") and not hasattr(Callback, name):
                 moments = [each for each in dir(Callback) if each.startswith("on_")]
@@ -59,14 +58,14 @@ class Callbacks:
                 )
 
     def end_epoch(self, model: nn.Module, record: Record, split: str) -> None:
-        """An epoch has been trained on and evaluated, by `model`."""
-        self._tell("on_epoch_end", model, record, split)
+        """Call `on_epoch_end`, after the training and evaluation of an epoch."""
+        self._call("on_epoch_end", model, record, split)
 
     def end_evaluation(self, model: nn.Module, record: Record, split: str) -> None:
-        """`split` has been evaluated, by `model`."""
-        self._tell("on_evaluation_end", model, record, split)
+        """Call `on_evaluation_end`, after the evaluation of `split`."""
+        self._call("on_evaluation_end", model, record, split)
 
-    def _tell(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
+    def _call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, moment):
                 getattr(callback, moment)(self._view(model, record, split))
@@ -85,16 +84,13 @@ class Callbacks:
     def _own(self, tag: str) -> str:
         if tag.partition("/")[0] in self._reserved:
             raise ValueError(
-                f"the tag {tag!r} is one of expt's own; use another, as in"
-                f" 'mine/{tag.partition('/')[2]}'"
+                f"the tag {tag!r} is reserved; use another, such as 'mine/{tag.partition('/')[2]}'"
             )
         return tag
 
     @contextlib.contextmanager
     def _apart(self, index: int, moment: str) -> Iterator[None]:
-        """Let no other worker be waited for, put random numbers back as they were, and say whose an
-        error is.
-        """
+        """Forbid collectives, restore random numbers, and name the callback in its errors."""
         before = random_state.state_dict(self._device)
         try:
             with collectives.alone():
@@ -102,17 +98,13 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            told = secrets.said(error)
             whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
-            raise RunFailed(f"{whose} raised {told}{_place(error)}") from error
+            raise RunFailed(f"{whose} raised {secrets.said(error)}{_place(error)}") from error
         finally:
             random_state.load_state_dict(before, self._device)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What each of them wants kept, with its class.
-
-        Raises RunFailed for what a checkpoint can't hold.
-        """
+        """Return the state of each with its class; raise RunFailed for what can't be saved."""
         states = []
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, "state_dict"):
@@ -122,14 +114,11 @@ class Callbacks:
         return states
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Give each what `state_dict` had of the same class: the second of a class the second state
-        of it.
-        """
+        """Load into each callback the next state of its class."""
         left = list(states)
         for index, callback in enumerate(self._callbacks):
-            found = next(
-                (one for one in left if one["target"] == self._targets[index].target), None
-            )
+            target = self._targets[index].target
+            found = next((one for one in left if one["target"] == target), None)
             if found is not None:
                 left.remove(found)
                 with self._apart(index, "load_state_dict"):
@@ -143,7 +132,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _place(error: Exception) -> str:
-    """Where in the person's own code it was raised, if there."""
+    """Return where in custom code it was raised, or an empty string."""
     own = own_frame(error)
     return f" ({own.filename}, line {own.lineno})" if own else ""
 
@@ -164,22 +153,13 @@ def _refuse_other_than_plain(state: Any) -> None:
 
 @torch.no_grad()
 def as_bytes(image: Tensor) -> Tensor:
-    """A picture as uint8 [height, width, channels] on the CPU.
+    """Return a picture as uint8 [height, width, channels] on the CPU.
 
-    Raises ValueError for what is none.
+    Raises ValueError for another tensor or object.
     """
-    if (
-        not isinstance(image, Tensor)
-        or image.dim() != 3
-        or image.shape[0] not in (1, 3)
-        or not image.numel()
-    ):
-        what = (
-            f"a tensor {list(image.shape)}"
-            if isinstance(image, Tensor)
-            else f"a {type(image).__name__}"
-        )
-        raise ValueError(f"a picture is a tensor [1 or 3 channels, height, width], not {what}")
+    shape = list(image.shape) if isinstance(image, Tensor) else type(image).__name__
+    if not (isinstance(shape, list) and len(shape) == 3 and shape[0] in (1, 3) and image.numel()):
+        raise ValueError(f"a picture is a tensor [1 or 3 channels, height, width], not {shape}")
     if image.is_floating_point():
         image = (image.float().clamp(0, 1) * 255).round()
     elif image.dtype != torch.uint8:

@@ -1,6 +1,4 @@
-"""A run's checkpoints, written by rank 0; of a sharded model by it or by all workers, as memory has
-room.
-"""
+"""The state of training, and its checkpoints: rank 0 writes them, or each worker its shards."""
 
 from __future__ import annotations
 
@@ -32,13 +30,11 @@ from expt.training.sharding import Place, gathered, is_sharded, local, map_tenso
 from expt.worker import random_state
 
 ROOM = 0.5
-"""Of the memory that is left: what all of a checkpoint's tensors may take for one worker to gather
-them.
-"""
+"""The share of free memory within which one worker gathers a sharded checkpoint."""
 
 
 class Checkpoints:
-    """One worker's side of it."""
+    """The checkpoints that one worker writes."""
 
     def __init__(
         self, config: RunConfig, paths: RunPaths, learner: Learner, worker: Worker
@@ -48,14 +44,14 @@ class Checkpoints:
         self._whole = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         self._parted: ShardedWriter | None = None
         if self._shards > 1 and self._wanted is not False:
-            group = dist.new_group(backend="gloo")  # its own, for it is used in a thread
+            group = dist.new_group(backend="gloo")  # for a thread of its own
             self._parted = ShardedWriter(
                 paths.last, paths.best, keep=config.checkpoint.keep, group=group
             )
         self._in_parts: bool | None = None
 
     def wait(self) -> None:
-        """Return when nothing is being written any more. Raises what went wrong."""
+        """Wait until everything is written, and raise the first error."""
         self._whole.wait()
         if self._parted:
             self._parted.wait()
@@ -69,9 +65,7 @@ class Checkpoints:
         keeps_best: bool = False,
         target: Path | None = None,
     ) -> None:
-        """Begin to write `state`, with what rank 0 has to say `about` it; as `target`, or as the
-        last. A collective.
-        """
+        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective."""
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
             self._save_parts(
@@ -109,16 +103,14 @@ class Checkpoints:
         known = {**rest, **_as_it_is(about())} if mine else None
         writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)
         if not copies:
-            writer.wait()  # training is to change none of them before
+            writer.wait()  # before training changes them
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
-        """Asked once: what does not fit at the first checkpoint will not at the next."""
+        """Return whether each worker writes its shards, as decided at the first checkpoint."""
         if self._in_parts is None:
             lacks = self._worker.rank == 0 and _num_bytes(state) > ROOM * available_memory()
-            wanted = self._wanted is True or lacks
-            self._in_parts = (
-                collectives.max_across_workers([float(wanted)], self._worker.device)[0] > 0
-            )
+            wanted = float(self._wanted is True or lacks)
+            self._in_parts = collectives.max_across_workers([wanted], self._worker.device)[0] > 0
         return self._in_parts
 
     def _refuse_lack_of_room(self, state: Mapping[str, Any]) -> None:
@@ -128,22 +120,22 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one"
                 f" file, and this worker may take {room / 1e9:.1f} GB more; use"
-                " checkpoint.sharded=true, by which each worker writes its part"
+                " checkpoint.sharded=true, with which each worker writes its shards"
             )
 
 
 def _as_it_is(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy: a thread writes it, and training does not wait."""
+    # A copy, which a thread writes while training continues.
     return cast(Mapping[str, Any], map_tensors(lambda _, tensor: tensor.detach().clone(), about))
 
 
 def _num_bytes(state: Mapping[str, Any]) -> int:
-    """Of the whole tensors, wherever their parts are."""
+    """Return the size of the whole tensors, wherever their shards are."""
     return _sum_of_tensors(state, lambda tensor: tensor.numel() * tensor.element_size())
 
 
 def _own_bytes(state: Mapping[str, Any]) -> int:
-    """Of this worker's parts."""
+    """Return the size of this worker's shards."""
     return _sum_of_tensors(state, lambda tensor: local(tensor).nbytes if is_sharded(tensor) else 0)
 
 
@@ -163,9 +155,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that training changes from step to step, random numbers included; saved and loaded
-    together.
-    """
+    """All that training changes from step to step, with the states of random numbers."""
 
     learner: Learner
     position: Position
@@ -173,7 +163,7 @@ class Snapshot:
     worker: Worker
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after a step; a collective, which every worker must join."""
+        """Return the state after a step; a collective."""
         mine = {"rng": random_state.state_dict(self.worker.device), **self.sums.state_dict()}
         learner = self.learner
         return {
@@ -188,22 +178,18 @@ class Snapshot:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, also with another number of workers; one that is new has random
-        numbers of its own.
-        """
+        """Load `state`, maybe of another number of workers."""
         learner = self.learner
         self.load_weights(state)
         learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
         _load_schedule(learner, state["scheduler"])
-        if state[
-            "scaler"
-        ]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
+        if state["scaler"]:  # amp=true may have been bf16, which has none, and be fp16 here
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
         self.load_workers(state["workers"], sums=True, random=True)
 
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
-        """What each worker had counted of the epoch, and its random numbers."""
+        """Load what each worker had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
@@ -213,32 +199,28 @@ class Snapshot:
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
     def config_of(self, path: Path) -> State:
-        """The settings of the run that wrote the checkpoint at `path`, which rank 0 reads; a
-        collective.
-        """
+        """Return the settings of the run of a checkpoint, which rank 0 reads; a collective."""
         read = checkpoint.load(path, lazily=True)["config"] if self.worker.rank == 0 else None
         return collectives.from_rank_0(read, self.worker.device)
 
     def read(
         self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
     ) -> State:
-        """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each
-        gets its part.
+        """Return the checkpoint at `path`, which rank 0 reads, with the worker's shards.
 
-        A collective. With `only` there is nothing but these of its keys. Its optimiser numbers
-        parameters as `written_by`, or that of now, does."""
+        A collective. `only` names the keys to read of a sharded one; its optimizer state numbers
+        parameters as `written_by` does, by default the current optimizer.
+        """
         sharded = self.learner.shards > 1
         read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
         if not sharded:
             return collectives.from_rank_0(read, self.worker.device)
         if read is not None and only:
-            read = {
-                key: value for key, value in read.items() if key in {*only, checkpoint_file.PARTS}
-            }
+            kept = {*only, checkpoint_file.PARTS}
+            read = {key: value for key, value in read.items() if key in kept}
         patterns = self._patterns(written_by or self.learner.optimizer)
-        found: State = checkpoint.filled(
-            path, scattered(read, patterns.get, self.worker.device), patterns.get
-        )
+        shards = scattered(read, patterns.get, self.worker.device)
+        found: State = checkpoint.filled(path, shards, patterns.get)
         return found
 
     def spread(self, state: State | None) -> State:
@@ -250,9 +232,7 @@ class Snapshot:
         return found
 
     def _patterns(self, optimizer: Optimizer) -> _Slots:
-        """The tensors that are sharded, by where a state with `optimizer`'s has them, or others of
-        their shape.
-        """
+        """Return the sharded tensors by their place in a state with that of `optimizer`."""
         learner = self.learner
         modules: dict[str, nn.Module] = {"model": learner.module}
         if learner.ema is not None:
@@ -270,14 +250,11 @@ class Snapshot:
         return slots
 
     def is_there(self, path: Path) -> bool:
-        """Whether rank 0 has a checkpoint at `path`; a collective."""
+        """Return whether rank 0 has a checkpoint at `path`; a collective."""
         return collectives.from_rank_0(path.exists(), self.worker.device)
 
     def load_best(self, path: Path) -> None:
-        """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there.
-
-        A collective.
-        """
+        """Load the weights of the checkpoint at `path`, if rank 0 has one; a collective."""
         if self.learner.shards > 1:
             if self.is_there(path):
                 self.load_weights(self.read(path, only=("model", "ema")))
@@ -287,19 +264,17 @@ class Snapshot:
         collectives.broadcast_parameters(self.learner.evaluated)
 
     def load_weights(self, state: State) -> None:
-        """The model of `state`, and its moving average where there is one."""
+        """Load the model of `state`, and its moving average where there is one."""
         load_all(self.learner.module, state["model"])
         if self.learner.ema is not None:
             load_all(self.learner.ema, state["ema"])
 
 
 class _Slots(dict[Place, torch.Tensor]):
-    """By the place of a parameter that of each of its optimiser's values, too."""
+    """Tensors by their place; a parameter stands for all values that the optimizer has of it."""
 
     def get(self, place: Place, default: Any = None) -> Any:
-        return super().get(
-            place, super().get(place[:3], default)
-        )  # also of those in a list or dict of them
+        return super().get(place, super().get(place[:3], default))
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
@@ -312,12 +287,7 @@ def _total(workers: Sequence[State]) -> dict[str, list[float]]:
 
 def _load_schedule(learner: Learner, saved: State) -> None:
     kept = dict(saved)
-    if isinstance(
-        learner.scheduler, OneCycleLR
-    ):  # its length is that of this run, which may have more epochs
-        kept = {
-            key: value
-            for key, value in saved.items()
-            if key not in ("total_steps", "_schedule_phases", "_ends")
-        }
+    if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
+        for key in ("total_steps", "_schedule_phases", "_ends"):
+            kept.pop(key, None)
     learner.scheduler.load_state_dict(kept)

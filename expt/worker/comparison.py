@@ -27,8 +27,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
-from expt.data.loading import Batch
-from expt.data.tree import leaves, mapped
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -43,20 +42,19 @@ from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
 SCALES = (1.0, 100.0, 100.0, 1.0)
-"""Sizes of the gradients in each step; after half of them the run's model is saved and loaded."""
+"""Factors of the gradients in each step; after half of them the model is saved and loaded."""
 FEW = 8
-"""Samples of each worker in a step."""
+"""The samples of each worker in a step."""
 GRADIENTS, UPDATES = {"cpu": 1e-5, "cuda": 1e-4}, {"cpu": 1e-4, "cuda": 1e-3}
-"""How far they may be apart: gradients as a share of the largest of all parameters', since kernels
-round by where a tensor lies in memory; an update as a share of its own largest number, since an
-optimizer may add up numbers that nearly cancel out."""
+"""Tolerances: of gradients as a share of the largest of all parameters, since kernels round by
+where a tensor lies in memory; of an update as a share of its own largest number."""
 NEXT = 4
-"""Float numbers from one weight to another that are still taken for the same."""
+"""The float numbers by which equal weights may be apart."""
 LARGE, COPIES, ROOM = 20_000_000, 10, 0.5
-"""Parameters beyond which fewer blocks are compared; float32 copies of them that a comparison has;
-and the share of free memory that it may take."""
+"""The parameters beyond which fewer blocks are compared, the float32 copies of a comparison, and
+the share of free memory that it may take."""
 BLOCKS = ("layers", "num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth", "num_blocks")
-"""Keywords by which models are told their number of blocks."""
+"""Keywords of models for their number of blocks."""
 
 
 def compare(
@@ -65,7 +63,7 @@ def compare(
     """Return what was compared ("whole", "fewer_blocks", "nothing"); None where there is no need.
 
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
-    with torch's words where its steps fail. A collective; leaves all random numbers as they were.
+    where its steps fail. A collective; restores the states of random numbers.
     """
     if not _is_due(config):
         return None
@@ -87,7 +85,7 @@ def compare(
                 what = "nothing"
     finally:
         random_state.load_state_dict(before, worker.device)
-        gc.collect()  # two models, which hold one another in circles
+        gc.collect()  # two models with reference cycles
         if worker.device.type == "cuda":
             torch.cuda.empty_cache()
     if what == "nothing" and worker.rank == 0:
@@ -110,7 +108,7 @@ def _where(config: RunConfig) -> str:
 
 
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
-    """Return some of its samples; unequal numbers on the workers where a run may have such."""
+    """Return some samples of a batch, unequal numbers on the workers where a run may have them."""
     size = batch.size
     if len({len(tensor) for tensor in leaves((batch.inputs, batch.targets))}) == 1:
         may_differ = not config.drop_last and config.batch_norm != "sync"
@@ -124,7 +122,7 @@ def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave it to the run's own model to print and warn."""
+    """Silence output and warnings, which the run's own model repeats."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -135,7 +133,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
-    """Return the settings that are compared, whole unless a worker has no room or it is large."""
+    """Return the settings to compare, with fewer blocks if large; None without memory."""
     numbers, smaller = _num_parameters(config, data), _with_fewer_blocks(config)
     if numbers > LARGE and smaller:
         numbers, config = _num_parameters(smaller, data), smaller
@@ -149,7 +147,7 @@ def _num_parameters(config: RunConfig, data: Data) -> int:
     try:
         with torch.device("meta"):
             module = make()
-    except Exception:  # of many kinds: its constructor asks a meta tensor for numbers
+    except Exception:  # many classes: its constructor reads a meta tensor
         module = make()
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -182,7 +180,7 @@ def _has_room(numbers: int, worker: Worker) -> bool:
 
 
 class _Scaled(Precision):
-    """Multiplies gradients, inside the backward pass, where hooks see them."""
+    """Scales gradients within the backward pass, where hooks see them."""
 
     factor = 1.0
 
@@ -191,7 +189,7 @@ class _Scaled(Precision):
 
 
 class _Comparison:
-    """A whole model and that of the run, and the steps that both take."""
+    """The steps of a whole model and of the run's model."""
 
     def __init__(self, config: RunConfig, data: Data, worker: Worker, batch: Batch) -> None:
         self._config, self._data, self._worker, self._all = config, data, worker, batch
@@ -232,7 +230,7 @@ class _Comparison:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Let no weight be zero, behind which others have no gradient; give both the same."""
+        """Make zero weights nonzero, so that all have gradients; give both models the same."""
         random_state.seed(self._config.seed)
         for parameter in self._whole.module.parameters():
             if parameter.requires_grad:
@@ -241,7 +239,7 @@ class _Comparison:
         self._give_whole()
 
     def _taken(self) -> Batch:
-        """Return few samples, or all of the batch for a model that does not take few."""
+        """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
             task = self._whole.task
@@ -249,7 +247,7 @@ class _Comparison:
             task.training_loss(outputs, self._batch)
         except ExptError:
             raise
-        except Exception:  # of many kinds: it asks for a number of samples
+        except Exception:  # many classes: it needs a number of samples
             failed = True
         return self._all if any(collectives.gather_across_workers(failed)) else self._batch
 
@@ -369,7 +367,7 @@ class _Comparison:
                 one.mul_(0.95)
 
     def _resume(self) -> None:
-        """Put the state of the run's model into a new one, by way of a checkpoint."""
+        """Load the state of the run's model into a new one, through a checkpoint."""
         state: Any = self._snapshot().state_dict()
         if self._tested.shards > 1:
             state = gathered(state, keep=self._worker.rank == 0)
@@ -419,7 +417,7 @@ class _Comparison:
         if (first := next(every, None)) is None:
             return
         fix = (
-            "let the optimizer keep all that it remembers in self.state"
+            "let the optimizer keep all its state in self.state"
             if self._when and first.startswith("the update")
             else "where each worker has a part of a tensor, something takes it for the whole, or"
             " keeps or changes another copy of it; use strategy=ddp"
@@ -428,7 +426,7 @@ class _Comparison:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Say where the run's model fails; the whole one fails as in the first step of a run."""
+        """Name the comparison in errors of the run's model."""
         try:
             yield
         except Exception as error:
@@ -442,7 +440,7 @@ class _Comparison:
 
 
 def _guarded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an alias of `weight`, and what has no gradient by it once `weight` is written to."""
+    """Return an alias of `weight`, and a number that has no gradient once `weight` is written."""
     alias = weight.detach()
     if not (alias.is_floating_point() or alias.is_complex()):
         alias = alias.to(torch.float32)
@@ -456,7 +454,7 @@ def _as_held(full: Tensor, mine: Tensor) -> Tensor:
 
 
 def _apart(what: str, found: Tensor, expected: Tensor, allowed: Tensor | float) -> str | None:
-    """Return what to say of numbers that differ by more than is `allowed`; None if none does."""
+    """Return a message if numbers differ by more than `allowed`; else None."""
     apart = (found - expected).abs()
     if bool(((apart <= allowed) | ~expected.isfinite()).all()):
         return None

@@ -1,6 +1,4 @@
-"""A run's weights measured once more, by one of the workers: nothing is trained, and the run is not
-touched.
-"""
+"""What a worker does instead of training: evaluate the weights of a run, or time a few steps."""
 
 from __future__ import annotations
 
@@ -17,10 +15,9 @@ import torch
 from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import Review
-from expt.dashboards.run_pictures import RunPictures
-from expt.data import evaluation as evaluation_data
-from expt.data.evaluation import EvaluationData
+from expt.dashboards.pictures import Review, RunPictures
+from expt.data import build as evaluation_data
+from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
@@ -49,7 +46,7 @@ def measure_weights(
     worker: Worker,
     beat: Callable[[], None],
 ) -> str:
-    """Measure, and leave the numbers in the folder of `paths`; returns "completed"."""
+    """Evaluate the weights of a run, write the numbers to `paths`, and return "completed"."""
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     record, state = _saved(evaluation, worker)
@@ -72,7 +69,7 @@ def measure_weights(
         )
     review = pictures.review() if pictures else None
     began = time.perf_counter()
-    values = evaluate(evaluator, build.each_told(data.batches(), beat), worker.device, review)
+    values = evaluate(evaluator, build.with_beats(data.batches(), beat), worker.device, review)
     eval_s = time.perf_counter() - began
     _show(values, evaluation.split, paths, state["position"]["step"], worker, pictures, review)
     if worker.rank == 0:
@@ -90,9 +87,7 @@ def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
-    """The run's record and what its checkpoint has of the model: what rank 0 reads, for a run may
-    be under way.
-    """
+    # Only rank 0 reads: the run may be under way, and ranks would read different files.
     read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
@@ -133,9 +128,7 @@ def _show(
     pictures: RunPictures | None,
     review: Review | None,
 ) -> None:
-    """Write the event file beside the result, with the run's step: a collective, where there are
-    pictures.
-    """
+    """Write the event file next to the result; a collective where there are pictures."""
     events = Writer(paths.folder) if worker.rank == 0 else None
     if events:
         known = {name: value for name, value in values.values.items() if not math.isnan(value)}
@@ -174,9 +167,7 @@ def time_steps(
     typed_at: float,
     beat: Callable[[], None],
 ) -> str:
-    """Train and evaluate on the first batches, and leave what that took in result.json; returns
-    "completed".
-    """
+    """Train and evaluate on a few batches, write the times to `paths`, and return "completed"."""
     run = Run(config, paths, worker, typed_at=typed_at, beat=beat, compares=False)
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)
@@ -211,13 +202,9 @@ def time_steps(
 
 
 def _steps(run: Run, preflight: Preflight) -> list[float]:
-    """Seconds of each of the run's first steps, which are really taken."""
-    steps_s, device, began, most = (
-        list[float](),
-        run.worker.device,
-        time.perf_counter(),
-        preflight.steps,
-    )
+    """Return the seconds of each of the run's first steps."""
+    steps_s: list[float] = []
+    device, began, most = run.worker.device, time.perf_counter(), preflight.steps
 
     def done() -> bool:
         nonlocal began, most
@@ -236,13 +223,13 @@ def _steps(run: Run, preflight: Preflight) -> list[float]:
 
     run.position.begin_epoch()
     batches = run.data.train.epoch(run.position.epoch, skip=0)
-    every = run.position.total_steps + 1  # no log point: nobody looks on
+    every = run.position.total_steps + 1  # no log point
     train_epoch(run.learner, batches, run.position, run.sums, log_every=every, between_steps=done)
     return steps_s
 
 
 def _evaluation(run: Run, most: int) -> float:
-    """Seconds that an evaluation of the run would take, by its first batches."""
+    """Return the seconds that an evaluation would take, by its first batches."""
     loader = run.data.val if run.config.eval_split == "val" else run.data.test
     assert loader is not None
     seen = 0

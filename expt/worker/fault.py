@@ -15,11 +15,10 @@ VARIABLE = "EXPT_FAULT"
 
 
 def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
-    """Let the variable's fault befall `module` in that rank's forward pass of that step of the run,
-    counted from 1.
+    """Register the fault as a forward hook of `module`, for that step of the run, from 1.
 
-    `once` spares every attempt but the run's first. Where the variable is not set, training pays
-    nothing."""
+    With `once` only the first attempt fails. Costs nothing where the variable is not set.
+    """
     if VARIABLE not in os.environ:
         return
     victim, step, kind, *once = os.environ[VARIABLE].split(":")

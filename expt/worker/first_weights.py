@@ -1,6 +1,4 @@
-"""A run's first weights from another run, or from a file, as far as they fit its model.
-
-Warns where the data is normalised otherwise than for the weights."""
+"""The first weights of a run: those of a file or of another run, or all that a fork resumes."""
 
 from __future__ import annotations
 
@@ -37,12 +35,12 @@ _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
 class Loaded(NamedTuple):
-    """What rank 0 knows of the weights."""
+    """What rank 0 knows of the loaded weights."""
 
     about: Mapping[str, Any] = MappingProxyType({})
     """For result.json, see expt.runs.result.Begun."""
     config: Mapping[str, Any] = MappingProxyType({})
-    """All settings of the run that wrote them; empty for none."""
+    """The settings of the run that wrote them, or empty."""
 
 
 def begin_with(
@@ -51,7 +49,7 @@ def begin_with(
     worker: Worker,
     standardised: Mapping[str, Sequence[float]],
 ) -> Mapping[str, Any]:
-    """Load the weights that the run names, if it does; return what result.json says of them."""
+    """Load the run's `weights`, if it has any; return the entry of result.json."""
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
@@ -63,10 +61,10 @@ def begin_with(
 
 
 def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
-    """Load into `module` what fits of `given`, which rank 0 reads; warn of what did not fit.
+    """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
 
-    A collective: each worker gets its shards of a sharded module. Raises ConfigError where no
-    parameter fits, or the file holds no weights."""
+    A collective. Raises ConfigError where no parameter fits, or the file holds no weights.
+    """
     loaded = Loaded()
     fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
@@ -78,8 +76,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
             raise ConfigError(
-                f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its"
-                " like"
+                f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
             )
         if misfits:
             warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
@@ -113,7 +110,7 @@ def _read(file: Path, given: str) -> Any:
         return checkpoint_file.read_steady(file, read)
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
-    except Exception as error:  # of many kinds: damaged, or with code in it
+    except Exception as error:  # many classes: damaged, or with code in it
         raise ConfigError(
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is"
             f" damaged, or holds more than tensors); {_FIX}"
@@ -128,7 +125,7 @@ def _weights_in(content: Any, file: Path, given: str, names: Collection[str]) ->
 
 
 def warn_of_published(config: RunConfig, module: nn.Module) -> None:
-    """Warn where a model by name has published weights, and images another normalisation."""
+    """Warn where published weights were trained on images with another normalisation."""
     if isinstance(config.model, NamedModel) and config.model.pretrained and config.weights is None:
         scale = named.normalisation(config.model, module)
         if scale is not None:
@@ -138,9 +135,7 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
 def _warn_of_runs(
     config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]
 ) -> None:
-    """Warn where the run of the weights, with the settings `trained_by`, normalised otherwise.
-
-    `standardised` is what this run does to each column of a table."""
+    # `standardised` has the mean and deviation of each column of this run's table.
     then = trained_by.get("dataset") or {}
     if "mean" in then:
         _warn(config, f"weights={config.weights}", then.get("mean"), then.get("std"))
@@ -149,10 +144,7 @@ def _warn_of_runs(
         data = read_result(RunPaths(run)).get("data") if run else None
         earlier = (data or {}).get("standardised")
         if earlier is not None and earlier != json.loads(json.dumps(standardised)):
-            warn(
-                f"weights={config.weights}: rows are standardised by those of this run, and not by"
-                " those that the weights saw"
-            )
+            warn(f"weights={config.weights}: were trained on rows with other means and deviations")
 
 
 def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:
@@ -175,9 +167,7 @@ State = Mapping[str, Any]
 
 
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
-    """Go on from another run's checkpoint `source`, which rank 0 reads; returns what it holds.
-
-    A collective.
+    """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective.
 
     Raises ConfigError where its weights don't fit the model.
     """
@@ -186,13 +176,13 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     optimizer = optim.build_optimizer(
         before.optimizer, learner.module, unguarded=config.patches.unguarded
     )
-    optimizer.state.clear()  # memory that nothing needs
+    optimizer.state.clear()  # frees memory
     saved = snapshot.read(source, written_by=optimizer)
     _load_fork_weights(learner, saved, config)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    place, warns = _place(snapshot, config), snapshot.worker.rank == 0
-    _carry_over(learner, config, before, optimizer, saved, place=place, warns=warns)
+    warns = snapshot.worker.rank == 0
+    _carry_over(learner, config, before, optimizer, saved, place=_place(snapshot), warns=warns)
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
     snapshot.load_workers(
@@ -210,15 +200,15 @@ def _load_fork_weights(learner: Learner, saved: State, config: RunConfig) -> Non
             else:  # it begins with these weights
                 learner.ema.module.load_state_dict(saved["model"])
     except RuntimeError as error:
-        told = " ".join(str(error).split())[:300]
+        why = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"fork={config.fork}: the weights of its checkpoint are not those of this model"
-            f" ({told}); begin a further run, with what fits of them, by weights=RUN@last"
+            f"fork={config.fork}: the weights of its checkpoint don't fit this model ({why});"
+            " start a run with what fits of them, by weights=RUN@last"
         ) from error
 
 
-def _place(snapshot: Snapshot, config: RunConfig) -> int:
-    """How often the schedule has been advanced, had it always been this one."""
+def _place(snapshot: Snapshot) -> int:
+    """Return how often this schedule would have been advanced before."""
     position = snapshot.position
     if snapshot.learner.scheduler_interval == "epoch":
         return position.epoch - position.is_within_epoch
@@ -235,7 +225,7 @@ def _carry_over(
     place: int,
     warns: bool,
 ) -> None:
-    """`optimizer` is as it was `before`, without its state, which is in `saved`."""
+    # `optimizer` is that of `before`, without its state, which is in `saved`.
     optim.scale_lr(
         optimizer,
         before.lr_scaling,
@@ -253,10 +243,7 @@ def _carry_over(
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if warns and not same_optimizer:
         was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(
-            f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins"
-            " anew"
-        )
+        warn(f"fork={config.fork}: was trained by {was}; the state of {now} begins anew")
     carry_over(
         learner.optimizer,
         learner.scheduler,
@@ -268,20 +255,20 @@ def _carry_over(
 
 
 def _kind(chosen: Any) -> str:
-    """Equal for optimisers of which one can go on from the other's state."""
+    """Return a name that is equal for optimizers with the same state."""
     name = constraints.word(chosen)
     return "adam" if name == "adamw" else name
 
 
 def _is_same_schedule(before: Any, now: Any) -> bool:
-    """Whether what a schedule has come to counts for the other."""
+    """Return whether a schedule can continue from the state of the other."""
     if isinstance(before, Plateau) and isinstance(now, Plateau):
         return before.metric == now.metric
     return bool(before == now) if isinstance(now, TargetScheduler) else type(before) is type(now)
 
 
 def release_fork(paths: RunPaths, worker: Worker) -> None:
-    """Remove the other run's checkpoint, on rank 0, where the run has one of its own by now."""
+    """Remove the copy of the other run's checkpoint once the run has its own, on rank 0."""
     if worker.rank == 0 and paths.forked.exists() and paths.last.exists():
         for path in paths.checkpoints.glob(f"{paths.forked.name}*"):
             path.unlink()
@@ -289,31 +276,28 @@ def release_fork(paths: RunPaths, worker: Worker) -> None:
             checkpoint_file.remove_unnamed(paths.checkpoints)
 
 
-_VERBS = {"train": "train", "val": "validate", "test": "test"}
-_OF = {f"{part}_size": f"samples to {verb} on" for part, verb in _VERBS.items()}
+def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
+    """Raise DataError where the data has other sizes than that of the checkpoint `saved`.
 
-
-def refuse_other(config: RunConfig, info: DataInfo, saved: Mapping[str, Any]) -> None:
-    """Raise DataError where the data has other sizes than when the checkpoint `saved` was written.
-
-    A fork may have another `train_limit`.
+    Nothing else is known of what a custom dataset reads. A fork may have another `train_limit`.
     """
     settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))
-    compared = dict(_OF)
+    splits = ["train", "val", "test"]
     if is_fork and settings["dataset"].get("train_limit") != config.dataset.train_limit:
-        del compared["train_size"]
-    pairs = {of: (info.sizes[key], saved["sizes"][key]) for key, of in compared.items()}
-    others = {of: pair for of, pair in pairs.items() if pair[0] != pair[1]}
-    if others:
-        now, then = (", ".join(f"{both[at]} {of}" for of, both in others.items()) for at in (0, 1))
+        splits.remove("train")
+    sizes = {
+        split: (info.sizes[f"{split}_size"], saved["sizes"][f"{split}_size"]) for split in splits
+    }
+    differ = {split: pair for split, pair in sizes.items() if pair[0] != pair[1]}
+    if differ:
         target = getattr(config.dataset, "target", None)
-        mend = (
-            "begin a further run with its weights, by weights=RUN@last"
-            if is_fork
-            else "start a new run"
+        has, had = (
+            ", ".join(f"{pair[at]} samples of {split}" for split, pair in differ.items())
+            for at in (0, 1)
         )
+        fix = "start a run with its weights, by weights=RUN@last" if is_fork else "start a new run"
         raise DataError(
-            f"dataset{f'._target_={target}' if target else ''}: is not what the run to go on from"
-            f" was trained on: it has {now}, and had {then}; give the same data, or {mend}"
+            f"dataset{f'._target_={target}' if target else ''}: is not what the run was trained on:"
+            f" it has {has}, and had {had}; give the same data, or {fix}"
         )

@@ -1,4 +1,4 @@
-"""What a worker process runs: its surroundings, the training, and a word about its end."""
+"""The entry point of a worker process: set up torch, train, and report how it ended."""
 
 from __future__ import annotations
 
@@ -39,84 +39,73 @@ def main(
     meeting: Meeting | Store | None = None,
     instead: Evaluation | Preflight | None = None,
     until_epoch: int | None = None,
-    tell: Callable[[Exception], None] = lambda error: None,
+    report: Callable[[Exception], None] = lambda error: None,
 ) -> str:
-    """What a worker process runs; `started` is when the command was typed [by time.monotonic].
+    """Run a worker, and return "completed", "paused" or "interrupted".
 
-    `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one
-    another at the `meeting`. `tell` hears of what ends this worker, before it does. Nothing is
-    trained where something is done `instead`. The run pauses after `until_epoch`.
-
-    Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends
-    without has failed."""
+    A process that ends without returning has failed; `report` gets the error before. `started` is
+    when the command was typed, by time.monotonic. `source` is the checkpoint to resume from.
+    `instead` replaces training. The run pauses after `until_epoch`.
+    """
     signals.heed_in_worker()
     secrets.remember(config.secrets, plain(config))
     watchdog.answer_dumps(when_asked=signals.is_driven())
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(
-            _patience_s(config), lambda: _give_up(config, guard.beats, tell)
+            _patience_s(config), lambda: _give_up(config, guard.beats, report)
         )
         worker = worker_of_environment(config)
         return run_as(
             worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch
         )
     except Exception as error:
-        _fail(in_words(error, config), tell)
+        _fail(in_words(error, config), report)
 
 
 def _patience_s(config: RunConfig) -> float:
-    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so
-    first.
-
-    Under NCCL nobody can: it would end the process.
-    """
+    # With gloo a worker that waits for a stuck one should fail first. NCCL would end the process.
     return config.timeout_s + (5 if config.world_size > 1 and config.backend == "gloo" else 0)
 
 
-def _give_up(config: RunConfig, beats: int, tell: Callable[[Exception], None]) -> NoReturn:
+def _give_up(config: RunConfig, beats: int, report: Callable[[Exception], None]) -> NoReturn:
     """End this process, whose main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
     text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
-    _fail(TimedOut(text, beats=beats), tell)
+    _fail(TimedOut(text, beats=beats), report)
 
 
-def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
+def _fail(error: Exception, report: Callable[[Exception], None]) -> NoReturn:
     """Leave `error` for the driver and in the log, and end this process."""
-    # At once and without leaving the group: the peers' errors, which follow from that, then bear a
-    # later time.
+    # Without leaving the process group: the peers' errors, which follow, then have a later time.
     with contextlib.suppress(OSError):  # a full disk, maybe
-        _record_error(error)
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            write_error(Path(path), error, getattr(error, "exit_code", 1))
     with contextlib.suppress(OSError):
         print(secrets.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
-        tell(error)
+        report(error)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(getattr(error, "exit_code", 1))
 
 
 def worker_of_environment(config: RunConfig) -> Worker:
-    """The worker that RANK and its companions in the environment describe."""
-    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of
-    # the machine's.
+    """Return the worker that RANK, WORLD_SIZE and so on describe."""
+    # expt's driver sets CUDA_VISIBLE_DEVICES; another launcher shows all GPUs of the machine.
     gpus = range(config.num_gpus) if signals.is_driven() else config.gpu_indices
     return collectives.worker_from(os.environ, gpus=() if is_simulated() else gpus)
 
 
 def require(gpus: Sequence[int]) -> None:
-    """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the
-    CPU instead.
-    """
-    os.environ.setdefault(
-        "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-    )  # nvidia-smi's, and not the fastest first
+    """Raise ConfigError where torch can't use these `gpus`, rather than train on the CPU."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     shown = f"gpus=[{','.join(map(str, gpus))}]"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA
         reason = first_line(error).rstrip(".")
-        mend = "`expt doctor` says more; mend that, or train with gpus=0"
-        raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {mend}") from error
+        fix = "`expt doctor` says more; fix that, or train with gpus=0"
+        raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {fix}") from error
     have = torch.cuda.device_count()
     if max(gpus) >= have:
         raise ConfigError(
@@ -135,13 +124,12 @@ def run_as(
     instead: Evaluation | Preflight | None = None,
     until_epoch: int | None = None,
 ) -> str:
-    """Train or evaluate as `worker`, in this process; returns what became of it.
+    """Train or evaluate as `worker` in this process, and return the status.
 
-    Calls `beat` with each batch.
+    `beat` is called with each batch.
     """
     if config.patches.malloc and worker.device.type == "cpu":
-        # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the
-        # sharding saves.
+        # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
     if worker.gpus:
@@ -162,7 +150,6 @@ def run_as(
             return evaluation.time_steps(
                 instead, config, paths, worker, typed_at=started, beat=beat
             )
-        goes_on = source is not None
         run = Run(
             config,
             paths,
@@ -170,7 +157,7 @@ def run_as(
             typed_at=started,
             beat=beat,
             until_epoch=until_epoch,
-            goes_on=goes_on,
+            resumes=source is not None,
         )
         return run.train(source)
 
@@ -188,13 +175,7 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
     )
 
 
-def set_precision(products: str) -> None:
-    """How float32 products are computed, those of convolutions too, which torch keeps apart."""
-    torch.set_float32_matmul_precision(products)
-    torch.backends.cudnn.allow_tf32 = products != "highest"
-
-
-def _record_error(error: Exception) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        write_error(Path(path), error, getattr(error, "exit_code", 1))
+def set_precision(precision: str) -> None:
+    """Set the precision of float32 matrix products, and of convolutions."""
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"

@@ -1,4 +1,4 @@
-"""A model of several workers: its batch norms, its buffers, and the averaging of its gradients."""
+"""Models of several workers: batch norms, buffers, averaged gradients, and sharding."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ from expt.worker import random_state
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
-    """Raise ConfigError where batch_norm=sync would count blank samples of an epoch's last batch."""
+    """Raise ConfigError where batch_norm=sync would count padding of an epoch's last batch."""
     left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
-    if (
-        config.batch_norm != "sync"
-        or config.world_size == 1
-        or config.drop_last
-        or left % parts == 0
-    ):
+    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last:
+        return
+    if left % parts == 0:
         return
     if config.gradient_accumulation > 1 or left < config.world_size:
         number = config.gradient_accumulation
         each = f" in {number} micro-batches each" if number > 1 else ""
         raise ConfigError(
             f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which"
-            f" {config.world_size} workers{each} can't share equally; use drop_last=true, or another"
-            " batch_size"
+            f" {config.world_size} workers{each} can't share equally; use drop_last=true, or"
+            " another batch_size"
         )
 
 
@@ -51,10 +48,7 @@ def with_batch_norm(
 ) -> tuple[nn.Module, Callable[[], None]]:
     """Return the model with the wanted batch norms, and what ends a step for them; see Learner."""
     if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
-        warn(
-            f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes"
-            " nothing"
-        )
+        warn(f"batch_norm={config.batch_norm}: has no effect, for the model has no batch norm")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
     if config.batch_norm == "groups":
@@ -62,7 +56,7 @@ def with_batch_norm(
         if worker.world_size > 1:
             return module, batch_norm.averaging_of_statistics(module, gather)
     if config.batch_norm == "sync" and worker.device.type == "cuda":
-        batch_norm.refuse_own_classes(module)  # as timm's, which have an activation in them
+        batch_norm.refuse_custom_classes(module)  # such as those of timm, with an activation
         return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)
@@ -72,9 +66,10 @@ def with_batch_norm(
 def with_buffers(
     config: RunConfig, module: nn.Module, average: Callable[[], None]
 ) -> Callable[[], None]:
-    """Return what ends a step: `average`, then rank 0's buffers for all workers if it is sharded.
+    """Return what ends a step: `average`, then a broadcast of buffers if the model is sharded.
 
-    DistributedDataParallel does so before the next step."""
+    DistributedDataParallel broadcasts before the next step.
+    """
     if not (
         config.is_sharded
         and any(True for _ in module.buffers())
@@ -96,19 +91,20 @@ def parallelise(
     memory: SharedMemory | None,
     *,
     precision: Precision,
-    parts: bool = False,
+    phases: bool = False,
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `parts` not all parameters take part in each backward pass."""
+    With `phases` some parameters are unused in a backward pass.
+    """
     if config.strategy == "dp":
-        if worker.world_size > 1:  # torchrun has started it, and says so
+        if worker.world_size > 1:  # as torchrun starts it
             raise ConfigError(
                 "strategy=dp: has one process for all GPUs; start it with python -m expt"
             )
         return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: None
     if config.is_sharded:
-        return module, lambda _: None  # it waits within the passes, which nobody can tell apart
+        return module, lambda _: None  # it waits within the passes
     if worker.world_size == 1 or not any(
         parameter.requires_grad for parameter in module.parameters()
     ):
@@ -117,7 +113,7 @@ def parallelise(
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters or parts,
+        find_unused_parameters=config.ddp.find_unused_parameters or phases,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
@@ -132,10 +128,10 @@ def parallelise(
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
-    """Return whether a forward pass of training may read a buffer, which is then rank 0's for all.
+    """Return whether training may read a buffer, which each step then broadcasts from rank 0.
 
-    Only evaluations read those of batch norms, and `worker.run` broadcasts them before; what custom
-    code reads nobody knows."""
+    Only evaluations read those of batch norms, and `worker.run` broadcasts them before.
+    """
     if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
@@ -145,16 +141,15 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
 def without_broadcasts(module: nn.Module) -> dict[str, Any]:
     """Return settings that keep DistributedDataParallel from broadcasting buffers in each step."""
-    if (
-        "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    ):  # since torch 2.15
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    if "forward_sync_buffers" in parameters:  # since torch 2.15
         return {"forward_sync_buffers": False}
-    collectives.broadcast_buffers(module)  # with this it leaves out the first broadcast, too
+    collectives.broadcast_buffers(module)  # the setting drops the first broadcast, too
     return {"broadcast_buffers": False}
 
 
 class AutocastDataParallel(nn.DataParallel[nn.Module]):
-    """torch's DataParallel, whose threads compute in autocast's default type otherwise."""
+    """DataParallel with the run's autocast in its threads."""
 
     def __init__(
         self,
@@ -166,7 +161,7 @@ class AutocastDataParallel(nn.DataParallel[nn.Module]):
         self._autocast = autocast
 
     def replicate(self, module: nn.Module, device_ids: Any) -> list[nn.Module]:
-        """Return the copies for a step, each of which opens the run's autocast in its own thread."""
+        """Return the copies for a step, each with autocast in its own thread."""
         return [
             in_autocast(replica, self._autocast)
             for replica in super().replicate(module, device_ids)
@@ -176,7 +171,7 @@ class AutocastDataParallel(nn.DataParallel[nn.Module]):
 def in_autocast(
     replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
 ) -> nn.Module:
-    """Return `replica`, which lasts a step, with a forward pass that opens `autocast` itself."""
+    """Return `replica` with a forward pass within `autocast`."""
     forward = replica.forward
 
     def within(*args: Any, **kwargs: Any) -> Any:
@@ -190,7 +185,7 @@ def in_autocast(
 def build_shared_memory(
     config: RunConfig, module: nn.Module, worker: Worker
 ) -> SharedMemory | None:
-    """Return the memory by which workers exchange gradients, if they can and are to; a collective."""
+    """Return the shared memory for gradients, if the run uses it; a collective."""
     one_machine = worker.local_world_size == worker.world_size > 1
     plain = all(
         p.dtype == torch.float32 and p.device.type == "cpu"
@@ -204,12 +199,10 @@ def build_shared_memory(
 
 
 def _compress(parallel: DistributedDataParallel, hook: str) -> None:
-    """Send gradients in fewer bytes, by torch's own hooks."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":
-        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the
-        # exact gradients.
+        # Rank 1 from the tenth step on, as the hook's documentation advises.
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=1, start_powerSGD_iter=10
         )
@@ -241,10 +234,10 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
 
 
 def build_sharded(make: Callable[[], nn.Module], worker: Worker) -> nn.Module:
-    """Return what `make` builds: on rank 0 in the host's memory, elsewhere with meta tensors.
+    """Return what `make` builds: on rank 0 on the CPU, elsewhere with meta tensors.
 
-    A model that needs numbers while it is built, or keeps tensors outside of parameters and
-    buffers, is built whole by each worker."""
+    A model that can't be built with meta tensors is built whole by each worker.
+    """
     if worker.rank == 0:
         return make()
     before = random_state.state_dict(worker.device)
@@ -253,14 +246,14 @@ def build_sharded(make: Callable[[], nn.Module], worker: Worker) -> nn.Module:
             module = make()
         if not any(map(_has_meta, _attributes(module))):
             return module
-    except Exception:  # of many kinds: its constructor asks a meta tensor for numbers
+    except Exception:  # many classes: its constructor reads a meta tensor
         pass
     random_state.load_state_dict(before, worker.device)
     return make()
 
 
 def _attributes(module: nn.Module) -> Iterator[object]:
-    """Yield what modules and parameters keep beside parameters, buffers and modules."""
+    """Yield the attributes of modules and parameters, other than those of torch."""
     for part in module.modules():
         for name, value in vars(part).items():
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -280,11 +273,12 @@ def _has_meta(value: object) -> bool:
 def shard_model(
     config: RunConfig, module: nn.Module, worker: Worker, precision: Precision
 ) -> AveragedModel | None:
-    """Shard `module`, and its moving average, which is returned if there is one.
+    """Shard `module` and its moving average, and return the latter.
 
-    Raises ConfigError where it can't be sharded as wanted."""
+    Raises ConfigError where it can't be sharded as configured.
+    """
     wanted, param_dtype = config.sharding, _param_dtype(config, module, precision)
-    # Before a parameter is on the device, which is not to have two whole models.
+    # Before a parameter is on the device, which has no room for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
     for model in filter(None, (module, ema and ema.module)):
         sharding.shard(
@@ -328,9 +322,10 @@ def sharded_fields(
     outline: nn.Module | None,
     worker: Worker,
 ) -> dict[str, Any]:
-    """Return what a Learner needs besides where workers train and evaluate a sharded model.
+    """Return the arguments of Learner for a sharded model.
 
-    `outline` is that of the model before it was sharded, where callbacks get copies of it."""
+    `outline` is that of the model before it was sharded, for copies that callbacks get.
+    """
     if not config.is_sharded:
         return {}
     fields: dict[str, Any] = {
@@ -338,11 +333,11 @@ def sharded_fields(
             sharding.in_step, module=evaluated, blank=data.blank, device=worker.device
         ),
         "shards": shards_of(config, worker),
-        "reduces_each_part": config.sharding.reduce_each_part,
+        "reduces_each_micro_batch": config.sharding.reduce_each_part,
     }
     if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         unused = sharding.Unused(module, worker.device, compiled=bool(config.compile))
-        fields["drop_unused"] = unused.drop  # all other models use all parameters
+        fields["drop_unused"] = unused.drop
     if outline is not None:
         fields["copy_evaluated"] = functools.partial(copy_whole, outline, evaluated, worker)
     return fields

@@ -1,4 +1,4 @@
-"""Every random number generator of a worker: seeded, saved, loaded."""
+"""Seed, save and load all random number generators of a worker."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ def seed(number: int) -> None:
     """Seed every random number generator of this process."""
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(
-        number
-    )  # torch.manual_seed asks for five kinds of devices, in 3 ms
+    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 3 ms for other devices
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
 
 
 def set_determinism(deterministic: bool, device: torch.device) -> None:
-    """Have torch refuse what varies from run to run, or else choose the fastest."""
-    if deterministic:  # the call imports the compiler, two seconds, even to say no
+    """Let torch raise for operations that are not deterministic, or choose the fastest."""
+    if deterministic:  # with False, too, the call would import the compiler, for two seconds
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic
 
 
 def state_dict(device: torch.device) -> dict[str, Any]:
-    """The state of every random number generator of this process, in plain containers and bytes."""
+    """Return the state of all random number generators, in plain containers and bytes."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -41,7 +39,7 @@ def state_dict(device: torch.device) -> dict[str, Any]:
 
 
 def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
-    """Continue with the random numbers that follow what `state_dict` found."""
+    """Load what `state_dict` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
     keys, *rest = state["numpy"]

@@ -1,6 +1,4 @@
-"""Whether the ranks do alike: one row of numbers from each, gathered with the epoch's sums in a
-single collective.
-"""
+"""Whether the ranks agree: a row of numbers of each, gathered with the sums of an epoch."""
 
 from __future__ import annotations
 
@@ -27,28 +25,27 @@ _BITS = 48  # of a checksum: what float64 holds exactly
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one rank tells the others after an epoch; a number that it does not know is nan."""
+    """What one rank reports after an epoch; nan is unknown."""
 
     step_ms: float
-    """Mean time of its steps, without what it waited for the others' gradients where that is known.
-    """
+    """The mean time of a step, without the wait for other ranks' gradients where that is known."""
     all_reduce_share: float
-    """Of its steps' time: averaging gradients, and waiting for those of the others."""
+    """The share of a step's time for averaging gradients, and waiting for those of others."""
     memory_mib: float
     gpu_memory_mib: float
     gpu_utilisation: float
-    """Percent of the last moments in which the GPU did something."""
+    """Percent of the last moments in which the GPU was busy."""
     wish: float
-    """1 where this rank wants pictures of the evaluation that follows; rank 0's counts."""
+    """1 where this rank wants pictures of the next evaluation; rank 0's counts."""
     weights: float
-    """Checksum of the parameters."""
+    """The checksum of the parameters."""
 
 
 NUMBERS = len(fields(Reading))
 
 
 class RankHealth:
-    """One rank's part in it, epoch by epoch."""
+    """The readings of one rank, and after each epoch those of all."""
 
     def __init__(
         self, learner: Learner, position: Position, worker: Worker, *, check_weights: bool
@@ -59,22 +56,20 @@ class RankHealth:
         self._all_reduce_s: float | None = None
         self._steps = 0  # of this process
         self.spent_s = 0.0
-        """In all readings so far, without the collective, which the sums need anyway."""
+        """The seconds of all readings, without the collective, which the sums need anyway."""
         self.readings: list[Reading] = []
-        """Every rank's, of the last epoch that has ended."""
+        """Those of every rank, of the last epoch."""
 
     def begin_epoch(self) -> None:
-        """An epoch begins, or goes on."""
+        """Begin an epoch, or continue it."""
         self._began, self._from_step = time.perf_counter(), self._position.step
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 
     def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
-        """The sums over all workers of an epoch's `sums`; the one collective brings every rank's
-        reading too.
-        """
+        """Return the sum of `sums` over all workers; the same collective gathers the readings."""
         device, size = self._worker.device, self._worker.world_size
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # its time is meant; the sums are waited for anyway
+            torch.cuda.synchronize(device)  # the sums are waited for anyway
         now = time.perf_counter()
         steps = self._position.step - self._from_step
         self._steps += steps
@@ -94,23 +89,21 @@ class RankHealth:
         return total[: len(sums)]
 
     def refuse_unequal(self) -> None:
-        """Raise RunFailed if the ranks held different weights when the epoch ended.
+        """Raise RunFailed if the ranks have different weights.
 
-        To be called when rank 0 has shown the readings, which a collective in between makes sure
-        of."""
+        Call it after rank 0 has shown the readings, with a collective in between.
+        """
         refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
 
 
 def reading(
     *, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool
 ) -> Reading:
-    """This rank's, for an epoch of `steps` that took `seconds`; the checksum is still missing.
+    """Return this rank's reading, still without a checksum, for `steps` that took `seconds`.
 
-    Of these `all_reduce_s` were for gradients; None where nobody knows.
+    Of these `all_reduce_s` were for gradients; None is unknown.
     """
-    waited_s = min(
-        max(all_reduce_s or 0.0, 0.0), seconds
-    )  # by a mean over few steps, which may fall
+    waited_s = min(max(all_reduce_s or 0.0, 0.0), seconds)  # estimated from few steps
     on_gpu = device.type == "cuda"
     return Reading(
         step_ms=(seconds - waited_s) / max(1, steps) * 1000,
@@ -126,23 +119,19 @@ def reading(
 def _utilisation(device: torch.device) -> float:
     try:
         return float(torch.cuda.utilization(device))
-    except Exception:  # NVML does not tell it of a slice of a GPU, and some drivers don't at all
+    except Exception:  # NVML has no number for a slice of a GPU, and some drivers have none
         return math.nan
 
 
 @torch.no_grad()
 def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """A number from 0 to 2**48 - 1 of the parameters' bits, float64 []; 0 without any.
-
-    Waits for no device.
-    """
+    """Return a checksum of the parameters' bits, as float64; doesn't wait for the device."""
     total: Tensor | None = None
     for parameter in parameters:
         own = local(parameter)
         values = torch.view_as_real(own) if own.is_complex() else own
         part = values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
-        # Each weighs differently, so that two that change places are noticed; the multiplication
-        # wraps around.
+        # Each has another weight, so that a swap of two is noticed; the product wraps around.
         total = part if total is None else total * 1_000_003 + part
     return torch.zeros(()).double() if total is None else (total & ((1 << _BITS) - 1)).double()
 
@@ -150,9 +139,7 @@ def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
 def row(
     mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device
 ) -> Tensor:
-    """All ranks' numbers, float64 [world_size * NUMBERS], with zeros for the others': their sum is
-    the whole table.
-    """
+    """Return a table, float64 [world_size * NUMBERS], with zeros for other ranks."""
     table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
     table[rank] = torch.tensor([getattr(mine, field.name) for field in fields(mine)])
     table = table.to(device)
@@ -161,7 +148,7 @@ def row(
 
 
 def readings(table: Tensor) -> list[Reading]:
-    """Each rank's, from the summed rows. Waits for the device."""
+    """Return the readings of all ranks from the sum of their rows; waits for the device."""
     names = [field.name for field in fields(Reading)]
     return [
         Reading(**dict(zip(names, numbers, strict=True)))
@@ -170,7 +157,7 @@ def readings(table: Tensor) -> list[Reading]:
 
 
 def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
-    """What TensorBoard shows of them."""
+    """Return what TensorBoard shows of the readings."""
     values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
     if not math.isnan(found[0].gpu_memory_mib):
         values[tags.GPU_MIB] = max(one.gpu_memory_mib for one in found)
@@ -190,22 +177,18 @@ def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
 
 
 def unequal(found: list[Reading], shards: int = 1) -> list[int]:
-    """The ranks whose weights are not those of rank 0, or of the rank with the same part of the
-    first replica.
-    """
+    """Return the ranks whose weights differ from those of the first replica."""
     return [rank for rank, one in enumerate(found) if one.weights != found[rank % shards].weights]
 
 
 def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
-    """Raise RunFailed if the ranks hold different weights: from there on each trains a model of its
-    own.
-    """
+    """Raise RunFailed if the ranks have different weights."""
     ranks = unequal(found, shards)
     if ranks:
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         first = "rank 0" if shards == 1 else "the first replica"
         raise RunFailed(
             f"after epoch {epoch} the weights of {which} differ from those of {first}: something"
-            " other than the optimiser changes parameters, and not alike on every rank; mend the"
-            " model, or go on unchecked with tensorboard.health=false"
+            " other than the optimizer changes parameters differently on each rank; fix the model,"
+            " or leave the check out with tensorboard.health=false"
         )

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics.jsonl, result.json, and whatever an observer shows."""
+"""What a run remembers and writes: metrics.jsonl, result.json, its best, and early stopping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from expt.training.learner import Position
 
 
 def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
-    """The averages by their tags; where nothing had a weight it `warns` of them."""
+    """Return the averages by their tags; warn where nothing had a weight, if it `warns`."""
     found = {tag(name): value for name, value in values.values.items()}
     if warns and not values.has_weight:
         without = ", ".join(name for name, value in found.items() if math.isnan(value))
@@ -45,9 +45,7 @@ def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) 
 
 
 class Record:
-    """One worker's part of it: all remember and look on, but only rank 0, which `writes`, has
-    files.
-    """
+    """The record of a run; only rank 0 `writes` files."""
 
     def __init__(
         self,
@@ -58,23 +56,19 @@ class Record:
         *,
         writes: bool,
     ) -> None:
-        self._paths, self._position, self._history, self._observer = (
-            paths,
-            position,
-            history,
-            observer,
-        )
-        if writes:  # what was there before is not to come back any more
+        self._paths, self._position = paths, position
+        self._history, self._observer = history, observer
+        if writes:  # from here on the earlier record is not restored
             accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
-        """The value of each tag after the steps that are done.
+        """Log the value of each tag after the last step.
 
-        They are all that begin with `all_of`: one that an earlier attempt has measured, with other
-        workers, is gone."""
+        With `all_of` forget other tags of this prefix, such as those of ranks that are gone.
+        """
         self._wait()
         for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
             del self._history.last[tag]
@@ -84,17 +78,15 @@ class Record:
         self._observer.values(values)
 
     def best(self) -> None:
-        """Log the objective's best value so far; say once that there is none, because it is not
-        finite.
-        """
+        """Log the best value of the objective; warn once where it is not finite."""
         if best := self._history.best:
             self.log({tags.best(best["metric"]): best["value"]})
-        elif (why := self._history.first_without_best(self._position.epoch)) and self._metrics:
+        elif (why := self._history.why_no_best(self._position.epoch)) and self._metrics:
             warn(why)
 
     @property
     def last(self) -> dict[str, float]:
-        """The newest value of each tag, in a copy."""
+        """A copy of the last value of each tag."""
         return dict(self._history.last)
 
     def picture(self, tag: str, image: Tensor) -> None:
@@ -102,13 +94,11 @@ class Record:
         self._observer.picture(tag, image)
 
     def begin(self, **fields: Any) -> None:
-        """Add to result.json beside the first steps, before anything is logged: the disk may take
-        its time.
-        """
+        """Add to result.json in a thread, next to the first steps: the disk may be slow."""
         if self._metrics:
-            with_one = ThreadPoolExecutor(1, thread_name_prefix="result")
-            self._begun = with_one.submit(update_result, self._paths, **fields)
-            with_one.shutdown(wait=False)
+            executor = ThreadPoolExecutor(1, thread_name_prefix="result")
+            self._begun = executor.submit(update_result, self._paths, **fields)
+            executor.shutdown(wait=False)
 
     def result(self, **fields: Any) -> None:
         """Add to result.json."""
@@ -117,13 +107,13 @@ class Record:
             update_result(self._paths, **fields)
 
     def _wait(self) -> None:
-        """Return when `begin` has written. Raises what went wrong."""
+        """Wait until `begin` has written, and raise its error."""
         if self._begun:
             self._begun.result()
             self._begun = None
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: how much of metrics.jsonl belongs to it, and where the run comes from."""
+        """Return the provenance of the run, and the size of metrics.jsonl at a checkpoint."""
         assert self._metrics
         return {
             "version": VERSION,
@@ -132,21 +122,19 @@ class Record:
         }
 
     def complete(self, outcome: Mapping[str, Any]) -> str:
-        """Close the files, then say in result.json that the run is complete."""
+        """Close the files, then write the status to result.json."""
         self._close(complete=True)
         self.result(status=COMPLETED, **outcome, **self._spent())
         return COMPLETED
 
     def pause(self, outcome: Mapping[str, Any]) -> str:
-        """Close the files, then say in result.json that the run has paused, and what it has come
-        to.
-        """
+        """Close the files, then write the status to result.json."""
         self._close(complete=False)
         self.result(status=PAUSED, resumable=True, **outcome, **self._spent())
         return PAUSED
 
     def interrupt(self) -> str:
-        """Close the files, then say in result.json that the run was interrupted and can be resumed."""
+        """Close the files, then write the status to result.json."""
         self._close(complete=False)
         history = self._history
         reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
@@ -173,102 +161,89 @@ class Best(TypedDict):
 
 
 class History:
-    """Of a run, over all attempts at it."""
+    """The numbers of a run, over all its attempts."""
 
     def __init__(
         self, objective: str, better: Better, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._objective, self._better, self._clock = objective, better, clock
         self.last: dict[str, float] = {}
-        """The newest value of each tag."""
+        """The last value of each tag."""
         self.best: Best | None = None
         self.epoch_s: list[float] = []
         self.eval_s = 0.0
-        """Of all evaluations."""
+        """The seconds of all evaluations."""
         self._epoch_began, self._earlier_s = clock(), 0.0
-        self._told_none = False
+        self._warned = False
 
     def begin_epoch(self) -> None:
-        """An epoch begins, or goes on after what an earlier attempt has done of it."""
+        """Begin an epoch, or continue it after an earlier attempt."""
         self._epoch_began = self._clock() - self._earlier_s
 
     def end_epoch(self) -> float:
-        """The epoch's training has ended; returns its seconds."""
+        """Return the seconds of the epoch's training, which has ended."""
         self.epoch_s.append(self._clock() - self._epoch_began)
         self._earlier_s = 0.0
         return self.epoch_s[-1]
 
     def note_best(self, epoch: int) -> bool:
-        """Look at the objective's newest value; returns whether it is the best so far."""
-        value = self.last.get(self._objective)
-        if value is None or not is_better(
-            value, self.best["value"] if self.best else None, self._better
-        ):
+        """Return whether the last value of the objective is the best so far."""
+        value, best = self.last.get(self._objective), self.best["value"] if self.best else None
+        if value is None or not is_better(value, best, self._better):
             return False
         self.best = {"metric": self._objective, "value": value, "epoch": epoch}
         return True
 
-    def first_without_best(self, epoch: int) -> str | None:
-        """What is to be said, once, of an objective that is not finite, where no epoch has been the
-        best yet.
-        """
+    def why_no_best(self, epoch: int) -> str | None:
+        """Return the warning, once, that the objective is not finite and no epoch is the best."""
         value = self.last.get(self._objective)
-        if self._told_none or self.best or value is None:
+        if self._warned or self.best or value is None:
             return None
-        self._told_none = True
+        self._warned = True
         return (
             f"objective {self._objective} is {value:g} after epoch {epoch}: no epoch can be the"
-            " best; see that the metric is finite and its weight not 0, or choose another by"
-            " objective=loss/val"
+            " best; check the metric, or choose another, such as objective=loss/val"
         )
 
     @property
     def objective(self) -> dict[str, Any]:
-        """What the run is chosen by: the best that any epoch reached, and test's one value."""
+        """The objective: its best value over all epochs, or that of the test set."""
         return {
             "name": self._objective,
             "value": self.best["value"] if self.best else self.last.get(self._objective),
         }
 
     def state_dict(self, *, within_epoch: bool) -> dict[str, Any]:
-        """All of it, with what was done of an epoch that has not ended."""
+        """Return the state, with the time of an epoch that has not ended."""
         elapsed_s = self._clock() - self._epoch_began if within_epoch else 0.0
         times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": elapsed_s}
         return {"best": self.best, "last": self.last, **times}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
-        """Remember what `state_dict` gave; no best whose weights are gone, for they can be neither
-        tested nor used.
-        """
+        """Load what `state_dict` returned; without `has_best` the weights of the best are gone."""
         self.best, self.last = state["best"] if has_best else None, dict(state["last"])
-        self.epoch_s, self.eval_s, self._earlier_s = (
-            list(state["epoch_s"]),
-            state["eval_s"],
-            state["elapsed_s"],
-        )
+        self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
+        self._earlier_s = state["elapsed_s"]
 
 
 def is_better(value: float, than: float | None, better: Better) -> bool:
-    """Whether `value` is better than the best so far."""
+    """Return whether `value` is finite and better `than` another."""
     if than is None or not math.isfinite(value):
         return than is None and math.isfinite(value)
     return value < than if better == "min" else value > than
 
 
 class EarlyStop:
-    """Looks at each epoch's numbers, which all workers have alike; with None for settings it is
-    never due.
-    """
+    """The patience with a metric, which all workers know; without settings it is never due."""
 
     def __init__(self, settings: Settings | None, better: Mapping[str, Better]) -> None:
-        """`better` says of each metric which way it is better."""
         self._settings = settings
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
         self._best_epoch = self._epoch = 0
 
     def look(self, values: Mapping[str, float], epoch: int) -> None:
-        """Take in what was measured after `epoch`, under its tags."""
+        """Take in the values after `epoch`, by their tags."""
         if self._settings is None:
             return
         metric, self._epoch = self._settings.metric, epoch
@@ -279,21 +254,18 @@ class EarlyStop:
     @property
     def is_due(self) -> bool:
         """Whether so many epochs have brought no improvement."""
-        return (
-            self._settings is not None and self._epoch - self._best_epoch >= self._settings.patience
-        )
+        waited = self._epoch - self._best_epoch
+        return self._settings is not None and waited >= self._settings.patience
 
     @property
     def stopped(self) -> StoppedEarly | None:
-        """What result.json says, where it is due."""
+        """The entry of result.json, where it is due."""
         if self._settings is None or not self.is_due:
             return None
         count, delta = self._epoch - self._best_epoch, self._settings.min_delta
-        best = (
-            ""
-            if self._best is None
-            else f"; its best was {self._best:.4f} in epoch {self._best_epoch}"
-        )
+        best = ""
+        if self._best is not None:
+            best = f"; its best was {self._best:.4f} in epoch {self._best_epoch}"
         for_epochs = f"for {count} epoch{'s' if count > 1 else ''}"
         by = f" by more than {delta:g}" if delta else ""
         return {
@@ -302,22 +274,13 @@ class EarlyStop:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and when."""
+        """Return the best so far, and when it was."""
         metric = self._settings.metric if self._settings else None
-        return {
-            "metric": metric,
-            "best": self._best,
-            "best_epoch": self._best_epoch,
-            "epoch": self._epoch,
-        }
+        epochs = {"best_epoch": self._best_epoch, "epoch": self._epoch}
+        return {"metric": metric, "best": self._best, **epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from what `state_dict` gave; from there anew where another metric is looked at
-        now.
-        """
+        """Load what `state_dict` returned; count anew where the metric is another now."""
         if self._settings and state["metric"] == self._settings.metric:
-            self._best, self._best_epoch, self._epoch = (
-                state["best"],
-                state["best_epoch"],
-                state["epoch"],
-            )
+            self._best, self._best_epoch = state["best"], state["best_epoch"]
+            self._epoch = state["epoch"]

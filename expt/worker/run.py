@@ -1,6 +1,4 @@
-"""A run, as one of its workers lives it: from its first step, or a checkpoint, to the test at its
-end.
-"""
+"""The training of a run by one of its workers, from its first step or a checkpoint to the test."""
 
 from __future__ import annotations
 
@@ -42,11 +40,11 @@ from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement
 
 Observe = Callable[..., Observer]
-"""Builds who looks on, called as worker.build.build_observer is."""
+"""What builds the observer, with the arguments of worker.build.build_observer."""
 
 
 class Run:
-    """What it trains, what it remembers, and whom it tells."""
+    """What one worker trains, remembers and records."""
 
     def __init__(
         self,
@@ -57,13 +55,12 @@ class Run:
         typed_at: float,
         beat: Callable[[], None],
         until_epoch: int | None = None,
-        goes_on: bool = False,
+        resumes: bool = False,
         compares: bool = True,
     ) -> None:
-        """With `until_epoch` it pauses after that epoch, unless it ends before.
+        """Build all that is trained; the run pauses after `until_epoch`.
 
-        One that `goes_on` has a checkpoint. Unless it `compares`, see worker/comparison, that is
-        left out.
+        One that `resumes` needs no published weights; `compares` see worker.comparison.
         """
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
         self.until_epoch = math.inf if until_epoch is None else until_epoch
@@ -76,15 +73,15 @@ class Run:
             )
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
-        self.learner = build.build_learner(config, self.data, worker, fetch=not goes_on)
+        self.learner = build.build_learner(config, self.data, worker, fetch=not resumes)
         beat()
-        random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
+        random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
-        self._is_at_best = False  # whether the epoch that this process has trained last is the best
+        self._is_at_best = False  # whether this process has just trained the best epoch
         self.history = History(
             config.objective, self.directions[config.objective.partition("/")[0]]
         )
@@ -102,7 +99,7 @@ class Run:
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
-        """All of it, from the checkpoint `source` if there is one; returns its status."""
+        """Train to the end, from the checkpoint `source` if there is one; return the status."""
         if source is not None:
             self._resume(source)
         begun: Mapping[str, Any] = {}
@@ -127,7 +124,9 @@ class Run:
                 self.early_stop.look(self.history.last, self.position.epoch)
                 self._is_at_best = self.history.note_best(self.position.epoch)
                 self.record.best()
-                self.callbacks.end_epoch(self._told_model(), self.record, self.config.eval_split)
+                self.callbacks.end_epoch(
+                    self._callback_model(), self.record, self.config.eval_split
+                )
                 self._save_after_epoch(is_best=self._is_at_best)
         self.steps.close()
         self.checkpoints.wait()
@@ -144,7 +143,7 @@ class Run:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the epoch has ended after which it is to pause."""
+        """Whether the epoch has ended after which the run pauses."""
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
     def _resume(self, source: Path) -> None:
@@ -158,9 +157,7 @@ class Run:
         )
         first_weights.refuse_other(self.config, self.data.info, saved)
         if is_fork:
-            self.history.last = dict(
-                saved["last"]
-            )  # what it is best at, and where it stops early, is its own
+            self.history.last = dict(saved["last"])  # best and early stopping begin anew
         else:
             self.snapshot.load_state_dict(saved)
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
@@ -173,7 +170,7 @@ class Run:
         )
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
-        """Let people see it, and say what is trained."""
+        """Begin to observe and to record."""
         position, worker = self.position, self.worker
         self.observer = observe(
             self.config, self.paths, self.data, self.learner, position, worker, resumed_at
@@ -186,9 +183,7 @@ class Run:
         self.beat()
 
     def _train_epoch(self) -> bool:
-        """Train to the epoch's end, and log it; returns whether it got there, for it may be asked
-        to stop before.
-        """
+        """Train to the epoch's end, and log it; return whether it ended, or was stopped."""
         position = self.position
         if not position.is_within_epoch:
             position.begin_epoch()
@@ -223,15 +218,13 @@ class Run:
         return True
 
     def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
-        """The averages since the last log point, and the speed; under tags of their own, for an
-        epoch's are others.
-        """
+        """Log the averages since the last log point, and the speed."""
         self._refuse_loss(values)
         points = tagged(values, tags.running, warns=self.worker.rank == 0)
         self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
-        """The averages over the epoch, so as to compare with those of the evaluation."""
+        """Log the averages over the epoch."""
         refuse_weightless(values, self.learner.task, self.position.epoch)
         self._refuse_loss(values)
         points = {
@@ -240,7 +233,7 @@ class Run:
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
         }
-        if self.position.step % self.config.log_every:  # else the log point has told
+        if self.position.step % self.config.log_every:  # else just logged
             points[tags.LR] = self.steps.lr
         if self.config.on_nan == "skip":
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
@@ -250,21 +243,19 @@ class Run:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
-        collectives.broadcast_buffers(
-            self.learner.evaluated
-        )  # each rank has batch-norm statistics of its own
-        review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
+        collectives.broadcast_buffers(self.learner.evaluated)  # ranks differ in statistics
+        review, batches = self.observer.review(), build.with_beats(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
         self.record.log(
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
         self.observer.end_evaluation(split)
-        self.callbacks.end_evaluation(self._told_model(), self.record, split)
+        self.callbacks.end_evaluation(self._callback_model(), self.record, split)
         return values
 
-    def _told_model(self) -> nn.Module:
-        """What callbacks may copy; of a sharded model a collective."""
+    def _callback_model(self) -> nn.Module:
+        """Return the model that callbacks may copy; of a sharded one a collective."""
         copy = self.learner.copy_evaluated
         return copy() if copy else self.learner.evaluated
 
@@ -280,9 +271,9 @@ class Run:
             self._save(is_best=is_best)
 
     def _save_between_steps(self) -> bool:
-        """Save within an epoch, where that is due; returns whether the run is to stop there."""
+        """Save within an epoch, if due; return whether to stop there."""
         due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
-        if not self.position.steps_left_in_epoch:  # the epoch's end has a checkpoint of its own
+        if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
         if due or self.agreement.stopping or self.save_times.is_due_by_steps(self.position):
             self._save()
@@ -296,26 +287,24 @@ class Run:
         )
 
     def _save_within_epoch(self) -> None:
-        """Write what a longer run would be here, where this one ends the epoch with its last step;
-        a collective.
-        """
+        """Save the state that a longer run would have here, within its epoch; a collective."""
         about = functools.partial(self._about, is_best=False)
         self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint is to hold of training; a collective."""
+        """Return the state of training for a checkpoint; a collective."""
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
-        # should what follows end the run: the checkpoint before this is whole then
+        # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
-        diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.mend_of(self.config))
+        diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.save_times.saved()
         return state
 
     def _about(self, *, is_best: bool) -> dict[str, Any]:
-        """What it is to hold besides, on rank 0."""
+        """Return what rank 0 adds to a checkpoint."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
         more = {
             **self.record.state_dict(),
@@ -337,13 +326,11 @@ class Run:
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
         diagnosis.stop_at_loss(
-            self.sums, self.position, self.data.train, self.worker, diagnosis.mend_of(self.config)
+            self.sums, self.position, self.data.train, self.worker, diagnosis.fix_for(self.config)
         )
 
     def _test(self) -> None:
-        """Once, on the weights of the best checkpoint; not where the test set was looked at after
-        each epoch.
-        """
+        """Test the weights of the best checkpoint, unless each epoch was evaluated by the test."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
         if not self._is_at_best:  # else the model has these weights

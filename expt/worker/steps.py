@@ -1,6 +1,4 @@
-"""What is done after each step of a run: it is timed, traced and reported to the watchdog, and the
-workers agree when to save and when to stop.
-"""
+"""What happens after each step: report to the watchdog, profile, agree to save or to stop."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from expt.training.parameter_groups import rate_of
 
 
 class Steps:
-    """Those of one worker; `typed_at` is when the command was typed, or the run's turn came [by
-    time.monotonic].
-    """
+    """The steps of one worker; `typed_at` is the begin of the run, by time.monotonic."""
 
     def __init__(
         self,
@@ -35,12 +31,12 @@ class Steps:
         self._learner, self._device, self._typed_at = learner, device, typed_at
         self._beat, self._profiler = beat, profiler
         self.lr = 0.0
-        """The learning rate that the last step has used."""
+        """The learning rate of the last step."""
         self.first_s: float | None = None
-        """How long it took to the end of this attempt's first step."""
+        """The seconds until the end of this attempt's first step."""
 
     def done(self) -> None:
-        """A step is done, and its learning rate still stands."""
+        """Note that a step is done; call it before the learning rate changes."""
         self._beat()
         self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
@@ -51,7 +47,7 @@ class Steps:
             self._profiler.step()
 
     def close(self) -> None:
-        """There are no more."""
+        """Write the profile, if there is one."""
         if self._profiler:
             self._profiler.close()
 
@@ -67,30 +63,25 @@ class SaveTimes:
         every_minutes: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._every_steps, self._every_epochs, self._every_minutes = (
-            every_steps,
-            every_epochs,
-            every_minutes,
-        )
+        self._every_steps, self._every_epochs = every_steps, every_epochs
+        self._every_minutes = every_minutes
         self._clock, self._saved_at = clock, clock()
 
     def saved(self) -> None:
-        """A checkpoint has been made: the minutes count from now."""
+        """Count the minutes from now."""
         self._saved_at = self._clock()
 
     def is_due_by_clock(self) -> bool:
-        """Whether so many minutes have passed."""
-        return (
-            self._every_minutes is not None
-            and self._clock() - self._saved_at > self._every_minutes * 60
-        )
+        """Return whether so many minutes have passed."""
+        minutes = self._every_minutes
+        return minutes is not None and self._clock() - self._saved_at > minutes * 60
 
     def is_due_by_steps(self, position: Position) -> bool:
-        """Whether the step that was done last is one of every so many."""
+        """Return whether the last step is one of every so many."""
         return bool(self._every_steps and position.step % self._every_steps == 0)
 
     def is_due_after_epoch(self, position: Position) -> bool:
-        """Whether one is due, by whatever, now that an epoch has ended, and maybe the run."""
+        """Return whether one is due, for any reason, at the end of an epoch."""
         by_epochs = bool(self._every_epochs and position.epoch % self._every_epochs == 0)
         return (
             by_epochs
@@ -104,7 +95,7 @@ MEET_EVERY_S = 0.3
 
 
 class Agreement:
-    """A meeting of all workers, a few times a second, however long a step takes."""
+    """A collective of all workers, a few times a second, that decides when to save and stop."""
 
     def __init__(
         self, worker: Worker, *, asked_to_stop: Callable[[], bool] = signals.asked
@@ -112,17 +103,17 @@ class Agreement:
         self._worker, self._asked_to_stop = worker, asked_to_stop
         self._steps, self._due, self._since = 0, 1, time.perf_counter()
         self.stopping = False
-        """Whether they have agreed to stop, because some worker was asked to."""
+        """Whether the workers have agreed to stop, because one got a signal."""
 
     def after_step(self, *, save: bool) -> bool:
-        """Whether some worker wants to `save`, where the workers meet after this step; else False."""
+        """Return whether a worker wants to `save`; False where they don't meet after this step."""
         self._steps += 1
         if self._worker.world_size > 1 and self._steps < self._due:
             return False
         return self.meet(save=save)
 
     def meet(self, *, save: bool) -> bool:
-        """Whether some worker wants to `save`; a collective."""
+        """Return whether a worker wants to `save`; a collective."""
         stop = self._asked_to_stop()
         if self._worker.world_size > 1:
             now = time.perf_counter()
@@ -142,30 +133,27 @@ OPERATORS = 10
 
 
 class StepProfiler:
-    """Traces TRACED_STEPS steps after WARMUP_STEPS; call `step` after every optimiser step."""
+    """A trace of TRACED_STEPS steps after WARMUP_STEPS."""
 
     def __init__(self, trace: Path, table: Path, device: torch.device) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        activities = [
-            ProfilerActivity.CPU,
-            *([ProfilerActivity.CUDA] if device.type == "cuda" else []),
-        ]
+        on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
         self._trace, self._table = trace, table
         self._device = device.type
         self._profiler: Any = profile(
-            activities=activities,
+            activities=[ProfilerActivity.CPU, *on_gpu],
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=TRACED_STEPS, repeat=1),
             on_trace_ready=self._write,
         )
         self._profiler.start()
 
     def step(self) -> None:
-        """Say that an optimiser step is done."""
+        """Note that an optimizer step is done."""
         self._profiler.step()
 
     def close(self) -> None:
-        """Write what was traced, if the run was too short to come to its end before."""
+        """Write what was traced so far, if the run was too short."""
         self._profiler.stop()
 
     def _write(self, profiler: Any) -> None:
@@ -174,7 +162,7 @@ class StepProfiler:
 
 
 def table_of(averages: Any, device: str) -> str:
-    """The most expensive operators, a line each: time, share, calls, name; of a GPU its kernels."""
+    """Return a table of the most expensive operators, or kernels of a GPU."""
     by = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
     operators = [event for event in averages if _is_counted(event, device)]
     events = sorted(operators, key=lambda event: -getattr(event, by))
@@ -191,11 +179,7 @@ def table_of(averages: Any, device: str) -> str:
 
 
 def _is_counted(event: Any, device: str) -> bool:
-    """Not the step as a whole; of a GPU neither what started kernels nor what is named around them."""
     if event.key.startswith("ProfilerStep"):
         return False
-    if device == "cpu":
-        return True
-    return event.device_type != torch.autograd.DeviceType.CPU and not getattr(
-        event, "is_user_annotation", False
-    )
+    is_kernel = event.device_type != torch.autograd.DeviceType.CPU
+    return device == "cpu" or (is_kernel and not getattr(event, "is_user_annotation", False))

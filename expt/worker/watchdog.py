@@ -1,4 +1,4 @@
-"""A worker that gets stuck: its stacks written to its log, and an end to it. Free of torch."""
+"""End a worker that is stuck, with its stacks in its log. Free of torch, for the driver."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ _THIS_THREAD = "Current thread "
 
 
 def answer_dumps(*, when_asked: bool) -> None:
-    """Write this process's stacks to stderr when it crashes, or on DUMP_STACKS; in C, so that
-    nothing can block it.
-    """
+    """Write the stacks of all threads to stderr on a crash, and on DUMP_STACKS `when_asked`."""
     faulthandler.enable(all_threads=True)
     if when_asked:
         faulthandler.register(DUMP_STACKS, all_threads=True)
 
 
 class Watchdog:
-    """Calls `on_hang`, from a thread, when no `beat` has come for `timeout_s`; the first is that it
-    is made.
-    """
+    """A thread that calls `on_hang` when there was no `beat` for `timeout_s`."""
 
     def __init__(
         self,
@@ -45,16 +41,15 @@ class Watchdog:
 
     @property
     def beats(self) -> int:
-        """How much is done."""
+        """The number of calls of `beat`."""
         return self._beats
 
     def beat(self) -> None:
-        """Say that something is done: a part of the preparations, a step, a batch of an evaluation."""
+        """Report progress, such as a step of training or a batch of an evaluation."""
         self._beats += 1
 
     def _watch(self) -> None:
-        # Counted in naps of its own, so that the time in which the whole process is stopped does
-        # not count.
+        # Counts its own naps, and so not the time in which the whole process is stopped.
         seen = unchanged = 0
         while unchanged < TICKS:
             self._nap(self._timeout_s / TICKS)
@@ -64,16 +59,15 @@ class Watchdog:
 
 
 def main_stack() -> str:
-    """Where the main thread is: its last calls, the innermost at the end."""
+    """Return the last calls of the main thread, the innermost at the end."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     return "".join(traceback.format_stack(frame, limit=SHOWN_CALLS))
 
 
 def wait_for_dump(log: Path, size_before: int) -> str:
-    """Where a worker is, by what it has added to its log since that was `size_before` bytes long;
-    see `main_stack`.
+    """Return the calls that a worker has added to its `log` since `size_before` bytes.
 
-    Empty where it wrote nothing within DUMP_S.
+    Empty where it wrote nothing within DUMP_S. See `main_stack`.
     """
     end = time.monotonic() + DUMP_S
     written = ""

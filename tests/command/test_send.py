@@ -19,7 +19,7 @@ from tests.dashboards.folders import measure, record
         (["empty", "--to", "wandb"], "empty: holds no run to send"),
         (
             ["other", "--to", "wandb", "--checkpoints"],
-            "--checkpoints: other has a checkpoint in parts",
+            "--checkpoints: other has a sharded checkpoint",
         ),
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],

@@ -16,7 +16,7 @@ from expt.errors import ConfigError
 from expt.launch.job import QUEUED, request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
 
 HERE = Machine(gpus=(), cpus=2)
@@ -32,7 +32,7 @@ def complete(run: SweepRun, value: float) -> None:
     request = request_of(run.job)
     known = identity(request.config, request.content)
     create_result(run.job.paths, identity=known, arguments=run.words)
-    objective = {"name": "accuracy/val", "value": value}
+    objective = Objective(name="accuracy/val", value=value)
     update_result(run.job.paths, status=COMPLETED, objective=objective)
     run.job.paths.metrics.touch()
 

@@ -171,7 +171,7 @@ def test_a_dry_run_says_how_far_it_has_composed(
     seconds = iter(range(100))
     show_dry_run(iter(runs), 6, clock=lambda: float(next(seconds)))
     out, err = capsys.readouterr()
-    assert err.splitlines()[0] == "2 of 6 points composed, the last is seed=1"
+    assert err.splitlines()[0] == "2 of 6 runs composed, the last is seed=1"
     assert [line.split()[1] for line in out.splitlines()] == [
         "run",
         *(f"seed={seed}" for seed in range(6)),

@@ -11,7 +11,7 @@ import torch
 
 from expt.dashboards import tensorboard
 from expt.dashboards.events import Writer
-from expt.dashboards.run_pictures import RunPictures
+from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.training.learner import Position
 from tests.training.test_loop import CLASSES, SHAPE, learner, plain

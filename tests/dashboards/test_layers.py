@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from expt.dashboards.layers import layers, norms, parameter_table
+from expt.dashboards.tensorboard import layers, norms, parameter_table
 
 
 def test_norms_of_layers() -> None:

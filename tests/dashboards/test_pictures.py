@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.dashboards.pictures import WIDTH, Picture, confusion_matrix, image_grid
-from expt.dashboards.run_pictures import caption
+from expt.dashboards.pictures import WIDTH, Picture, caption, confusion_matrix, image_grid
 
 NAMES = (
     "T-shirt/top",

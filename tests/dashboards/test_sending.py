@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from expt.dashboards import sending
-from expt.dashboards.sending import Sending
+from expt.dashboards import sender
+from expt.dashboards.sender import Sending
 from expt.errors import ConfigError
 from tests.conftest import Configured
 from tests.dashboards.folders import measure, record
@@ -36,7 +36,7 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     package.write_text(
         f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     )
-    monkeypatch.setattr(sending, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(sender, "PATIENCE_S", 0.5)
     paths = record(tmp_path / "run", status="completed")
     measure(paths, 1)
     each = Sending()

@@ -20,8 +20,7 @@ from expt.data.fingerprint import content_of
 from expt.data.images import ImageFiles
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_images
-from expt.data.kinds.originals import Digits
-from expt.data.kinds.synthetic import Synthetic
+from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader

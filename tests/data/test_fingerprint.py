@@ -17,7 +17,7 @@ from PIL import Image
 import expt
 from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse_again
-from expt.data import checksums, fingerprint
+from expt.data import cache, fingerprint
 from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
@@ -139,7 +139,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksums, "SAMPLED", 5)
+    monkeypatch.setattr(cache, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
     assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
@@ -163,7 +163,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         remembered.write_text(content)
         assert digits_of(folder(root)) == first
-    monkeypatch.setattr(checksums, "md5", None)  # nothing is read
+    monkeypatch.setattr(cache, "md5", None)  # nothing is read
     assert digits_of(folder(root)) == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from expt.config.schema import RunConfig
-from expt.data import evaluation
+from expt.data import build
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
 from expt.data.loading import LoaderOptions
@@ -315,7 +315,7 @@ def test_an_evaluation_has_the_rows_of_the_run(
     )
     data = build_data(config, ALONE)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
-    again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
     assert data.test is not None
     for mine, theirs in zip(again.batches(), data.test.evaluation(), strict=True):
         torch.testing.assert_close(mine.inputs, theirs.inputs)

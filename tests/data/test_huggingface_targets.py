@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from expt.config.schema import RunConfig
-from expt.data import evaluation
+from expt.data import build
 from expt.data.build import Data
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
@@ -118,7 +118,7 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
     mean, std = data.info.standardised["age"]
     assert of(data, "test")[1][2].item() == pytest.approx((26.5 - mean) / std)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
-    again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
     torch.testing.assert_close(
         torch.cat([batch.targets for batch in again.batches()]), of(data, "test")[1]
     )

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from expt.data import build, evaluation, samples
+from expt.data import build, samples
 from expt.data.build import Data
-from expt.data.iterable import IterableLoader
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.samples import IterableLoader
 from expt.errors import ConfigError, DataError
 from expt.worker.build import build_data
 from expt.worker.run import Run
@@ -246,8 +246,8 @@ def test_one_that_shuffles_has_no_val(
     trained_on = {"channels": 1, "image_size": (2, 2), "class_names": ["0", "1", "2"]}
     options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=told):
-        evaluation.load(own, None, "val", trained_on, options, own=True)
-    evaluation.load(own, None, "all", trained_on, options, own=True)
+        build.load(own, None, "val", trained_on, options, own=True)
+    build.load(own, None, "all", trained_on, options, own=True)
     assert not capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from expt.data import build
 from expt.data.checked_samples import CheckedSamples
 from expt.data.image_files import parts_there
-from expt.data.kinds.segmentation_folder import list_pairs
+from expt.data.kinds.image_folder import list_pairs
 from expt.data.loading import Shard
 from expt.data.masks import MaskFolder, MaskValues, checked_mask
 from expt.errors import ConfigError, DataError

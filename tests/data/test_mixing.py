@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from expt.data.augment import Augmentation
+from expt.data.augment import Augmentation, Mixing, box_of
 from expt.data.images import _InMemory as Images
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, InMemorySampleLoader
-from expt.data.mixing import Mixing, box_of
 from expt.data.stream import StreamLoader
 from tests.late import Late
 

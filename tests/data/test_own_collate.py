@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.data import custom
+from expt.data.augment import Mixing
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions
-from expt.data.mixing import Mixing
 from expt.data.source import are_images
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification

@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from expt.data import custom
+from expt.data.augment import Mixing
 from expt.data.build import mixing_of
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
 from expt.data.loading import LoaderOptions
-from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from expt.data import prefetch
-from expt.data.prefetch import prefetched
+from expt.data import loading
+from expt.data.loading import prefetched
 
 GPU = torch.device("cuda", 0)
 
@@ -44,7 +44,7 @@ class Stream:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     found = Streams()
-    prefetch._side_stream.cache_clear()
+    loading._side_stream.cache_clear()
     monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
     monkeypatch.setattr(torch.cuda, "stream", found.entered)
@@ -54,7 +54,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
         lambda self, stream: found.told.append(f"{int(self)} is used by {stream.name}"),
     )
     yield found
-    prefetch._side_stream.cache_clear()
+    loading._side_stream.cache_clear()
 
 
 def made(streams: Streams, count: int) -> Iterator[tuple[Any, Any, str]]:

@@ -18,7 +18,7 @@ from expt.data.build import build
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent, Text
 from expt.data.loading import Shard
-from expt.data.windows import NO_TARGET, Windows
+from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.preprocess import Preprocess
 from tests.conftest import Configured, Trained, run

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from expt.config.parse import parse
-from expt.dashboards.layers import LayerValues
 from expt.dashboards.pictures import Review
+from expt.dashboards.tensorboard import LayerValues
 from expt.data.loading import Batch
 from expt.machine import detect
 from expt.runs import checkpoint

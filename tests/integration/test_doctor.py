@@ -71,7 +71,7 @@ def test_two_workers_that_cannot_train_fail_with_the_error() -> None:
     found = doctor.two_workers("gpus=0", "++hydra.job.env_set.EXPT_FAULT='1:2:raise'")
     assert found.outcome == "fail"
     assert "a fault on purpose" in found.found
-    assert found.mend
+    assert found.fix
 
 
 def read_until(terminal: int, there: Callable[[str], bool]) -> str:

@@ -59,7 +59,7 @@ def test_what_is_chosen_beside_a_wrong_value_is_tried_beside_another(tmp_path: P
     done = run(
         "-m", "preflight=true", "search=random", *space, "dataset.train_limit=320", cwd=tmp_path
     )
-    assert (done.returncode, done.stderr.startswith("error: 1 of 4 points")) == (2, True)
+    assert (done.returncode, done.stderr.startswith("error: 1 of 4 trials")) == (2, True)
     table = done.stdout.partition("4 runs take about ")[0]
     assert ["model=mlp" in table, "model=convnet" in table] == [True, True]
 
@@ -96,7 +96,7 @@ def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) 
     console = Console(file=io.StringIO(), width=300)
     one, machine = configured("world_size=1", "threads=1"), Machine(cpus=2)
     for samples in (Samples(100, None), Samples(100, "asha"), Samples(0, None)):
-        preflight._tell_total(
+        preflight._print_total(
             console, [(one, 3.0), (one, 5.0)], machine, Options(max_concurrent=1), samples
         )
     whole, stopped, nothing = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -104,4 +104,4 @@ def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) 
         "100 runs take about 06:40 on 2 cores, judged by the 2 that were tried: until "
     )
     assert "that were tried, or less, as search.rungs=asha stops some early: until " in stopped
-    assert nothing == "nothing is left to train: the search has all its points"
+    assert nothing == "nothing is left to train: the search has all its trials"

@@ -172,16 +172,15 @@ class Plain:
 
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"model": Net(channels=1)},
-        "model: is a module that is built already, and each worker builds its own, as a rerun "
-     "does from the record; give the class Net; with arguments as {'_target_': Net, 'width': ...}"),
+        "model: is a module that is built already; give the class, which workers build: "
+     "{'_target_': Net, 'width': ...}"),
     ({"model": lambda: 1},
-        "model=<lambda>: is a function, which no record can hold; give a class, or a value"),
+        "model=<lambda>: is a function; give a class, or a value"),
     ({"model": Plain}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
     ({"model": {"_target_": Plain}},
         "model=Plain: refused, it is not a subclass of torch.nn.Module"),
     ({"model": built_in_place()},
-        "model=Inner: is defined inside a function, where no worker finds it; define it "
-     "at the top of a module or a cell"),
+        "model=built_in_place.<locals>.Inner: no worker finds it there; "),
     ({"model": functools.partial(nn.Linear, 3)},
         "model: name the arguments of functools.partial(Linear, ...)"),
     ({"model": {"_target_": Net, "width": nn.ReLU}},

@@ -1,16 +1,19 @@
-"""A request: whether it resumes, which attempt comes next, and that it travels whole."""
+"""A request: whether it resumes, its next attempt, sending it, and quoting overrides."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra._internal.grammar.utils import escape_special_characters
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.runs.request import received
+from expt.runs.request import joined, quoted, received, setting_word, unquoted
 from tests.requests import request
 
 
@@ -52,3 +55,45 @@ def test_what_cannot_run_there_is_refused(tmp_path: Path) -> None:
     sent["settings"] = {**sent["settings"], "gpus": 4}
     with pytest.raises(ConfigError, match="gpus"):
         received(sent, Machine(cpus=8), typed_at=3.0)
+
+
+VALUES = [
+    "a/b.c",
+    "a b",
+    "it's",
+    "a,b=c",
+    "a\\'b",
+    "№ {7}",
+    "lr=0.1",
+    "[x]",
+    "1e3",
+    "null",
+    "Nan",
+    "ünï",
+    "end\\",
+    '"',
+    "~",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_comes_back(value: str) -> None:
+    (word,) = shlex.split(setting_word("key", value))
+    assert OverridesParser.create().parse_override(word).value() == value
+    assert unquoted(quoted(value)) == value
+    assert unquoted(escape_special_characters(value)) == value, "as Hydra gives each of several"
+
+
+def test_a_shell_gets_back_what_is_joined() -> None:
+    words = [f"key={quoted(value)}" for value in VALUES]
+    assert shlex.split(joined(words)) == words
+    assert joined(["a='b=1,c=2'", "a=$b'"]) == """"a='b=1,c=2'" 'a=$b'"'"\'\'"""
+
+
+def test_what_needs_no_quotes_has_none() -> None:
+    assert (
+        setting_word("hydra.run.dir", "outputs/2026-11-21/10-00-00")
+        == "hydra.run.dir=outputs/2026-11-21/10-00-00"
+    )
+    assert unquoted('"a b"') == "a b"
+    assert unquoted("a'b") == "a'b"

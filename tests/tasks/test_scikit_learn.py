@@ -16,7 +16,7 @@ from torch import Tensor
 from expt.data.kinds.originals import Digits
 from expt.data.kinds.table import Diabetes
 from expt.data.loading import Batch
-from expt.data.windows import NO_TARGET
+from expt.data.memory import NO_TARGET
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.language_model import LanguageModel

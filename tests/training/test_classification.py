@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from expt.config.schema import RunConfig
 from expt.data import indexing
+from expt.data.augment import Box, Mixing
 from expt.data.build import Data
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
-from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification, Config
 from expt.tasks.task import Facts

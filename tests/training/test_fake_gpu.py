@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from expt.config.parse import parse
-from expt.dashboards import layers
-from expt.dashboards.layers import LayerValues
+from expt.dashboards import tensorboard
+from expt.dashboards.tensorboard import LayerValues
 from expt.data.augment import Augmentation
 from expt.data.loading import Batch, Finish, LoaderOptions
 from expt.machine import Machine
@@ -41,9 +41,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         nn.Module, "to", lambda module, *_, **__: module
     )  # they are made there; torch moves no such
-    layers._group_of_each.cache_clear()
+    tensorboard._group_of_each.cache_clear()
     yield
-    layers._group_of_each.cache_clear()  # it is without numbers, too
+    tensorboard._group_of_each.cache_clear()  # it is without numbers, too
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
-from expt.data.windows import NO_TARGET
+from expt.data.memory import NO_TARGET
 from expt.errors import DataError
 from expt.models.transformer import Transformer
 from expt.tasks.language_model import LanguageModel

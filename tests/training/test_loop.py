@@ -19,7 +19,7 @@ from expt.data.loading import Batch
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
-from expt.training.loop import evaluate, parts_of, rehearse, train_epoch
+from expt.training.loop import evaluate, micro_batches, rehearse, train_epoch
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")
@@ -297,7 +297,7 @@ def test_all_workers_have_as_many_parts_of_a_batch(
     for rank in range(world_size):
         mine = local_slice(samples, rank, world_size)
         batch = Batch(whole.inputs[mine], whole.targets[mine], samples)
-        parts = parts_of(batch, count, world_size)
+        parts = micro_batches(batch, count, world_size)
         assert torch.equal(
             torch.cat([part.targets for part in parts if not part.weightless]), batch.targets
         )

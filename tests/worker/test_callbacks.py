@@ -97,7 +97,7 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
     callbacks = train_alone(*TURNING, "epochs=1", words("Noting"), name="own").run.callbacks
     for tag in ("loss/val", "accuracy/mine", "lr", "best/mine"):
         with pytest.raises(
-            ValueError, match=f"^the tag '{tag}' is one of expt's own; use another, as in 'mine/"
+            ValueError, match=f"^the tag '{tag}' is reserved; use another, such as 'mine/"
         ):
             callbacks._own(tag)
     assert callbacks._own("mine/loss") == "mine/loss"

@@ -194,7 +194,7 @@ def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_no
     assert outcomes(tmp_path, by_two, 2) == [{"Split": "whole"}] * 2
     for name in ("Forgetful", "Averaging"):
         assert found(name).startswith(f"ConfigError: optimizer._target_={OPTIMIZERS}.{name}: the ")
-        assert found(name).endswith("let the optimizer keep all that it remembers in self.state")
+        assert found(name).endswith("let the optimizer keep all its state in self.state")
 
 
 def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(

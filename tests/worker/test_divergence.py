@@ -101,7 +101,7 @@ def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> 
     text = told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError)
     assert (
         text
-        == f"{at} targets of the training sample 2040 hold inf; mend it, or leave such samples out"
+        == f"{at} targets of the training sample 2040 hold inf; fix it, or leave such samples out"
     )
 
 
@@ -139,10 +139,10 @@ def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
 
 def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) -> None:
     told_of = {
-        words: diagnosis.mend_of(configured(*words.split()))
+        words: diagnosis.fix_for(configured(*words.split()))
         for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
     }
     assert told_of[REGRESSION].startswith(
         "try dataset.standardise_targets=true, a lower optimizer.lr"
     )
-    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.MEND
+    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.FIX

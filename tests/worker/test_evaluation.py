@@ -227,7 +227,7 @@ def test_classes_of_ones_own_and_more_metrics(
     record: Any = {**read_result(RunPaths(folder)), **others}
     evaluation_settings.settings(folder, record, asked)
     names = "own_evaluated.Net, own_evaluated.Fit, own_evaluated.Data"
-    assert f"{names}: the source of one or more has changed since the run" in capfd.readouterr().err
+    assert f"{names}: source code has changed since the run" in capfd.readouterr().err
     with pytest.raises(ConfigError, match=r"task\.metrics\.worst: _target_=torchmetrics\.Nope"):
         metrics(folder, "+task.metrics.worst={_target_: torchmetrics.Nope, better: min}")
 
@@ -377,9 +377,7 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
         (
             photos(tmp_path / "four", {"black": 0, "red": 9}),
         ): "has the class red, which the run does not know",
-        (
-            "dataset.mean=[0,0,0]",
-        ): "samples are prepared as those that the run was trained on; leave it out",
+        ("dataset.mean=[0,0,0]",): "samples are prepared as in training; leave it out",
         ("dataset=diabetes",): "task=classification: dataset=diabetes is of task=regression",
     }
     for words, message in refused.items():
@@ -457,9 +455,7 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
 
 
 REFUSED = {
-    "optimizer.lr=0.1": (
-        "optimizer.lr=0.1: is the run's, and none of it is trained again; leave it out"
-    ),
+    "optimizer.lr=0.1": ("optimizer.lr=0.1: is the run's; leave it out"),
     "epochs=3": "epochs=3: is the run's",
     "model=mlp": "model=mlp: is the run's",
     "splt=val": "splt=val: there is no key 'splt'; an evaluation takes dataset,",
@@ -467,7 +463,7 @@ REFUSED = {
     "which=first": "which=first: not one of best, last",
     "dataset=mnsit": "dataset=mnsit: not one of",
     "split=test,val": "split=test,val: several values; evaluate one after the other",
-    "~dataset.mean": "an evaluation leaves nothing of a run's settings out",
+    "~dataset.mean": "an evaluation needs all settings",
     "dataset.colour=red": "dataset.colour='red': there is no such key",
     "task.metrics.x=3": "task.metrics.x=3: ",
 }

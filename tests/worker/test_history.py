@@ -48,17 +48,17 @@ def test_the_best_is_kept_with_its_epoch() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) -> None:
     history = History("acc/val", "max")
-    assert history.first_without_best(1) is None, "nothing was evaluated"
+    assert history.why_no_best(1) is None, "nothing was evaluated"
     history.last["acc/val"] = value
-    assert (history.first_without_best(1) or "").startswith(
+    assert (history.why_no_best(1) or "").startswith(
         f"objective acc/val is {value:g} after epoch 1: no epoch"
     )
-    assert history.first_without_best(2) is None
+    assert history.why_no_best(2) is None
     later = History("acc/val", "max")
     later.last["acc/val"] = 0.5
     later.note_best(1)
     later.last["acc/val"] = value
-    assert later.first_without_best(2) is None, "epoch 1 is the best"
+    assert later.why_no_best(2) is None, "epoch 1 is the best"
 
 
 def test_tests_objective_is_its_one_value() -> None:

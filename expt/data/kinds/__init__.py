@@ -1,1 +1,171 @@
-"""The kinds of datasets, a module each; see expt.data.kind."""
+"""What a kind of dataset is: its keys, and what the rest of expt asks of it.
+
+Each kind is a subclass in a module of expt.data.kinds, found there by the names that its field
+`name` may have. Such a module must import without torch and NumPy: the driver reads it. So `open`
+imports what it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
+from expt.config.kinds import Augment
+
+if TYPE_CHECKING:
+    import torch
+
+    from expt.data.source import Source
+
+HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
+TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
+Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
+Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
+Standardise = Annotated[bool, Key(evaluate=True)]
+Place = Annotated[Folder, Key(result="none")]
+"""Where files are, whose content counts."""
+Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DatasetConfig:
+    """A dataset as it is configured; conf/dataset/ says what each key means."""
+
+    if TYPE_CHECKING:
+        name: Any  # a Literal of each kind's names
+    val_fraction: HeldOut
+    train_limit: TrainLimit
+    mean: Mean
+    std: Std
+    augment: Annotated[Augment, Key(fork=True, evaluate=True)] = dataclasses.field(
+        default_factory=Augment
+    )
+    folds: Annotated[Annotated[int, Field(ge=2)] | None, Key(evaluate=True, varies="split")] = None
+    fold: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        Key(evaluate=True, varies="repetition", cost=False, only_if={"dataset.folds": IS_SET}),
+    ] = None
+    sampling: Annotated[Literal["balanced"] | None, Key(fork="epoch", evaluate=True)] = None
+
+    TASKS: ClassVar[Collection[str]] = ("classification",)
+    """The tasks that it can be trained for; a custom task takes any."""
+    default_split: ClassVar[Literal["test", "all"]] = "test"
+    """What an evaluation measures of it if nothing is said; all of a single file."""
+    names_classes: ClassVar[bool] = False
+    """Whether a class that is called 1 has that name, and not only that number."""
+    may_have_val: ClassVar[bool] = False
+    """Whether it may come with a part that validates."""
+    known_once_fetched: ClassVar[bool] = False
+    """Whether a download must be over before it has a fingerprint."""
+
+    @property
+    def custom_class(self) -> str | None:
+        """The dotted name of a custom class."""
+        return None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether its samples are rows of numbers."""
+        return False
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its samples are tokens of a text."""
+        return False
+
+    @property
+    def passes_as_is(self) -> bool:
+        """Whether its samples are given to the model as they are, of whatever kind."""
+        return False
+
+    def has_masks(self, segments: bool) -> bool:
+        """Return whether its samples have masks, for a task that `segments` or another."""
+        return False
+
+    def mask_classes(self) -> int | None:
+        """Return the number of classes in its masks, if it says so."""
+        return None
+
+    @classmethod
+    def noun(cls, settings: Mapping[str, Any]) -> str:
+        """Return what a sample is called, from recorded settings."""
+        return "image"
+
+    def problems(self, task: Any) -> list[str]:
+        """Return what does not fit together in its own keys, or with the task, one line each."""
+        return []
+
+    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """Find, else download, decode and check the files, in the driver; quick if that is done.
+
+        The configured `task` says what targets must be, and `learns` whether it is to be trained.
+        Raise DataError that names what is missing or damaged.
+        """
+
+    def fingerprint(self) -> str | None:
+        """Return a digest of the files; None if the settings say it all."""
+        return None
+
+    def parts(self) -> Collection[str] | None:
+        """Return which of train, val and test there are, if that shows without reading them."""
+        return None
+
+    def open(
+        self,
+        task: Any,
+        device: torch.device,
+        num_workers: int,
+        trained_on: Mapping[str, Any] | None = None,
+    ) -> Source:
+        """Return its parts, on a worker.
+
+        In an evaluation `trained_on` is what the run's record says of its data: its columns and
+        scales are used then.
+        """
+        raise NotImplementedError
+
+    def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
+        """Return a function that says where a sample of a split is from, by its number."""
+        return lambda index: {"index": index}
+
+    def known_images(self) -> tuple[int, tuple[int, int], int] | None:
+        """Return the images' channels, size and number of classes, if no file need be read."""
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, for a prediction."""
+        return list(text.encode())
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Images(DatasetConfig):
+    """Images, each of one class."""
+
+    transforms: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Key(fork=True, evaluate=True, example="'dataset.transforms=[{_target_: mine.Noise}]'"),
+    ] = None
+
+
+def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
+    """Return what does not go with a dataset of masks, one line each."""
+    problems, name, known = [], dataset.name, dataset.mask_classes()
+    if dataset.augment.is_set:
+        problems.append(
+            f"dataset.augment: moves images without their masks; leave it out of {name}"
+        )
+    if getattr(dataset, "transforms", None):
+        problems.append("dataset.transforms: move images without their masks; leave them out")
+    if task.TARGETS == "mask":
+        if known is None and task.num_classes is None:
+            problems.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")
+        elif known is not None and task.num_classes not in (None, known):
+            problems.append(
+                f"task.num_classes={task.num_classes}: dataset={name} has {known}; leave it out"
+            )
+    return problems

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, DottedName
-from expt.data.kind import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit
+from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit
 
 if TYPE_CHECKING:
     import torch

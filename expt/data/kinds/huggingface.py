@@ -18,10 +18,9 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Size
 from expt.data import columns
-from expt.data.cache import cache_dir
-from expt.data.checksums import of_files
+from expt.data.cache import cache_dir, of_files
 from expt.data.image_files import MODES, files_below
-from expt.data.kind import Images, Place, Readers, Standardise, problems_of_masks
+from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
 
@@ -121,7 +120,7 @@ class HuggingFace(Images):
         import torch
 
         from expt.data.images import of_pictures
-        from expt.data.rows import of_rows
+        from expt.data.memory import of_rows
 
         splits = _splits(self, task)
         if self.has_rows:

@@ -11,8 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.data.cache import digest
-from expt.data.checksums import Checksums
+from expt.data.cache import Checksums, digest
 from expt.data.columns import (
     FIX,
     Column,
@@ -22,7 +21,7 @@ from expt.data.columns import (
     columns_of,
     numbers_of,
 )
-from expt.data.kind import DatasetConfig, HeldOut, Place, Standardise
+from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
@@ -106,15 +105,15 @@ class _Table(DatasetConfig):
         trained_on: Mapping[str, Any] | None = None,
     ) -> Source:
         """Return the rows, of which a part drawn alike for all runs is the test set."""
-        from expt.data import rows
+        from expt.data import memory
 
         table = self.load(task, learns=trained_on is None)
-        parts = rows.drawn_parts(len(table.features), self.test_fraction)
-        return rows.of_rows(self, table, parts, device, trained_on)
+        parts = memory.drawn_parts(len(table.features), self.test_fraction)
+        return memory.of_rows(self, table, parts, device, trained_on)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
-        from expt.data.rows import drawn_parts
+        from expt.data.memory import drawn_parts
 
         number = len(self.load(task, learns=False).features)
         parts = drawn_parts(number, self.test_fraction)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.data.cache import Arrays, decoded, digest
-from expt.data.checksums import Checksums
+from expt.data.cache import Arrays, Checksums, decoded, digest
 from expt.data.image_files import files_below
-from expt.data.kind import DatasetConfig, HeldOut, Mean, Place, Std
+from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Text(DatasetConfig):
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
         """See DatasetConfig."""
-        from expt.data.windows import of_extents
+        from expt.data.memory import of_extents
 
         tokens = None if self.tokens == "bytes" else self._tokens()
         return of_extents(self.extents(), self.context, self.vocab_size(), tokens)

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Size
-from expt.data.cache import cache_dir
-from expt.data.checksums import of_files
-from expt.data.download import fetch
+from expt.data.cache import cache_dir, fetch, of_files
 from expt.data.image_files import MODES, files_below
-from expt.data.kind import Images, Place, Readers, problems_of_masks
+from expt.data.kinds import Images, Place, Readers, problems_of_masks
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:

@@ -197,7 +197,7 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
     seeds = [len(each) for each in finite]
     if sum(map(bool, seeds)) < 2 or max(seeds) < 2:
         raise ConfigError(
-            "--verdict: compares settings by their seeds; make seeds an axis of the sweep beside"
+            "--verdict: compares settings by their seeds; make seeds an axis of the sweep, with"
             f" others, seed=0,1,2,3,4 ({metric}: {sum(map(bool, seeds))} rows of at most"
             f" {max(seeds, default=0)} seeds)"
         )

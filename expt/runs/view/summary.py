@@ -211,8 +211,8 @@ def _described(begun: Begun, *, there: bool, is_it: bool) -> str:
     details.append("moving average" if begun.get("average") else "")
     if begun.get("run") and not is_it:
         details.append("another run is there now" if there else "no longer there")
-    told = ", ".join(filter(None, details))
-    return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({told})" if told else "")
+    about = ", ".join(filter(None, details))
+    return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({about})" if about else "")
 
 
 def print_forks(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
