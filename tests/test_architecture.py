@@ -404,7 +404,8 @@ def _own_private_names() -> set[str]:
 
 @pytest.mark.parametrize(
     "source",
-    ["from torch.nn.modules.conv import _ConvNd", "torch._dynamo.reset()", "ddp._get_ddp_logging_data()",
+    ["from torch.nn.modules.conv import _ConvNd", "torch._dynamo.reset()",
+     "ddp._get_ddp_logging_data()",
      'getattr(optimizer, "_step_supports_amp_scaling", False)', "self._use_python_reducer"],
 )  # fmt: skip
 def test_a_private_part_is_noticed(source: str) -> None:
@@ -430,7 +431,7 @@ def test_nothing_of_others_is_replaced_in_the_source(module: Module) -> None:
 
 
 def _assigned_of_others(tree: ast.AST) -> Iterator[str]:
-    """Yield the attributes of what is imported from elsewhere that the source assigns or deletes."""
+    """Yield the attributes of what is imported that the source assigns or deletes."""
     known = dict[str, str]()
     for node in nodes(tree):
         if isinstance(node, ast.Import):

@@ -120,6 +120,8 @@ CUSTOM_DATASET_KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
+    """How training images are moved; conf/dataset says what each key means."""
+
     crop_padding: Annotated[int, Field(ge=0)] = 0
     padding_mode: Annotated[
         Literal["constant", "reflect"], Key(only_if={"dataset.augment.crop_padding": IS_SET})

@@ -97,9 +97,9 @@ def _compile(config: RunConfig, machine: Machine) -> Problems:
 
 def _model(config: RunConfig, machine: Machine) -> Problems:
     model = config.model
-    if isinstance(model, NamedModel) and model.pretrained:
-        if not isinstance(config.init, DefaultInit):
-            yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
+    is_loaded = isinstance(model, NamedModel) and model.pretrained
+    if is_loaded and not isinstance(config.init, DefaultInit):
+        yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
     if isinstance(model, Transformer):
         if model.width % model.heads:
             below = model.width // model.heads * model.heads

@@ -195,7 +195,9 @@ class Likelihoods(Form):
             each
             for answers in several
             for each in zip(
-                answers.about, *(answers.arrays[of].tolist() for of in ("tokens", "loss"))
+                answers.about,
+                *(answers.arrays[of].tolist() for of in ("tokens", "loss")),
+                strict=True,
             )
         )
         texts = itertools.groupby(windows, key=lambda window: window[0])

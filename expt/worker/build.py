@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
@@ -116,36 +117,25 @@ def build_learner(
         offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    wrapped, all_reduce_s = (
-        parallel.parallelise(
+    wrapped: Callable[..., Any] = module
+    all_reduce_s: Callable[[int], float | None] = lambda _: None
+    if averages:
+        wrapped, all_reduce_s = parallel.parallelise(
             module, config, worker, memory, precision=precision, phases=bool(phases)
         )
-        if averages
-        else (module, lambda _: None)
-    )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
-    classifies = config.task.TARGETS == "class"
-    if isinstance(config.model, constraints.Target) and classifies and not compiled:
-        check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
-    optim.scale_lr(
-        optimizer,
-        config.lr_scaling,
-        config.batch_size / (config.base_batch_size or config.batch_size),
-    )
+    if not compiled:
+        _check_first_output(config, module, info, worker)
+    ratio = config.batch_size / (config.base_batch_size or config.batch_size)
+    optim.scale_lr(optimizer, config.lr_scaling, ratio)
     learner = Learner(
         module=module,
         parallel=wrapped,
         average_statistics=average_statistics,
         all_reduce_s=all_reduce_s,
         optimizer=optimizer,
-        scheduler=optim.build_scheduler(
-            config.scheduler,
-            optimizer,
-            steps_per_epoch=len(data.train),
-            total_steps=total_steps(config, data),
-            better=metrics_of(config.task),
-        ),
+        scheduler=_build_scheduler(config, data, optimizer),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=precision,
         task=task,
@@ -161,6 +151,23 @@ def build_learner(
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner
+
+
+def _build_scheduler(config: RunConfig, data: Data, optimizer: Optimizer) -> Any:
+    return optim.build_scheduler(
+        config.scheduler,
+        optimizer,
+        steps_per_epoch=len(data.train),
+        total_steps=total_steps(config, data),
+        better=metrics_of(config.task),
+    )
+
+
+def _check_first_output(
+    config: RunConfig, module: nn.Module, info: DataInfo, worker: Worker
+) -> None:
+    if isinstance(config.model, constraints.Target) and config.task.TARGETS == "class":
+        check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:

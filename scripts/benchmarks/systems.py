@@ -136,7 +136,7 @@ class Output:
 
 
 def expt_command(training: Training) -> list[str]:
-    """expt's command for `training`, with the optimiser and the data of the peers; evaluates once
+    """Expt's command for `training`, with the optimiser and the data of the peers; evaluates once
     an epoch.
     """
     words = {

@@ -273,7 +273,10 @@ def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     known = sorted((value, pair) for pair, value in p.items() if not math.isnan(value))
     steps = ((len(known) - place) * value for place, (value, _) in enumerate(known))
     corrected = itertools.accumulate(steps, max)
-    return {**p, **{pair: min(1.0, value) for (_, pair), value in zip(known, corrected)}}
+    return {
+        **p,
+        **{pair: min(1.0, value) for (_, pair), value in zip(known, corrected, strict=True)},
+    }
 
 
 def check_metric(metric: str, runs: Sequence[FoundRecord]) -> None:
