@@ -86,17 +86,11 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
 
 
 def build_learner(
-    config: RunConfig,
-    data: Data,
-    worker: Worker,
-    *,
-    fetch: bool = True,
-    averages: bool = True,
+    config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True, averages: bool = True
 ) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
-    Without `fetch` no published weights are loaded. Without `averages` the gradients are not
-    averaged across workers, unless the model is sharded.
+    Without `fetch` no published weights are loaded, without `averages` no gradients are averaged.
     """
     info = data.info
     module = _build_module(config, data, worker, fetch)
@@ -117,10 +111,9 @@ def build_learner(
         offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    wrapped: Callable[..., Any] = module
-    all_reduce_s: Callable[[int], float | None] = lambda _: None
+    wrapped, all_reduce = module, {}
     if averages:
-        wrapped, all_reduce_s = parallel.parallelise(
+        wrapped, all_reduce["all_reduce_s"] = parallel.parallelise(
             module, config, worker, memory, precision=precision, phases=bool(phases)
         )
     if config.ema and not config.is_sharded:
@@ -133,7 +126,6 @@ def build_learner(
         module=module,
         parallel=wrapped,
         average_statistics=average_statistics,
-        all_reduce_s=all_reduce_s,
         optimizer=optimizer,
         scheduler=_build_scheduler(config, data, optimizer),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
@@ -145,6 +137,7 @@ def build_learner(
         compiled=bool(compiled),
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+        **all_reduce,
         **parallel.sharded_fields(
             config, data, module, ema.module if ema else module, outline, worker
         ),
