@@ -48,6 +48,13 @@ LEVEL = {
 WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
+# Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_500, 195, 43_300
+MAX_OF_PACKAGE = {
+    "command": 5_500, "config": 2_900, "dashboards": 1_750, "data": 6_850, "inference": 2_000,
+    "launch": 3_100, "models": 1_150, "planning": 290, "python": 950, "runs": 5_400,
+    "search": 1_500, "tasks": 1_450, "training": 3_200, "worker": 3_950,
+}  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {
     "config.schema",
@@ -315,6 +322,25 @@ def test_files_and_functions_fit_a_mind(module: Module) -> None:
         if length(node) > MAX_FUNCTION_LINES
     }
     assert not too_long
+
+
+def test_the_house_stays_small_enough_to_hold_in_one_head() -> None:
+    def lines(folder: Path) -> int:
+        return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+    assert lines(PACKAGE) <= MAX_LINES
+    assert len(modules()) <= MAX_FILES
+    assert lines(Path(__file__).parent) <= MAX_TEST_LINES
+    assert {name: size for name in PACKAGES
+            if (size := lines(PACKAGE / name)) > MAX_OF_PACKAGE[name]} == {}  # fmt: skip
+
+
+@each_module
+def test_lines_fit_a_screen(module: Module) -> None:
+    path = PACKAGE.joinpath(*module.name.split("."))
+    file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    lines = (re.sub(r"  # (type|noqa): .*", "", line) for line in file.read_text().splitlines())
+    assert max(map(len, lines), default=0) <= MAX_COLUMNS
 
 
 def test_most_functions_are_short() -> None:

@@ -111,7 +111,7 @@ def build_learner(
         offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    wrapped, all_reduce = module, {}
+    wrapped, all_reduce = module, dict[str, Any]()
     if averages:
         wrapped, all_reduce["all_reduce_s"] = parallel.parallelise(
             module, config, worker, memory, precision=precision, phases=bool(phases)

@@ -225,9 +225,9 @@ def test_what_a_dataset_draws_leaves_the_worker_as_it_was() -> None:
     def state() -> list[str]:
         return [
             str(random.getstate()),
-            str(np.random.get_state()[1].tolist()),
+            str(np.random.get_state(legacy=False)["state"]["key"].tolist()),
             str(torch.get_rng_state().tolist()),
-        ]  # type: ignore[index]
+        ]
 
     random.seed(1)
     np.random.seed(2)

@@ -257,6 +257,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     ]
     parts = dataset.extents()
     for targets, part in zip(found, parts, strict=True):
+        assert part is not None
         assert targets.tolist() == whole[part.start + 1 : part.stop]
     made = Preprocess(dataset, {"vocab_size": 1}, CPU)("the cat")
     assert made.tolist() == [dataset.encode("the cat")]

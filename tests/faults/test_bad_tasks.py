@@ -262,8 +262,7 @@ CASES = {
                                   "dataset=rows", "inputs are [6"),
     "no images for a named model": Bad(
         "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
-        "model=torchvision: needs channels, image_size, and the dataset has not; let the dataset "
-        "have them",
+        "model=torchvision: needs channels, image_size, and the dataset has not",
     ),
     "no images for a model of timm": Bad(
         "task=own model=timm model.arch=resnet18 dataset=rows dataset.kind=dict",
