@@ -27,7 +27,6 @@ from expt.runs.request import RunRequest
 from expt.runs.result import (
     FAILED,
     INTERRUPTED,
-    PAUSED,
     RUNNING,
     STATUSES,
     Made,
@@ -246,13 +245,6 @@ def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = N
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised
         warn(f"{paths.result}: could not be written ({problem})")
-
-
-def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
-    """Write into result.json that the run has paused, and how far it came."""
-    reached = _reached(paths, ended_at)
-    reached["status"] = PAUSED
-    update_result(paths, **reached)
 
 
 def _reached(paths: RunPaths, ended_at: float | None) -> Record:

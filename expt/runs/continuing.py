@@ -64,11 +64,6 @@ def find(request: RunRequest, *, resumes: bool) -> Source | None:
     return source._replace(checkpoint=_before_its_end(config, source.checkpoint))
 
 
-def check_fork(config: RunConfig, content: Content) -> None:
-    """Raise ConfigError where a run cannot begin as the fork that its settings ask for."""
-    _refuse(Source("fork", _fork(config, content)), config, content, None)
-
-
 def _own(paths: RunPaths) -> Checkpoint | None:
     is_run = paths.result.exists() or paths.metrics.exists()
     problem: CheckpointError | None = None

@@ -28,4 +28,4 @@ def test_sizes() -> None:
         "1.0 GiB",
         "19.5 GiB",
     ]
-    assert text.in_bytes(3 * 2**30) == "3.0 GiB"
+    assert text.mebibytes(3 * 2**10) == "3.0 GiB"

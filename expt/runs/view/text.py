@@ -87,11 +87,6 @@ def mebibytes(mib: float) -> str:
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-def in_bytes(number: float) -> str:
-    """Return a number of bytes as `mebibytes` does."""
-    return mebibytes(number / 2**20)
-
-
 def amount(seconds: float) -> str:
     """Return seconds, minutes or hours with a tenth, as of several devices."""
     for unit, size in (("h", 3600), ("min", 60)):
