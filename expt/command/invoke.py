@@ -91,6 +91,10 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
             fixed.append(str(override.input_line))
             continue
         axes.append(override)
+        if override.key_or_group == "search":
+            raise ConfigError(
+                f"{override.input_line}: a search has one sampler; type a command for each"
+            )
         if this.composer.is_group(override.key_or_group):
             fixed.append(this.composer.values(override)[0])
     return fixed, axes

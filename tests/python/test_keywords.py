@@ -168,7 +168,7 @@ def built_in_place() -> type:
 
 
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
-    ({"model": Net(channels=1)}, "model=Net(...)"),
+    ({"model": Net(channels=1)}, "model=Net()"),
     ({"model": lambda: 1}, "model="),
     ({"model": built_in_place()}, "model=built_in_place.<locals>.Inner"),
     ({"model": functools.partial(nn.Linear, 3)}, "model"),
