@@ -204,7 +204,7 @@ class Likelihoods(Form):
             yield Answers(about, arrays)
 
 
-def _summed(text: tuple[About, Iterable[tuple[About, int, float]]]) -> tuple[About, int, float]:
+def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, int, float]:
     about, (_, tokens, losses) = text[0], zip(*text[1], strict=True)
     return about, sum(tokens), math.fsum(losses)
 

@@ -149,11 +149,12 @@ def _rows(path: str, data: Mapping[str, Any]) -> Samples:
     """Return the columns that a model takes of a table: by name, or all but the targets."""
     import numpy as np
 
-    damaged = dict[int, str]()
-    if path.lower().endswith(".npy"):  # features alone, in their order
-        columns, names = dict[str, Column](x=_array(path)), ()
+    damaged, names = dict[int, str](), data.get("feature_names", ())
+    columns: Mapping[str, Column]
+    if path.lower().endswith(".npy"):
+        columns, names = {"x": _array(path)}, ()  # features alone, in their order
     else:
-        columns, names = columns_of(Path(path), damaged), data.get("feature_names", ())
+        columns = columns_of(Path(path), damaged)
     if not len(next(iter(columns.values()))):
         raise DataError(f"{path}: has no rows; give it some")
     chosen = _chosen(path, columns, names, data.get("target_names", ()), data["image_size"][1])

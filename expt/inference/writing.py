@@ -112,14 +112,14 @@ class NPZ(Writer):
     """Arrays by name, one entry for each sample, and the names of what they have by number."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._names = file, dict[str, Any]()
+        self._file, self._arrays = file, dict[str, Any]()
         self._parts = collections.defaultdict[str, list[Any]](list)
 
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         import numpy as np
 
-        self._names = dict(form.beside)
+        self._arrays = dict(form.beside)
         for name in answers.about[0]:
             column = [_as_utf8(about[name]) for about in answers.about]
             self._parts[name].append(np.array(column))
@@ -130,8 +130,9 @@ class NPZ(Writer):
         """See Writer."""
         import numpy as np
 
-        arrays = {name: np.concatenate(parts) for name, parts in self._parts.items()}
-        np.savez(self._file, **self._names, **arrays)
+        for name, parts in self._parts.items():
+            self._arrays[name] = np.concatenate(parts)
+        np.savez(self._file, **self._arrays)
 
 
 def _as_utf8(value: str | int) -> str | int:
