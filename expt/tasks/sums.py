@@ -44,7 +44,7 @@ class Sums:
         then. What `learns` adds training losses.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
-        self._columns = columns_of(task)
+        self._terms, self._columns = task.sums, columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
         self._values = torch.zeros(size, dtype=torch.float64, device=device)
@@ -74,14 +74,17 @@ class Sums:
         """Count a batch, or a further micro-batch, by the task's loss and the model's outputs.
 
         Without weight only its place among the recent losses counts."""
-        row = self._known([batch.size, loss[0].detach(), loss[1]])
+        row = [batch.size, loss[0].detach(), loss[1]]
+        if not batch.weightless:
+            terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
+            for name in self._terms:
+                row += terms[name]
+        row = self._known(row)
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch)
-        row += self._known([each for name in self._columns if name != LOSS for each in terms[name]])
         if self._finite_only:
             finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
             self._of_step.append(_Kept(row, finite))
@@ -104,11 +107,9 @@ class Sums:
         if self._values.device.type != "cpu":
             return values
         return [
-            each
-            if not isinstance(each, Tensor)
-            else each.item()
-            if each.numel() == 1
-            else each.tolist()
+            (each.item() if each.numel() == 1 else each.tolist())
+            if isinstance(each, Tensor)
+            else each
             for each in values
         ]
 
@@ -286,68 +287,60 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
     return given
 
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
+    """Return what `task.measure` does: a sum of the `expected` number of values for each name.
 
-
-def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-    """Return what `task.measure` does.
-
-    Raises ConfigError where these are not the real sums and weights that it says.
-    """
-    terms, expected, method = task.measure(outputs, batch), task.sums, measure_method(task)
+    Raises ConfigError where these are not the real sums and weights that it says."""
+    terms = task.measure(outputs, batch)
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"{method} gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
+            f"{measure_method(task)} gives a {type(terms).__name__}; return a dict of name: (sum,"
+            " weight)"
         )
     if terms.keys() != expected.keys():
-        named = ", ".join(expected) or "none"
+        given, named = ", ".join(terms) or "nothing", ", ".join(expected) or "none"
         raise ConfigError(
-            f"{method} gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let"
-            " them be the same, or say in `sums` of what `derive` makes metrics, as in"
+            f"{measure_method(task)} gives {given}, and task.metrics names {named}; let them be the"
+            " same, or say in `sums` of what `derive` makes metrics, as in"
             ' {"hits": 1}, with the number of values of each'
         )
     for name, term in terms.items():
-        _check(f"{method}: {name}", term, expected[name])
+        if problem := _problem(term, expected[name]):
+            raise ConfigError(f"{measure_method(task)}: {name} {problem}")
     return terms
 
 
-def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
+def check_loss(loss: Any, task: Task, *, learns: bool = True) -> None:
     """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
-    if type(loss) is tuple and len(loss) == 2 and type(loss[1]) is int and type(loss[0]) is Tensor:
-        total, weight = loss  # the common case, fast: it counts in a small model's step
-        is_sum = total.dtype in _REAL and not total.dim() and weight >= 0
-        if is_sum and (total.requires_grad or not learns):
-            return
-    method = loss_method(task, learns=learns)
-    total = _check(method, loss, None)
-    if learns and not total.requires_grad:
+    if problem := _problem(loss, None):
+        raise ConfigError(f"{loss_method(task, learns=learns)} {problem}")
+    if learns and not loss[0].requires_grad:
         raise ConfigError(
-            f"{method} gives a number without a gradient; compute it from the model's outputs,"
-            " without detach, item or argmax"
+            f"{loss_method(task)} gives a number without a gradient; compute it from the model's"
+            " outputs, without detach, item or argmax"
         )
 
 
-def _check(what: str, term: object, size: int | None) -> Tensor:
-    """Return the sum of a term: of `size` values, or where that is None one, a tensor []."""
+def _problem(term: object, size: int | None) -> str:
+    """Return what is wrong with the sum, of `size` values, or where that is None a tensor []."""
     if not isinstance(term, tuple | list) or len(term) != 2:
-        raise ConfigError(f"{what} is a {type(term).__name__}; give its sum and its weight")
+        return f"is a {type(term).__name__}; give its sum and its weight"
     total, weight = term
     fits = isinstance(total, Tensor) and not total.is_complex()
     if not fits or (total.dim() if size is None else total.numel() != size):
         many = "one real number" if size in (None, 1) else f"{size} real numbers"
-        raise ConfigError(f"{what} is {_shown(total)}; give its sum, a tensor of {many}")
+        return f"is {_shown(total)}; give its sum, a tensor of {many}"
     fits = (
         weight.numel() == 1 and not weight.is_complex()
         if isinstance(weight, Tensor)
-        else isinstance(weight, int | float | Real) and not weight < 0
+        else isinstance(weight, Real) and not weight < 0
     )
-    if not fits:
-        raise ConfigError(
-            f"{what} has the weight {_shown(weight)}; give a real number that is not below 0, such"
-            " as len(outputs)"
-        )
-    found: Tensor = total
-    return found
+    return (
+        ""
+        if fits
+        else f"has the weight {_shown(weight)}; give a real number that is not below 0, such as"
+        " len(outputs)"
+    )
 
 
 def _shown(value: object) -> str:
