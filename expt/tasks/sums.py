@@ -144,7 +144,9 @@ class Sums:
         if self._joint:  # counts, exact in any order
             outputs, targets = (torch.cat(each) for each in zip(*self._joint, strict=True))
             more = self._measured(outputs, Batch(None, targets, len(targets)))
-            self._values[self._columns[LOSS].stop + 1 :] += torch.cat([self._column([each])[0] for each in more])
+            self._values[self._columns[LOSS].stop + 1 :] += torch.cat(
+                [self._column([each])[0] for each in more]
+            )
         self._drop()
 
     def _drop(self) -> None:
