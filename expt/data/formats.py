@@ -27,27 +27,31 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     Format: http://yann.lecun.com/exdb/mnist. Raise DataError for another, or a wrong number of
     bytes.
     """
-    start = 4 + 4 * dims
-    header = _take(path, start)
-    if len(header) < start:
-        raise DataError(
-            f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_FIX}"
-        )
-    if header[:4] != bytes((0, 0, 8, dims)):
+    start, data = 4 + 4 * dims, _bytes_of(path)
+    header = data[:start].tobytes()
+    if len(header) < start or header[:4] != bytes((0, 0, 8, dims)):
         raise DataError(
             f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with"
             f" {header[:4].hex(' ')}, expected 00 00 08 {dims:02x}; {_FIX}"
         )
     shape = struct.unpack(f">{dims}I", header[4:])
-    if 0 in shape:
-        raise DataError(f"{path} holds no samples: its shape is {shape}; {_FIX}")
     expected = start + math.prod(shape)
+    if 0 in shape or len(data) != expected:
+        raise DataError(
+            f"{path} holds {len(data)} bytes, and its shape {shape} makes {expected}; {_FIX}"
+        )
+    return data[start:].reshape(shape)
+
+
+def _bytes_of(path: Path) -> np.ndarray:
+    """Return what a file holds, decompressed, else mapped copy-on-write."""
     if path.suffix != ".gz":
-        _check_bytes(path, expected, path.stat().st_size)
-        return np.memmap(path, np.uint8, mode="c", offset=start, shape=shape)
-    data = _take(path, expected + 1)
-    _check_bytes(path, expected, len(data))
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+        return np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
+    try:
+        with gzip.open(path) as stream:
+            return np.frombuffer(stream.read(), np.uint8)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); {_FIX}") from error
 
 
 def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) -> Arrays:
@@ -65,29 +69,6 @@ def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) 
             *(_read_batch(where, stream, label_key) for where, stream in batches), strict=True
         )
     return Arrays(np.concatenate(images), np.concatenate(labels))
-
-
-def _take(path: Path, limit: int) -> bytes:
-    """Return the first `limit` bytes, decompressed; fewer when the file ends earlier."""
-    data = bytearray()
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            while len(data) < limit and (chunk := stream.read1(min(limit - len(data), 1 << 20))):
-                data += chunk
-    except EOFError:
-        pass  # a gzip file cut short: the count of bytes will say so
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged ({error}); {_FIX}") from error
-    return bytes(data)
-
-
-def _check_bytes(path: Path, expected: int, found: int) -> None:
-    if found < expected:
-        raise DataError(f"{path} is truncated: expected {expected} bytes, found {found}; {_FIX}")
-    if found > expected:
-        raise DataError(
-            f"{path} is too long: expected {expected} bytes, found {found} or more; {_FIX}"
-        )
 
 
 def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], None, None]:

@@ -33,9 +33,9 @@ from expt.data.loading import (
     prefetched,
 )
 from expt.data.stream import (
-    Collated,
     Finishing,
     SampleLoader,
+    as_it_is,
     loaded_batches,
     loading_settings,
     seeded,
@@ -245,7 +245,7 @@ class IterableLoader(Loader):
                 " map-style Dataset"
             )
         super().__init__(indices.sort().values, options)
-        self._dataset, self._check, self._collate = dataset, check, Collated(collate)
+        self._dataset, self._check, self._collate = dataset, check, collate
         self._num_workers, self._finish = min(num_workers, 1), finish
 
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
@@ -253,10 +253,7 @@ class IterableLoader(Loader):
         length = len(cast(Sized, self._dataset))
         samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
-            batch = self._collate([checked(self._check, position, sample)])
-            if isinstance(batch, ExptError):
-                raise batch
-            yield batch
+            yield self._collate([checked(self._check, position, sample)])
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
@@ -269,32 +266,30 @@ class IterableLoader(Loader):
             return
         device = self._options.device
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
-        chosen = _Chosen(self._dataset, self._check, wanted, (self._options.seed, order.epoch))
+        seeds = self._options.seed, order.epoch
+        chosen = _Chosen(self._dataset, self._check, self._collate, wanted, seeds)
         how = loading_settings(device, self._num_workers)
-        loader: DataLoader[Any] = DataLoader(
-            chosen, batch_size=None, collate_fn=self._collated, **how
-        )
+        loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=as_it_is, **how)
         yield from loaded_batches(loader, order, pieces, device, self._finish)
-
-    def _collated(self, samples: list[Any] | ExptError) -> Any:
-        return samples if isinstance(samples, ExptError) else self._collate(samples)
 
 
 class _Chosen(IterableDataset[Any]):
-    """The samples at each of the lists of positions `wanted`; an error for a person as a value."""
+    """Batches of the samples at each of the lists of positions `wanted`; see _Batches."""
 
     def __init__(
         self,
         dataset: IterableDataset[Any],
         check: Check,
+        collate: Callable[[list[Any]], tuple[Any, Any]],
         wanted: list[list[int]],
         seeds: tuple[int, int],
     ) -> None:
-        self._dataset, self._check, self._wanted, self._seeds = dataset, check, wanted, seeds
+        self._dataset, self._check, self._collate = dataset, check, collate
+        self._wanted, self._seeds = wanted, seeds
 
-    def __iter__(self) -> Iterator[list[Any] | ExptError]:
+    def __iter__(self) -> Iterator[tuple[Any, Any] | ExptError]:
         try:
-            yield from self._groups()
+            yield from map(self._collate, self._groups())
         except ExptError as error:
             yield error
 

@@ -70,8 +70,13 @@ class SampleLoader(Loader):
             num_workers = 0
         self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
-        self._loader = _data_loader(
-            _Seeded(dataset), self._sampler, options.device, num_workers, Collated(collate)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Batches(dataset, collate),
+            sampler=self._sampler,
+            batch_size=None,
+            collate_fn=as_it_is,
+            persistent_workers=num_workers > 0,
+            **loading_settings(options.device, num_workers),
         )
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
@@ -170,23 +175,32 @@ class _BatchSampler(Sampler[Any]):
             )
 
 
-class _Seeded(Dataset[Any]):
+class _Batches(Dataset[Any]):
     """Batches of a dataset whose random numbers depend on the seed, the epoch and the sample only.
 
     Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
     seed for each sample, to see whether it draws. If none does, the next batches are read without
     seeds, as long as no generator moves: a batch that moves one is read again, and from then on
-    every sample gets its seed. An error for a person is returned as a value.
+    every sample gets its seed. An error for a person is returned: a loader process would wrap one
+    that is raised in its own traceback.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], tuple[Any, Any]]
+    ) -> None:
+        self._dataset, self._collate = dataset, collate
         self._draws: bool | None = None
 
-    def __getitems__(self, keys: _Keys) -> list[Any]:
+    def __getitem__(self, keys: _Keys) -> tuple[Any, Any] | ExptError:
+        try:
+            return self._collate(self._read(keys))
+        except ExptError as error:
+            return error
+
+    def _read(self, keys: _Keys) -> list[Any]:
         if self._draws is False:
             before = _generators()
-            found = [self._read(index) for index in keys.samples]
+            found = [self._dataset[index] for index in keys.samples]
             if _are_equal(_generators(), before):
                 return found
             _put_back(before)
@@ -200,17 +214,11 @@ class _Seeded(Dataset[Any]):
         for index, seed in zip(keys.samples, keys.seeds(), strict=True):
             _seed(seed)
             before = _generators() if watches and not moved else None
-            found.append(self._read(index))
+            found.append(self._dataset[index])
             moved = moved or (before is not None and not _are_equal(_generators(), before))
         if watches:
             self._draws = moved
         return found
-
-    def _read(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except ExptError as error:  # a loader process would wrap it in its own traceback
-            return error
 
 
 _States: TypeAlias = tuple[Any, Any, Tensor]
@@ -259,35 +267,9 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class Collated:
-    """Makes a batch of samples; an error for a person is handed on as a value."""
-
-    def __init__(self, collate: Callable[[list[Any]], tuple[Any, Any]]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: list[Any]) -> tuple[Any, Any] | ExptError:
-        """Return inputs and targets."""
-        wrong = next((sample for sample in samples if isinstance(sample, ExptError)), None)
-        if wrong is not None:
-            return wrong
-        try:
-            return self._collate(samples)
-        except ExptError as error:
-            return error
-
-
-def _data_loader(
-    dataset: _Seeded,
-    sampler: _BatchSampler,
-    device: torch.device,
-    num_workers: int,
-    collate: Collated,
-) -> DataLoader[Any]:
-    persistent = num_workers > 0
-    how = loading_settings(device, num_workers)
-    return DataLoader(
-        dataset, batch_sampler=sampler, collate_fn=collate, persistent_workers=persistent, **how
-    )
+def as_it_is(batch: Any) -> Any:
+    """Return a batch that is made already."""
+    return batch
 
 
 def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:

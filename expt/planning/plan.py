@@ -221,13 +221,17 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
 
 def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int, int]:
     """Return the bytes of the optimiser's states, and what it takes for a moment in its step."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):  # has no rule for fake tensors, so torch would compute with zeros
+            group.update(fused=False, foreach=False)
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    found = leaves([list(state.values()) for state in optimizer.state.values()])
-    with (peak := _Peak(trained)):
+    states = [*leaves([list(state.values()) for state in optimizer.state.values()])]
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    with (peak := _Peak([*trained, *gradients, *states])):
         optimizer.step()
-    return _bytes(each for each in found if isinstance(each, Tensor)), peak.bytes
+    return _bytes(states), peak.bytes
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
