@@ -1,7 +1,7 @@
 """The process that every worker is forked from, with torch and expt imported.
 
 The driver starts it, and asks for a process by sending one end of a new socket pair. The new
-process gets its work through that and says there when it is done; the forkserver adds its exit
+process says its pid there, gets its work and says when it is done; the forkserver adds its exit
 code. The forkserver dies when the driver does: the kernel kills it as soon as a pipe closes whose
 other end only the driver has, also in the middle of its imports. Its children are killed with it.
 
@@ -225,8 +225,6 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 control.close()
                 os.close(alive)
                 _work_through(line)
-            with contextlib.suppress(OSError):
-                send(line, ("pid", pid))
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, line))
 
 
@@ -291,6 +289,9 @@ def _work_through(line: socket.socket) -> NoReturn:
     """Do in this process, which was just forked, what comes by the line, and end with it."""
     code = 1
     try:
+        with contextlib.suppress(OSError):  # the driver has closed it
+            # Only here: who knows this process may count on its death with the forkserver.
+            send(line, ("pid", os.getpid()))
         os.register_at_fork(after_in_child=line.close)  # else its end would not be seen
         set_title("expt worker")
         if (found := receive(line)) is None:
