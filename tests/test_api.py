@@ -65,12 +65,9 @@ def looked_at(result: expt.Result, again: expt.Result) -> None:
 
 def in_a_notebook(runs: SweepResult) -> None:
     """How results show themselves."""
-    html = runs._repr_html_()
-    assert html.count("<tr>") == 5
-    assert "<th>model</th><th>optimizer.lr</th><th>accuracy/val</th>" in html
-    assert "failed" not in html
-    assert repr(runs).splitlines()[0] == "expt.SweepResult of 4 runs"
-    assert "<td>val</td>" in runs.best._repr_html_()
+    first, head, *below = repr(runs).splitlines()
+    assert first == "expt.SweepResult of 4 runs"
+    assert (head.split()[:3], len(below)) == (["model", "optimizer.lr", "accuracy/val"], 4)
 
 
 def recorded(folder: Path, points: str = "", **record: Any) -> expt.Result:

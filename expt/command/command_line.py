@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from expt.command.compose import Override, Where, is_readable, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
 from expt.command.hydra_files import own_folders_of
-from expt.command.words import WORDS, Exact, Options
+from expt.command.words import Exact, Options
 from expt.config import user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
@@ -42,17 +41,10 @@ TEXTS = ("search.constraints", "search.when", "search.warm_start")
 """Keys whose value is a list of texts, for which Hydra's grammar may have no reading."""
 
 
-class Line(NamedTuple):
-    """A command line as far as its checks look at it."""
-
-    settings: list[str]
-    sweep: bool
-    begins: bool
-
-    def value(self, key: str) -> str | None:
-        """Return the last value of a key."""
-        found = [word.partition("=")[2] for word in self.settings if key_of(word) == key]
-        return unquoted(found[-1]) if found else None
+def last_value(settings: Sequence[str], key: str) -> str | None:
+    """Return the value of a key, of several words the last."""
+    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
+    return unquoted(found[-1]) if found else None
 
 
 def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
@@ -64,9 +56,14 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     settings = [
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
-    line = Line(_with_latest(settings), options.sweep, begins)
-    _check(line)
-    settings, own = _with_earlier(line)
+    settings = _with_latest(settings)
+    last = {key_of(word): word for word in settings}
+    for word in dict.fromkeys(settings):
+        if (counts := last[key_of(word)]) != word:
+            warn(f"{word}: the key is there twice, and the last counts, {counts}")
+    if begins:
+        _check_folder(settings, sweep=options.sweep)
+    settings, own = _with_earlier(settings)
     settings, of_parent = with_parent(settings, sweep=options.sweep)
     own = own or of_parent
     config_dir = (
@@ -143,107 +140,49 @@ def _as_texts(key: str, value: str) -> str | None:
     return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
 
 
-def without_quotes(word: str) -> str:
-    """Return the word as a person may type it, without quotes and escapes that `readable` adds."""
-    key, equals, value = word.partition("=")
-    simple = f"{key}{equals}{unquoted(value)}"
-    if simple == word:
-        return word
-    read = readable(simple)
-    return simple if read == word or (value[-1] not in "'\"" and _are_one(read, word)) else word
-
-
-def _are_one(word: str, other: str) -> bool:
-    """Return whether both give one key the same value."""
-    if not (is_readable(word) and is_readable(other)):
-        return False
-    one, same = parse_one(word), parse_one(other)
-    return not one.is_sweep_override() and bool(one.value() == same.value())
-
-
-def _check(line: Line) -> None:
-    """Raise ConfigError with what CHECKS find; warn of a key that is there twice."""
-    problems, last = list[str](), {key_of(word): word for word in line.settings}
-    for word in dict.fromkeys(line.settings):
-        key, _, value = word.partition("=")
-        for pattern, check in CHECKS:
-            if re.fullmatch(pattern, key) and (problem := check(word, unquoted(value), line)):
-                problems.append(problem)
-                break
-        if (counts := last[key_of(word)]) != word:
-            warn(f"{word}: the key is there twice, and the last counts, {counts}")
-    if problems:
-        raise ConfigError(problems)
-
-
-def _has_no_key(word: str, _: str, __: Line) -> str:
-    if word in WORDS:
-        return f"{word}: a command comes first, as in python -m expt {word}"
-    if word.startswith("~") or ("=" in word and word[0] != "="):
-        return ""
-    return f"{word}: not of the form key=value; quote values with spaces or brackets"
-
-
-def _names_no_folder(word: str, value: str, _: Line) -> str:
-    return "" if value else f"{word}: names no folder; is a variable of the shell empty?"
-
-
-def _is_used(word: str, value: str, line: Line) -> str:
-    """Refuse the folder of another run, unless it is resumed there."""
-    if line.value("resume") == "auto" or not line.begins:
-        return ""
-    paths = RunPaths(Path(value))
+def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
+    """Raise ConfigError for the folder of another run, and where there is nothing to resume."""
+    if last_value(settings, "resume") == "auto":
+        return _refuse_nothing_to_resume(settings, sweep=sweep)
+    if (given := last_value(settings, "hydra.run.dir")) is None:
+        return
+    paths = RunPaths(Path(given))
     if paths.result.exists():
         ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
         more = "" if ended else ", or resume that run with resume=auto"
-        return f"{word}: holds a run already; choose another folder{more}"
+        raise ConfigError(
+            f"hydra.run.dir={given}: holds a run already; choose another folder{more}"
+        )
     left = (paths.metrics, paths.checkpoints, paths.logs(0).parent)
-    there = next((path.name for path in left if path.exists()), None)
-    return f"{word}: holds {there} already; choose another folder" if there else ""
+    if there := next((path.name for path in left if path.exists()), None):
+        raise ConfigError(f"hydra.run.dir={given}: holds {there} already; choose another folder")
 
 
-def _resumes_nothing(word: str, _: str, line: Line) -> str:
+def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
     """Refuse `resume=auto` without a folder, or with one that holds nothing to resume.
 
     With other settings a new run may be meant, which the same command resumes later: then only
     warn.
     """
-    if line.value("resume") != "auto" or not line.begins:
-        return ""
-    key, what = ("hydra.sweep.dir", "sweep") if line.sweep else ("hydra.run.dir", "run")
-    given = line.value(key)
-    if given is None:
-        needs = "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
-        return "" if line.sweep else needs
+    key, what = ("hydra.sweep.dir", "sweep") if sweep else ("hydra.run.dir", "run")
+    if (given := last_value(settings, key)) is None:
+        if sweep:
+            return
+        raise ConfigError(
+            "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+        )
     folder, paths = Path(given), RunPaths(Path(given))
     left = (paths.result, paths.overrides, paths.checkpoints)
-    there = is_sweep(folder) if line.sweep else any(map(Path.exists, left))
+    there = is_sweep(folder) if sweep else any(map(Path.exists, left))
     if there or "$" in given or (folder.exists() and not folder.is_dir()):
-        return ""
+        return
     missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
-    if line.sweep or len(line.settings) > 2:
-        warn(f"{key}={folder}: {missing}; a new {what} begins there")
-        return ""
+    if sweep or len(settings) > 2:
+        return warn(f"{key}={folder}: {missing}; a new {what} begins there")
     inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
     beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
     hint = f" {inside[-1]} is one." if inside else did_you_mean(given, {*beside} - {given})
-    return f"{key}={folder}: {missing}, so no run to resume.{hint}"
-
-
-def _names_several(word: str, value: str, _: Line) -> str:
-    several = re.findall(r"\w+", value.removeprefix("choice"))[1:]
-    return f"{word}: a search has one sampler; type a command for each" if several else ""
-
-
-Check = Callable[[str, str, Line], str]
-CHECKS: tuple[tuple[str, Check], ...] = (
-    (r".*", _has_no_key),
-    (r"hydra\.(run|sweep)\.dir", _names_no_folder),
-    (r"hydra\.run\.dir", _is_used),
-    (r"resume", _resumes_nothing),
-    (r"search", _names_several),
-)
-"""For keys of a pattern: what is wrong with the word, its value and the line, or an empty text."""
+    raise ConfigError(f"{key}={folder}: {missing}, so no run to resume.{hint}")
 
 
 def _with_latest(settings: Sequence[str]) -> list[str]:
@@ -258,23 +197,23 @@ def _with_latest(settings: Sequence[str]) -> list[str]:
     return words
 
 
-def _with_earlier(line: Line) -> tuple[list[str], list[str]]:
+def _with_earlier(settings: list[str]) -> tuple[list[str], list[str]]:
     """Put the settings of the run that `resume=auto` continues before those that are typed.
 
     Returns the folders of own YAML that it was started with, too.
     """
-    folder = line.value("hydra.run.dir")
-    if line.value("resume") != "auto" or folder is None:
-        return line.settings, []
+    folder = last_value(settings, "hydra.run.dir")
+    if last_value(settings, "resume") != "auto" or folder is None:
+        return settings, []
     paths = RunPaths(Path(folder))
     user_code.find_kept(paths.code)
     own = own_folders_of(paths.hydra_settings)
     if not paths.overrides.exists():
-        return line.settings, own
+        return settings, own
     earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
-    given = {"resume", *map(key_of, line.settings)}
+    given = {"resume", *map(key_of, settings)}
     kept = [word for word in earlier if key_of(word) not in given]
-    return [*for_strategy(kept, earlier, line.settings), *line.settings], own
+    return [*for_strategy(kept, earlier, settings), *settings], own
 
 
 def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
@@ -285,26 +224,17 @@ def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], lis
     """
     words = list(settings)
     given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
-    if given is None or _continues(words):
-        return words, []
-    known = Parents(_folder(words, "hydra.sweep.dir") if sweep else None)
+    folder = last_value(words, f"hydra.{'sweep' if sweep else 'run'}.dir")
+    is_there = folder is not None and RunPaths(Path(folder)).overrides.exists()
+    if given is None or (is_there and "resume=auto" in words and not sweep):
+        return words, []  # the fork itself is there, and has all its settings
+    known = Parents(Path(folder) if sweep and folder is not None else None)
     values = [value for value in _values(parse_one(given)) if not known.has(value)]
     runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         user_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
     return (words if sweep else known.with_words(words)), own
-
-
-def _continues(settings: Sequence[str]) -> bool:
-    """Return whether the fork itself is there, and has all its settings."""
-    folder = _folder(settings, "hydra.run.dir")
-    return "resume=auto" in settings and folder is not None and RunPaths(folder).overrides.exists()
-
-
-def _folder(settings: Sequence[str], key: str) -> Path | None:
-    found = [word.partition("=")[2] for word in settings if key_of(word) == key]
-    return Path(unquoted(found[-1])) if found else None
 
 
 def _values(override: Override) -> list[str]:

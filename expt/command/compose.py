@@ -294,7 +294,10 @@ def settings_of(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
 def folder_of(composed: DictConfig, kind: str) -> Path:
     """Return the folder of a `run` or a `sweep`; a new one is made where none was named."""
     with _resolving(composed):
-        return Path(str(composed.hydra[kind].dir))
+        folder = str(composed.hydra[kind].dir)
+    if not folder:
+        raise ConfigError(f"hydra.{kind}.dir=: names no folder; is a variable of the shell empty?")
+    return Path(folder)
 
 
 def environment_of(composed: DictConfig) -> dict[str, str]:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.command.command_line import without_quotes
 from expt.config.user_code import is_of_main, targets
 from expt.errors import ExptError, warn
 from expt.runs.attempt import in_one_line
@@ -161,10 +160,6 @@ def again(run: FoundRecord) -> str:
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
-    own = [
-        word
-        for word in map(without_quotes, run.get("arguments", ()))
-        if word.lstrip("+") != "resume=auto"
-    ]
+    own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
     alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
-    return joined(["python", "-m", "expt", *kept, *map(without_quotes, searched), *own, *alone])
+    return joined(["python", "-m", "expt", *kept, *searched, *own, *alone])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +89,19 @@ ELSEWHERE = {
     **dict.fromkeys(("precision", "dtype", "fp16", "bf16", "mixed_precision"), "amp"),
     **dict.fromkeys(("data_dir", "data_root", "data_path"), "dataset.root"),
     **dict.fromkeys(("steps", "num_steps"), "max_steps"),
+    **{
+        key: f"hydra.launcher.{key}"
+        for key in (
+            "max_concurrent",
+            "runs_per_gpu",
+            "fail_fast",
+            "retries",
+            "stagger_s",
+            "dry_run",
+        )
+    },
 }
 """What others call a key, which its spelling would not lead to."""
-OF_THE_POOL = (
-    "max_concurrent",
-    "runs_per_gpu",
-    "fail_fast",
-    "retries",
-    "stagger_s",
-    "dry_run",
-)
 
 
 def as_config_error(
@@ -154,38 +156,23 @@ def _as_group(word: str, key: str) -> str:
     return f"; {own_group(key)}" if "." not in key and "=" in word else "."
 
 
-def nearest(key: str, known: Collection[str] = ()) -> str:
+def nearest(key: str) -> str:
     """Return a hint at the key that was meant, or nothing.
 
     The first of: what others call it, a key with the same last part, one that is spelled alike.
     """
-    known = known or keys()
     last, group = key.rpartition(".")[2], key.partition(".")[0]
     if last in ELSEWHERE:
         return f" Did you mean '{ELSEWHERE[last]}'?"
-    if "." in key and (example := _set_together(group)):
+    is_null = group not in schema.holders() and schema.names_beside([group, ""], {})
+    if "." in key and is_null and (example := schema.meaning(group).example):
         return f" Type its keys together, as in '{example}'"
-    if key in OF_THE_POOL:
-        return f" Did you mean 'hydra.launcher.{key}'?"
-    below = [name for name in known if name.startswith(f"{group}.")]
-    if hint := did_you_mean(key, below):
+    if hint := did_you_mean(key, [name for name in keys() if name.startswith(f"{group}.")]):
         return hint
-    by_last: dict[str, list[str]] = {}
-    for name in sorted(known):
-        by_last.setdefault(name.rpartition(".")[2], []).append(name)
-    if last in by_last:
-        return f" Did you mean {' or '.join(map(repr, by_last[last][:3]))}?"
-    if hint := did_you_mean(key, [name for name in known if name.count(".") == key.count(".")]):
-        return hint
-    near = difflib.get_close_matches(last, by_last, n=1)
-    return f" Did you mean '{by_last[near[0]][0]}'?" if near else ""
-
-
-def _set_together(group: str) -> str | None:
-    """Return an example of a key that is null at first, so that those below it come together."""
-    if group in schema.holders() or not schema.names_beside([group, ""], {}):
-        return None
-    return schema.meaning(group).example
+    same = sorted(name for name in keys() if name.rpartition(".")[2] == last)
+    if same:
+        return f" Did you mean {' or '.join(map(repr, same[:3]))}?"
+    return did_you_mean(key, [name for name in keys() if name.count(".") == key.count(".")])
 
 
 def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:

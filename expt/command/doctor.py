@@ -86,9 +86,15 @@ def _show(console: Console, finding: Finding) -> None:
 def _findings(root: str | None) -> Iterator[Finding]:
     versions = provenance.versions()
     yield Finding("pass", "python", f"{versions['python']}, expt {versions['expt']}")
-    yield _memory()
-    yield _shared_memory()
-    yield _disk(Path("outputs") if Path("outputs").is_dir() else Path.cwd())
+    free = machine.available_memory()
+    found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
+    fix = "end other programs; torch and two workers take about 1 GiB"
+    yield _checked("CPU", free >= ENOUGH_MEMORY, found, fix)
+    fix = "mount a larger one, as in docker run --shm-size=1g"
+    yield _room("/dev/shm", Path("/dev/shm"), ENOUGH_SHARED_MEMORY, fix)
+    outputs = Path("outputs") if Path("outputs").is_dir() else Path.cwd()
+    fix = "remove runs below outputs, or their checkpoints; or cd to another folder"
+    yield _room("disk", outputs.absolute(), ENOUGH_DISK, fix)
     of_torch = _in_another_process()
     torch = next(of_torch)
     yield torch
@@ -125,37 +131,15 @@ def _package(name: str) -> Finding:
     return Finding("pass", name, metadata.version(name))
 
 
-def _memory() -> Finding:
-    free = machine.available_memory()
-    found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
-    fix = "end other programs; torch and two workers take about 1 GiB"
-    return Finding("fail", "CPU", found, fix) if free < ENOUGH_MEMORY else _passed("CPU", found)
+def _checked(what: str, passes: bool, found: str, fix: str) -> Finding:
+    return Finding("pass", what, found) if passes else Finding("fail", what, found, fix)
 
 
-def _passed(what: str, found: str) -> Finding:
-    return Finding("pass", what, found)
-
-
-def _shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
-    what = str(folder)
+def _room(what: str, folder: Path, enough: int, fix: str) -> Finding:
     if not os.access(folder, os.W_OK):
-        fix = f"mount it: mount -t tmpfs shm {folder}"
-        return Finding("fail", what, "cannot be written to", fix)
+        return Finding("fail", what, f"{folder} cannot be written to", fix)
     free = shutil.disk_usage(folder).free
-    if free < ENOUGH_SHARED_MEMORY:
-        fix = "enlarge it, as in docker run --shm-size=1g"
-        return Finding("fail", what, f"{free / 2**20:.0f} MiB free", fix)
-    return _passed(what, f"{free / GIB:.1f} GiB free")
-
-
-def _disk(folder: Path) -> Finding:
-    free, where = shutil.disk_usage(folder).free, folder.absolute()
-    if not os.access(folder, os.W_OK):
-        return Finding("fail", "disk", f"{where} cannot be written to", "cd to another folder")
-    if free < ENOUGH_DISK:
-        fix = "make room: remove runs below outputs, or their checkpoints"
-        return Finding("fail", "disk", f"{free / GIB:.1f} GiB free below {where}", fix)
-    return _passed("disk", f"{free / GIB:.0f} GiB free below {where}")
+    return _checked(what, free >= enough, f"{free / GIB:.1f} GiB free in {folder}", fix)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -165,18 +149,14 @@ def _gpus() -> Iterator[Finding]:
     backends = [
         name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)
     ]
-    if "gloo" in backends:
-        yield _passed("backends", ", ".join(backends))
-    else:
-        fix = "install another build of torch: this one has no gloo"
-        yield Finding("fail", "backends", ", ".join(backends) or "none", fix)
+    fix = "install another build of torch: this one has no gloo"
+    yield _checked("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
     if not (seen := machine.visible_gpus()):
         yield Finding("note", "GPUs", "none; runs use the CPU")
     elif not torch.cuda.is_available():
-        cuda = torch.version.cuda
-        built = f"this torch is built for CUDA {cuda}" if cuda else "this torch has no CUDA"
+        found = f"{len(seen)} in the machine, but this torch is built for CUDA {torch.version.cuda}"
         fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
-        yield Finding("fail", "GPUs", f"{len(seen)} in the machine, but {built}", fix)
+        yield Finding("fail", "GPUs", found, fix)
     else:
         yield from map(_gpu, range(torch.cuda.device_count()))
         yield _mps()
@@ -184,11 +164,10 @@ def _gpus() -> Iterator[Finding]:
 
 def _mps() -> Finding:
     """Return whether several runs on one GPU compute at the same time."""
-    shared = "runs that share a GPU (runs_per_gpu)"
     if machine.mps_runs():
-        return _passed("MPS", f"its daemon runs: {shared} compute at the same time")
-    fix = f"if that is to change: {machine.MPS_DAEMON} -d"
-    return Finding("note", "MPS", f"no daemon is seen: {shared} take turns", fix)
+        return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
+    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+    return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
 
 
 def _gpu(index: int) -> Finding:
@@ -202,13 +181,14 @@ def _gpu(index: int) -> Finding:
         return Finding("fail", what, first_line(error), fix)
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
     fix = "another program holds the rest, see nvidia-smi; or take others: gpus=[1]"
-    return Finding("note", what, found, fix) if free < total / 2 else _passed(what, found)
+    half = free >= total / 2
+    return Finding("pass", what, found) if half else Finding("note", what, found, fix)
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
     from expt.data.kinds.originals import Downloaded
 
-    yield _passed("digits", "come with expt")
+    yield Finding("pass", "digits", "come with expt")
     missing = []
     of_all: Any = {"root": root, "download": False, "val_fraction": 0.0}
     of_all |= dict.fromkeys(("train_limit", "mean", "std"))
@@ -223,7 +203,7 @@ def _datasets(root: str | None) -> Iterator[Finding]:
             fix = "name the folder of its own files: dataset.root=FOLDER"
             yield Finding("fail", name, str(error), fix)
         else:
-            yield _passed(name, str(folder))
+            yield Finding("pass", name, str(folder))
     if missing:
         how = "downloaded when first used; or name their folder: dataset.root=FOLDER"
         yield Finding("note", "datasets", f"not here: {', '.join(missing)}; {how}")
@@ -240,10 +220,8 @@ def two_workers(*words: str) -> Finding:
             (paths,) = command(options, typed_at=time.monotonic(), may_sweep=False)
             result = read_result(paths)
         except ExptError as error:
-            fix = (
-                "read the error; if they waited in vain: may programs here talk to each other over"
-                " 127.0.0.1?"
-            )
+            fix = "read the error; if they waited in vain: is 127.0.0.1 closed to programs here?"
             return Finding("fail", "workers", f"two cannot train together: {error}", fix)
     seconds = f"{result['first_step_s']:.1f} s to their first step"
-    return _passed("workers", f"two trained together over {result['backend']}, {seconds}")
+    found = f"two trained together over {result['backend']}, {seconds}"
+    return Finding("pass", "workers", found)

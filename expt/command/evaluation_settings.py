@@ -14,7 +14,7 @@ from expt.command.command_line import readable, where_of
 from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
 from expt.config import secrets, user_code
-from expt.config.identity import Content
+from expt.config.identity import Content, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import parse_evaluation, settings_of, with_value
@@ -88,12 +88,16 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         found = (key for key in values if key.startswith(start))
         return {key.removeprefix(prefix): values[key] for key in found}
 
+    chosen, arguments = values.get("dataset"), below("dataset.", "dataset.")
+    if isinstance(chosen, dict):  # a class in braces
+        arguments = {key: chosen[key] for key in chosen if key != "_target_"} | arguments
+        chosen = chosen.get("_target_", "").rpartition(".")[2]
     return Asked(
         run=folder,
         which=which,
         split=values.get("split"),
-        chosen=None if "dataset" not in values else _name_of_choice(values["dataset"]),
-        dataset=below("dataset.", "dataset."),
+        chosen=None if chosen is None else str(chosen),
+        dataset=arguments,
         metrics=below("task.", "task.metrics"),
         how={key: value for key, value in values.items() if key in HOW},
         words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
@@ -138,12 +142,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         node = with_value(node, key.split("."), value)
     config = parse_evaluation(node, machine.detect())
     content = content_of(config, to_train=False)
-    own = _is_of_run(then["dataset"], dataset, record, content)
+    own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not asked.chosen and not asked.dataset:
         warn("the dataset's files have changed; what is measured may hold training samples")
-    _warn_of_custom_classes(record, dataset)
+    _warn_of_custom_classes(record, config)
     usual = "test" if record["data"].get("test_size") else "val"
     split = asked.split or (usual if own else config.dataset.default_split)
     if own and split in ("train", "all"):
@@ -199,14 +203,6 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
     return _with_features(node, data) if asked.dataset else node
 
 
-def _name_of_choice(value: object) -> str:
-    """Return the name of a choice: of a class in braces that of its class, with its arguments."""
-    if not isinstance(value, dict):
-        return str(value)
-    words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
-    return " ".join([str(value.get("_target_", "")).rpartition(".")[2], *words])
-
-
 def _like(
     then: Mapping[str, Any], data: Mapping[str, Any], node: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -235,33 +231,13 @@ def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, A
     return node
 
 
-def _is_of_run(
-    then: Mapping[str, Any], now: Mapping[str, Any], record: Record, content: Content
-) -> bool:
+def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:
     """Return whether the samples are the run's, wherever they lie now."""
     made = record.get("content")
     if made is not None and made["data"] != content.data:
         return False
-    before, after = (flat({"dataset": _by_target(dataset)}) for dataset in (then, now))
-    return not differing(before, after, "evaluate")
-
-
-def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a custom class and its arguments in the form of a record, whatever the form now."""
-    if "_target_" not in dataset:
-        return dict(dataset)
-    own = {key: value for key, value in dataset.items() if key in _OF_CUSTOM}
-    left_out = {*own, "_target_", "name"}
-    kwargs = {key: value for key, value in dataset.items() if key not in left_out}
-    defaults: dict[str, Any] = {"num_workers": "auto", "num_classes": None}
-    defaults |= {"train": {"train": True}, "test": {"train": False}}
-    return {
-        **defaults,
-        **own,
-        "name": "_target_",
-        "target": dataset["_target_"],
-        "kwargs": kwargs,
-    }
+    then, now = record["config"]["dataset"], shown(config)["dataset"]
+    return not differing(flat({"dataset": then}), flat({"dataset": now}), "evaluate")
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
@@ -274,19 +250,17 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
             )
 
 
-def _warn_of_custom_classes(record: Record, now: Mapping[str, Any]) -> None:
+def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     """Warn where a custom class may prepare samples otherwise than in training."""
     then, made = record["config"], record.get("content")
-    before, after = (
-        dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)
-    )
+    before, after = then["dataset"].get("target"), config.dataset.custom_class
     if before != after and after:
         warn(f"dataset: samples of {after} are normalised as the run's; give images in [0, 1]")
     elif before != after:
         warn(f"dataset: what {before} did to the run's samples is not done here")
+    names = user_code.targets(then)
     if not (made and made["code"] and user_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns
-    names = user_code.targets(then)
     if user_code.fingerprint(names) not in (None, made["code"]):
         named = ", ".join(user_code.with_own_source(names))
         warn(f"{named}: source code has changed since the run; the numbers may differ")

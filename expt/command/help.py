@@ -92,25 +92,18 @@ def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]
     for word in arguments:
         group, equals, value = word.partition("=")
         if not equals and word != "help":
+            choices = [f"{group}={name}" for group, several in names.items() for name in several]
+            chosen = next((each for each in choices if each.endswith(f"={word}")), "")
+            hint = did_you_mean(word, [*WORDS, *names, *keys()])
+            hint = f" Did you mean '{chosen}'?" if chosen else hint
             raise ConfigError(
-                f"{word}: --help takes a command or a choice, as in --help"
-                f" model=convnet.{_near(word, names)}"
+                f"{word}: --help takes a command or a choice, as in --help model=convnet, and shows"
+                f" every key where nothing else is typed.{'' if word in keys() else hint}"
             )
         for name in value.split(",") if group in names else ():
             if name not in names[group]:
-                raise ConfigError(
-                    f"{group}={name}: not one of"
-                    f" {', '.join(names[group])}.{did_you_mean(name, names[group])}"
-                )
-
-
-def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
-    """Return a hint at what was meant, or nothing."""
-    if word in keys():
-        return " It shows every key where nothing else is typed."
-    if group := next((group for group, options in names.items() if word in options), None):
-        return f" Did you mean '{group}={word}'?"
-    return did_you_mean(word, [*WORDS, *names, *keys()])
+                hint = did_you_mean(name, names[group])
+                raise ConfigError(f"{word}: not one of {', '.join(names[group])}.{hint}")
 
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
@@ -179,14 +172,20 @@ def completed(line: str) -> list[str]:
     """Return the words that the last one of `line` may become; a shell offers files for none."""
     typed = line.split() if line[-1:].strip() else [*line.split(), ""]
     *before, last = typed or [""]
+    found = _settings(last)
     if before and before[0] in WORDS:
         if before[0] != "evaluate" or len(before) == 1:
             return []
+        from expt.command.evaluation_settings import CHOICES, TYPED  # late: Hydra
+
+        choices = [f"{key}={choice}" for key, several in CHOICES.items() for choice in several]
+        found += [each for each in choices if each.startswith(last)]
+        keys = (*TYPED, *(f"{key.partition('.')[0]}." for key in TYPED if "." in key))
         return sorted(
-            word for word in _settings(last) + _of_evaluations(last) if _is_measured(word)
+            each for each in found if each.partition("=")[0] in keys or each[:8] == "dataset."
         )
     words = [] if before else [word for word in WORDS if word.startswith(last)]
-    return sorted({*words, *_settings(last)})
+    return sorted({*words, *found})
 
 
 def _settings(word: str) -> list[str]:
@@ -212,19 +211,3 @@ def _options(group: str) -> list[str]:
     folders = [conf_dir(), *([Path(own)] if own else [])]
     files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
     return [path.stem for path in files] if group in groups() or own else []
-
-
-def _of_evaluations(word: str) -> list[str]:
-    from expt.command.evaluation_settings import CHOICES  # late: Hydra
-
-    choices = (f"{key}={choice}" for key, several in CHOICES.items() for choice in several)
-    return [each for each in choices if each.startswith(word)]
-
-
-def _is_measured(word: str) -> bool:
-    """Return whether an evaluation takes this setting."""
-    from expt.command.evaluation_settings import TYPED  # late: Hydra
-
-    key = word.partition("=")[0]
-    leads_to_one = key[-1:] == "." and any(each.startswith(key) for each in TYPED)
-    return key in TYPED or key.startswith("dataset.") or leads_to_one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,9 @@ def as_dict(words: Sequence[str]) -> dict[str, Any]:
 def write_hydra_files(paths: RunPaths, files: HydraFiles) -> None:
     """Write `.hydra` of a run."""
     paths.hydra.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(_three(paths), files, strict=True):
+    three = paths.hydra / "config.yaml", paths.hydra_settings, paths.overrides
+    for path, text in zip(three, files, strict=True):
         path.write_text(text, encoding="utf-8")
-
-
-def _three(paths: RunPaths) -> tuple[Path, Path, Path]:
-    return paths.hydra / "config.yaml", paths.hydra_settings, paths.overrides
 
 
 def remove_unused(run_paths: RunPaths) -> None:
@@ -89,12 +87,7 @@ def remove_unused(run_paths: RunPaths) -> None:
     with contextlib.suppress(OSError):  # a disk that is read-only now
         folder = run_paths.folder
         if folder.is_dir() and {*folder.iterdir()} <= unused and not is_held(run_paths):
-            for path in _three(run_paths):
-                path.unlink(missing_ok=True)
-            if run_paths.hydra.is_dir():
-                run_paths.hydra.rmdir()
-            for path in (*run_paths.code.glob("*"), run_paths.lock):
-                path.unlink(missing_ok=True)
-            if run_paths.code.is_dir():
-                run_paths.code.rmdir()
+            for path in (run_paths.hydra, run_paths.code):
+                shutil.rmtree(path, ignore_errors=True)
+            run_paths.lock.unlink(missing_ok=True)
             paths.remove_empty(folder)

@@ -48,7 +48,7 @@ def command(
             _conclude(this)
         this.sending.wait()
     this.outcome.raise_if_failed()
-    return this.outcome.in_order
+    return [*this.outcome.ended]
 
 
 def _carry_out(this: Command, options: Options) -> None:
@@ -91,6 +91,10 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
             fixed.append(str(override.input_line))
             continue
         axes.append(override)
+        if override.key_or_group == "search":
+            raise ConfigError(
+                f"{override.input_line}: a search has one sampler; type a command for each"
+            )
         if this.composer.is_group(override.key_or_group):
             fixed.append(this.composer.values(override)[0])
     return fixed, axes
@@ -165,7 +169,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     where, why = error.filename, error.strerror or str(error)
     if isinstance(error, BrokenPipeError):
         return RunFailed("nobody reads the output any more")
-    if this.outcome.in_order or (this.began and this.outcome.sweep_folder):
+    if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
     typed = [word.partition("=")[2] for word in options.settings if key_of(word) == key]

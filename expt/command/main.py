@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from expt import __version__, machine, signals
 from expt.command import terminal
@@ -23,9 +22,6 @@ from expt.errors import (
 )
 from expt.launch import forkserver
 from expt.launch.launcher import adopt, launcher
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:

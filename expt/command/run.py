@@ -33,15 +33,12 @@ from expt.runs.result import COMPLETED, FAILED, PAUSED, objective_of, read_resul
 class Outcome:
     """The runs of one command, by what became of them."""
 
-    completed: list[RunPaths] = field(default_factory=list)
-    paused: list[RunPaths] = field(default_factory=list)
-    failed: list[RunPaths] = field(default_factory=list)
+    ended: dict[RunPaths, str] = field(default_factory=dict)
+    """The completed, the paused and the failed, in the order of the grid."""
     num_unfinished: int = 0
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
     """Of each run of a sweep that has failed, by its folder."""
-    in_order: list[RunPaths] = field(default_factory=list)
-    """The completed, the paused and the failed, in the order of the grid."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
@@ -49,46 +46,39 @@ class Outcome:
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
-        if run_paths in self.paused:  # by an earlier command, and has continued
-            self.paused.remove(run_paths)
-            self.in_order.remove(run_paths)
+        self.ended.pop(run_paths, None)  # it was paused by an earlier command
+        if status not in (COMPLETED, PAUSED, FAILED):
+            self.num_unfinished += 1
+            return
+        self.ended[run_paths] = status
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
-        ended = {COMPLETED: self.completed, PAUSED: self.paused, FAILED: self.failed}
-        if status in ended:
-            self.in_order.append(run_paths)
-            ended[status].append(run_paths)
-        else:
-            self.num_unfinished += 1
 
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
         """Take in what became of a sweep's runs.
 
         An error that is `spared` is no failure where any run has come to something.
         """
-        has_any = bool(self.completed or self.paused) or any(
-            job.status in (COMPLETED, PAUSED) for job in jobs
-        )
+        good = {COMPLETED, PAUSED}
+        has_any = bool(good & {*self.ended.values(), *(job.status for job in jobs)})
         for job in jobs:
             if not (has_any and isinstance(job.error, spared)):
                 self.add(job.paths, job.status, job.error)
 
     def raise_if_failed(self) -> None:
         """Raise SweepFailed where a run of the sweep has failed."""
-        if not self.failed:
-            return
-        left = self.num_unfinished
-        rest = f", {left} were stopped or not started" if left else ""
+        folders = {paths: paths.folder.absolute() for paths in self.ended}
         why = {
-            paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed"))
-            for paths in self.failed
+            folder: str(self.errors.get(paths.folder, "it failed"))
+            for paths, folder in folders.items()
+            if self.ended[paths] == FAILED
         }
-        completed, runs = (
-            [paths.folder.absolute() for paths in several]
-            for several in (self.completed, self.in_order)
-        )
-        total = len(self.in_order) + left
-        raise SweepFailed(f"{len(self.failed)} of {total} runs failed{rest}", completed, why, runs)
+        if why:
+            left = self.num_unfinished
+            rest = f", {left} were stopped or not started" if left else ""
+            completed = [each for paths, each in folders.items() if self.ended[paths] == COMPLETED]
+            text = f"{len(why)} of {len(folders) + left} runs failed{rest}"
+            raise SweepFailed(text, completed, why, [*folders.values()])
 
 
 @dataclass

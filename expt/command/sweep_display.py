@@ -112,11 +112,6 @@ class SweepDisplay:
             style = "yellow"
         self._line(what, job, in_one_line(str(job.error), with_log=False), style=style)
 
-    def told(self, text: str) -> None:
-        """Print a line about the sweep as a whole."""
-        self._lines.append(((printable(text), "blue"),))
-        self._print_lines()
-
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Show that a run can't start yet, since another command holds `devices`."""
         self._line("waiting", job, waiting_for(devices))

@@ -84,23 +84,22 @@ def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -
     """
     import numpy as np
 
-    entry = _folder() / _name_of(label, sources)
-    if (kept := _read(entry)) is not None:
-        return kept
     arrays: Arrays | None = None
+
+    def write(folder: Path) -> None:
+        nonlocal arrays
+        arrays = decode()
+        for part, array in zip(Arrays._fields, arrays, strict=True):
+            np.save(folder / f"{part}.npy", array)
+
+    states = digest(str(number) for path in sources for number in state_of(path))
+    name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{states}"
+    if (kept := read(name)) is not None:
+        return kept
     # A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     with contextlib.suppress(OSError, NotImplementedError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(entry):
-            if (kept := _read(entry)) is not None:
-                return kept
-            arrays = decode()
-            with _new(entry) as beside:
-                for part, array in zip(Arrays._fields, arrays, strict=True):
-                    np.save(beside / f"{part}.npy", array)
-        _make_room(entry)
-        return _read(entry) or arrays
-    return arrays or decode()
+        fill(name, write)
+    return read(name) or arrays or decode()
 
 
 def read(name: str) -> Arrays | None:
@@ -108,33 +107,37 @@ def read(name: str) -> Arrays | None:
     return _read(_folder() / name)
 
 
-def fill(
-    name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]
-) -> None:
-    """Create the entry `name` unless another process does.
+def fill(name: str, write: Callable[[Path], None]) -> None:
+    """Let `write` fill the folder of the entry `name`, unless another process does.
 
-    `write` gets a .npy file of len(labels) images of `shape`. An entry whose name is the same up to
-    the last dot makes way. Raise OSError where it cannot be written: the room on the disk is taken
-    before.
+    An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
+    written.
     """
-    import numpy as np
-
     entry = _folder() / name
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
         if _read(entry) is not None:
             return
         with _new(entry) as beside:
-            np.save(beside / "labels.npy", labels)
-            images = beside / "images.npy"
-            np.lib.format.open_memmap(images, "w+", np.uint8, (len(labels), *shape)).flush()
-            with images.open("r+b") as file:
-                os.posix_fallocate(
-                    file.fileno(), 0, images.stat().st_size
-                )  # else a full disk ends the writer, SIGBUS
-                write(images)
-                os.fsync(file.fileno())
+            write(beside)
     _make_room(entry)
+
+
+@contextlib.contextmanager
+def new_images(folder: Path, labels: np.ndarray, shape: tuple[int, ...]) -> Iterator[Path]:
+    """Yield a .npy file of len(labels) images of `shape`, to be written into.
+
+    The room on the disk is taken before: a full disk would end the writer by SIGBUS.
+    """
+    import numpy as np
+
+    np.save(folder / "labels.npy", labels)
+    images = folder / "images.npy"
+    np.lib.format.open_memmap(images, "w+", np.uint8, (len(labels), *shape)).flush()
+    with images.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, images.stat().st_size)
+        yield images
+        os.fsync(file.fileno())
 
 
 def entries() -> list[Entry]:
@@ -174,10 +177,13 @@ def _folder() -> Path:
     return cache_dir() / "decoded"
 
 
-def _name_of(label: str, sources: Sequence[Path]) -> str:
-    stats = [path.stat() for path in sources]
-    what = digest(str(number) for stat in stats for number in (stat.st_size, stat.st_mtime_ns))
-    return f"{label}-{digest(str(path.resolve()) for path in sources)}.{what}"
+def state_of(path: str | Path) -> list[int]:
+    """Return what changes with a file's content: its size, and its times and place on the disk.
+
+    A copy that keeps the times of its source has another change time, which only the system sets.
+    """
+    stat = os.stat(path)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
 
 
 def _lock(entry: Path, timeout: float = -1) -> FileLock:
@@ -310,6 +316,12 @@ def of_files(root: Path, names: Sequence[str]) -> str:
     return digest(words)
 
 
+def of_content(paths: Iterable[Path], kept: str = "known") -> str:
+    """Return a digest of what files hold, whose checksums are `kept` by that name."""
+    with Checksums(kept) as checksums:
+        return digest(checksums.of(path) for path in paths)
+
+
 class Checksums:
     """Checksums on disk, by path, size and times.
 
@@ -347,9 +359,7 @@ class Checksums:
     def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         """Return what `read` has made of a file, which is called again if the file has changed."""
         try:
-            stat, key = path.stat(), f"{path.resolve()} {what}"
-            # Only the system sets the last: a copy that keeps the times of its source has another.
-            state = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
+            state, key = state_of(path), f"{path.resolve()} {what}"
             kept = self._known.get(key)
             if isinstance(kept, list) and kept[:-1] == state:
                 return str(kept[-1])

@@ -109,8 +109,8 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
     return tensor, class_of(label, num_classes)
 
 
-def labelled(sample: Any, what: str) -> tuple[Any, Any]:
-    """Return a sample (`what`, label). Raise DataError where it is none."""
+def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
+    """Return a sample (`what`, `label`). Raise DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
     found = (
@@ -118,7 +118,7 @@ def labelled(sample: Any, what: str) -> tuple[Any, Any]:
         if isinstance(sample, list | tuple)
         else f"a {type(sample).__name__}"
     )
-    raise DataError(f"it is {found}, expected ({what}, label)")
+    raise DataError(f"it is {found}, expected ({what}, {label})")
 
 
 def class_of(label: Any, num_classes: int) -> int:

@@ -26,7 +26,7 @@ from expt.data.checked_samples import (
     structure_of,
     to_tensor,
 )
-from expt.data.images import of_images, streamed
+from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
@@ -100,9 +100,9 @@ def _of_classes(
             found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None
         )
     _refuse_channels_last(dataset.target, shape)
+    seconds = _seconds(dataset, train)
     to_train, to_test = (
-        streamed(part, shape, len(names), num_workers, _seconds(dataset, train))
-        for part in (train, test)
+        image_part(part, shape, num_workers, len(names), sample_s=seconds) for part in (train, test)
     )
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
 
@@ -158,10 +158,11 @@ def _own_samples(
     labelled = labelled and labelled.of(example)
     if labelled and labelled.channels is not None:
         example = example[0].float(), example[1]  # as they are once they are normalised
-    how = num_workers, check, labelled, _seconds(dataset, train)
-    loads = (samples.loading(part, *how) for part in (train, test))
+    channels = labelled and labelled.channels
+    how: Any = {"channels": channels, "labelled": labelled, "sample_s": _seconds(dataset, train)}
     to_train, to_test = (
-        Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True)
+        Part(len(cast(Sized, part)), samples.loading(part, num_workers, check, **how))
+        for part in (train, test)
     )
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from expt.config import user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data.cache import Checksums, digest
+from expt.data.cache import of_content
 from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import continuing
@@ -68,8 +68,7 @@ def of_weights(config: RunConfig) -> str | None:
     if config.weights is None:
         return None
     try:
-        with Checksums("weights") as checksums:
-            return digest([checksums.of(weights_file(config.weights))])
+        return of_content([weights_file(config.weights)], "weights")
     except ConfigError:
         if config.resume is not None:  # its checkpoint has what came of them
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -20,21 +21,22 @@ MODES = {1: "L", 3: "RGB"}
 EXTENSIONS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
 
 
-def walk(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk as os.walk does, also into linked folders, but not in circles."""
+def files_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
+    """Return the files with such names in a folder and below it, each folder's sorted.
+
+    Linked folders are followed, but not in circles.
+    """
+    found = []
     for where, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not _leads_back(where, name)]
-        yield where, folders, names
+        found.append((where, [name for name in names if name.lower().endswith(suffixes)]))
+    return [os.path.join(where, name) for where, names in sorted(found) for name in sorted(names)]
 
 
-def files_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
-    """Return the files with such names in a folder and below it, each folder's sorted."""
-    return [
-        os.path.join(where, name)
-        for where, names in sorted((where, names) for where, _, names in walk(folder))
-        for name in sorted(names)
-        if name.lower().endswith(suffixes)
-    ]
+def names_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
+    """Return the paths below `folder` of such files, sorted, without hidden ones."""
+    names = (os.path.relpath(path, folder) for path in files_below(folder, suffixes))
+    return sorted(name for name in names if not f"{os.sep}{name}".count(f"{os.sep}."))
 
 
 def _leads_back(where: str, name: str) -> bool:
@@ -65,19 +67,31 @@ def names_of_parts(root: str | Path) -> list[str]:
     return names
 
 
-def read_image(path: str, mode: str | None = None) -> Any:
-    """Return a picture of Pillow's, in its own mode or another.
+def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
+    """Return the picture of Pillow's in a file, or one that is open, in its own mode or another.
 
-    Raise DataError for a file that is none.
+    Raise DataError for what is none, by its path, or by the `name` of one that is open.
     """
     from PIL import Image
 
+    is_path = isinstance(source, str | Path)
+    with refuse_damaged(source if is_path else name):
+        if not is_path:
+            return in_mode(source, mode) if mode else source
+        with Image.open(source) as picture:
+            return in_mode(picture, mode) if mode else picture.copy()
+
+
+@contextlib.contextmanager
+def refuse_damaged(name: object) -> Iterator[None]:
+    """Raise DataError for what Pillow raises of a picture."""
+    from PIL.Image import DecompressionBombError
+
     try:
-        with Image.open(path) as image:
-            return in_mode(image, mode) if mode else image.copy()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        yield
+    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
         raise DataError(
-            f"{path} cannot be read as an image ({error}); replace or remove it"
+            f"{name} cannot be read as an image ({error}); replace or remove it"
         ) from error
 
 
@@ -101,7 +115,7 @@ def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> 
     """Return an image as uint8 [height, width, channels], fitted to a size, if there is one."""
     import numpy as np
 
-    image = read_image(path, MODES[channels])
+    image = open_picture(path, MODES[channels])
     pixels = np.array(image if image_size is None else fit(image, image_size))
     return pixels.reshape(*pixels.shape[:2], channels)
 

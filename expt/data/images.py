@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from expt.data import samples
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
-from expt.data.image_files import decode, fit, in_mode
-from expt.data.loading import Finish, Loader, LoaderOptions
+from expt.data.image_files import MODES, fit, open_picture, refuse_damaged
+from expt.data.loading import Loader, LoaderOptions
 from expt.data.memory import InMemoryLoader, place
-from expt.data.samples import IterableLoader
-from expt.data.source import Part, Source
-from expt.data.stream import SampleLoader, StreamLoader, stacked
+from expt.data.samples import loading
+from expt.data.source import NOTHING, Part, Source
 from expt.errors import DataError
 
 Shape = tuple[int, int, int]
@@ -47,8 +46,13 @@ def of_arrays(
     """Return a source of (images uint8 [N, C, H, W], labels) in random order."""
     images, labels = _tensors(train)
     shape = images.shape[1], images.shape[2], images.shape[3]
-    part, originals = in_memory((images, labels), device), _InMemory(images, labels)
-    to_train = transformed(part, originals, shape, len(class_names), num_workers)
+    to_train = image_part(
+        ArrayImages(images, labels),
+        shape,
+        num_workers,
+        len(class_names),
+        memory=in_memory((images, labels), device),
+    )
     others: Any = {"classes": labels, "in_random_order": True}
     return of_images(shape, class_names, to_train, in_memory(test, device), **others)
 
@@ -69,53 +73,47 @@ def _tensors(arrays: Sequence[Any]) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def streamed(
-    dataset: Dataset[Any],
+def image_part(
+    images: Dataset[Any],
     shape: Shape,
-    num_classes: int,
     num_workers: int,
+    num_classes: int | None = None,
+    *,
+    originals: Dataset[Any] | None = None,
+    memory: Part | None = None,
     sample_s: float = math.inf,
 ) -> Part:
-    """Return a part of a Dataset's images, read one by one while a run trains."""
+    """Return a part of images, each of a class if there are `num_classes`.
 
-    def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        if isinstance(dataset, IterableDataset):
-            check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
-            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
-            return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
-        return StreamLoader(
-            dataset,
-            indices,
-            options,
-            shape=shape,
-            num_classes=num_classes,
-            num_workers=num_workers,
-            sample_s=sample_s,
-        )
-
-    return Part(len(cast(Sized, dataset)), load)
-
-
-def transformed(
-    part: Part, originals: Dataset[Any], shape: Shape, num_classes: int, num_workers: int
-) -> Part:
-    """Return the same part, of which a loader with transforms reads the images `originals`.
-
-    These may be of any size, and are read one by one.
+    They are read one by one while a run trains, or are taken from the `memory`. Transforms get the
+    `originals`, which may be of any size.
     """
+    how: Any = {}
+    if num_classes is not None:
+        check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
+        how = {"check": check, "collate": stacked}
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        if not options.transforms:
-            return part.load(indices, options)
-        dataset = Transformed(originals, options.transforms, shape)
-        return StreamLoader(
-            dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers
-        )
+        chosen = images
+        if options.transforms:
+            chosen = Transformed(originals or images, options.transforms, shape)
+        elif memory is not None:
+            return memory.load(indices, options)
+        loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
+        return loads(indices, options)
 
-    return part._replace(load=load)
+    return Part(len(cast(Sized, images)), load)
 
 
-class _InMemory(Dataset[tuple[Tensor, int]]):
+def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Return images [b, C, H, W] and their labels [b]."""
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+class ArrayImages(Dataset[tuple[Tensor, int]]):
+    """Images [N, C, H, W] and labels [N] as samples."""
+
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self._images, self._labels = images, labels
 
@@ -126,93 +124,85 @@ class _InMemory(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
-class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Image files as uint8 [channels, height, width], fitted to a size unless it is None.
+@dataclass(frozen=True)
+class Pairs:
+    """Samples of pictures, or of their files, and as many targets."""
 
-    Raise DataError, when it is read, for a file that is no image.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[str],
-        labels: Sequence[int],
-        image_size: tuple[int, int] | None,
-        channels: int = 3,
-    ) -> None:
-        self._files, self._labels = files, labels
-        self._image_size, self._channels = image_size, channels
+    pictures: Sequence[Any]
+    targets: Sequence[Any]
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.pictures)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = torch.from_numpy(decode(self._files[index], self._image_size, self._channels))
-        return image.permute(2, 0, 1).contiguous(), self._labels[index]
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.pictures[index], self.targets[index]
 
 
+@dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
-    """A dataset of (Pillow's picture, target) as uint8 [C, H, W], in Pillow's `mode` L or RGB.
+    """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
 
-    With a size each is fitted to that; without one all must have `one_size`, where that is set.
-    `target` makes the class, or another target. Raise DataError, when it is read, for a picture
-    that is damaged, or of another size.
+    `pairs` holds them, opened or as paths. With a `size` each is fitted to it; without one all must
+    have `one_size`, where that is set. Raise DataError, when it is read, for a picture that is
+    damaged, or of another size.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        mode: str,
-        size: tuple[int, int] | None,
-        target: Callable[[Any], Any] = int,
-    ) -> None:
-        self._dataset, self._mode, self._size, self._target = dataset, mode, size, target
-        self.one_size: tuple[int, int] | None = None
+    pairs: Any
+    channels: int
+    size: tuple[int, int] | None
+    target: Callable[[Any], Any] = int
+    one_size: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
+        return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        picture, target = read_picture(self._dataset, index, self._mode)
-        if self._size is not None:
-            picture = fit(picture, self._size)
+        picture, target = self.opened(index)
+        if self.size is not None:
+            picture = fit(picture, self.size)
         else:
-            check_size(index, picture.size[::-1], self.one_size)
+            self.check_size(index, picture)
         try:
-            return to_tensor(picture).contiguous(), self._target(target)
+            return to_tensor(picture).contiguous(), self.target(target)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {index}: its target is {target!r} ({error})") from error
 
+    def opened(self, index: int) -> tuple[Any, Any]:
+        """Return a picture of Pillow's, and what its target is made of."""
+        name = f"sample {index}"
+        with refuse_damaged(name):
+            source, target = self.pairs[index]
+        return open_picture(source, MODES[self.channels], name), target
+
+    def check_size(self, index: int, picture: Any) -> None:
+        """Raise DataError for a picture of another height and width than the first's."""
+        size = picture.height, picture.width
+        if self.one_size not in (None, size):
+            one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
+            raise DataError(
+                f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
+                " size, as in 'dataset.image_size=[224,224]'"
+            )
+
     def as_is(self) -> Pictures:
         """Return the same pictures, neither scaled nor all of one size."""
-        return Pictures(self._dataset, self._mode, None, self._target)
+        return replace(self, size=None, one_size=None)
 
 
-def read_picture(dataset: Dataset[Any], index: int, mode: str) -> tuple[Any, Any]:
-    """Return a sample's picture in a mode of Pillow's, and its target. Raise DataError."""
-    try:
-        picture, target = dataset[index]
-        return in_mode(picture, mode), target
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(
-            f"sample {index} cannot be read as an image ({error}); replace or remove it"
-        ) from error
+Sets = TypeVar("Sets", bound=Pictures)
 
 
-def check_size(index: int, size: tuple[int, int], first: tuple[int, int] | None) -> None:
-    """Raise DataError for a picture of another height and width than the first's."""
-    if first not in (None, size):
-        one, other = (f"{height}x{width}" for height, width in (size, first or size))
-        raise DataError(
-            f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
-            " size, as in 'dataset.image_size=[224,224]'"
-        )
+def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
+    """Return the shape of all images, and what refuses those of another."""
+    first = next(iter(sets.values()))
+    height, width = first.size or first[0][0].shape[1:]
+    shape = first.channels, height, width
+    return shape, {part: replace(each, one_size=shape[1:]) for part, each in sets.items()}
 
 
-def _shape_of(sets: Mapping[str, Pictures]) -> Shape:
-    channels, height, width = sets["train"][0][0].shape
-    for each in sets.values():
-        each.one_size = height, width
-    return channels, height, width
+def channels_of(picture: Any, configured: int | None) -> int:
+    """Return how many channels pictures are to have, like the first if nothing else is said."""
+    return configured or (1 if getattr(picture, "mode", "") in ("1", "L") else 3)
 
 
 def of_pictures(
@@ -220,24 +210,31 @@ def of_pictures(
     class_names: Sequence[str],
     labels: Tensor | None,
     num_workers: int,
-    parts: Mapping[str, Part] | None = None,
+    memory: Mapping[str, Part] | None = None,
 ) -> Source:
-    """Return the parts `train`, and `val` and `test` if there are; `labels` are those of train.
+    """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
 
-    Without transforms the `parts` are taken, such as those in memory, where they are given.
+    Without transforms what is in `memory` is taken from there.
     """
-    originals, shape, number = sets["train"].as_is(), _shape_of(sets), len(class_names)
-    parts = parts or {
-        part: streamed(each, shape, number, num_workers) for part, each in sets.items()
+    shape, sets = of_one_shape(sets)
+    how: Any = (shape, num_workers, len(class_names))
+    parts = {
+        part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
+        for part, each in sets.items()
     }
-    train = transformed(parts["train"], originals, shape, number, num_workers)
+    train = parts.get("train", NOTHING)
     others: Any = {"val": parts.get("val")}
     others["classes"] = torch.zeros(train.size) if labels is None else labels
     return of_images(shape, class_names, train, parts.get("test"), **others)
 
 
+def row(target: Any) -> Tensor:
+    """Return numbers as float32 [T]."""
+    return torch.as_tensor(target).float().reshape(-1)
+
+
 def of_numbers(
-    make: Callable[[Callable[[Tensor], Tensor]], Mapping[str, Pictures]],
+    sets: Mapping[str, Pictures],
     targets: Tensor,
     names: Sequence[str],
     num_workers: int,
@@ -247,14 +244,17 @@ def of_numbers(
 ) -> Source:
     """Return parts of pictures with numbers to predict, or labels of 0 and 1.
 
-    `make` makes them with what scales a target float32 [T]; `targets` float32 [N, T] are those of
-    train. They are in units of `scales`; or, where the source `standardises`, of what the training
-    samples give, once these are chosen.
+    `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
+    `standardises`, of what the training samples give, once these are chosen.
     """
 
     def found(by: Scales, **more: Any) -> Source:
         scale = _scaling(by, names)
-        return _of_numbers(make(scale), scale(targets), names, num_workers, **more)
+        scaled = {
+            part: replace(each, target=lambda target: scale(row(target)))
+            for part, each in sets.items()
+        }
+        return _of_numbers(scaled, scale(targets), names, num_workers, **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()
@@ -284,19 +284,11 @@ def _of_numbers(
     num_workers: int,
     **more: Any,
 ) -> Source:
-    shape = _shape_of(sets)
-
-    def part(pictures: Pictures) -> Part:
-        def load(indices: Tensor, options: LoaderOptions) -> Loader:
-            chosen: Dataset[Any] = pictures
-            if options.transforms:
-                chosen = Transformed(pictures.as_is(), options.transforms, shape)
-            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
-            return SampleLoader(chosen, indices, options, collate=samples.collated, **how)
-
-        return Part(len(pictures), load)
-
-    parts = {name: part(each) for name, each in sets.items()}
+    shape, sets = of_one_shape(sets)
+    parts = {
+        part: image_part(each, shape, num_workers, originals=each.as_is())
+        for part, each in sets.items()
+    }
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": targets.shape[1]}
     example, alike = (torch.zeros(shape), torch.zeros(targets.shape[1])), torch.zeros(len(targets))
     more |= {"val": parts.get("val"), "normalises": True, "target_names": tuple(names)}

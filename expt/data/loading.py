@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,26 +73,6 @@ class Shard:
             raise ValueError(f"rank {self.rank} is not within world_size {self.world_size}")
 
 
-class Loader(Protocol):
-    """The batches of one split, for one worker."""
-
-    @property
-    def size(self) -> int:
-        """Samples in the split, over all workers."""
-
-    def __len__(self) -> int:
-        """Batches per epoch; the same number on every worker."""
-
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
-
-    def indices(self, epoch: int, number: int) -> Tensor:
-        """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""
-
-    def evaluation(self) -> Iterator[Batch]:
-        """Yield this worker's samples, each once over all workers, in batches of unequal number."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """How samples become a worker's batches, wherever they are read from."""
@@ -125,15 +105,8 @@ class LoaderOptions:
     """of a global batch, over all workers: none trains on more than one at a time"""
 
 
-class Load(Protocol):
-    """Makes loaders of some of a dataset's samples."""
-
-    def __call__(self, indices: Tensor, options: LoaderOptions, /) -> Loader:
-        """Return a loader of the samples at `indices`."""
-
-
-class ShardedLoader(ABC):
-    """What the loaders share: which samples make which batch. A subclass reads them; see Loader."""
+class Loader(ABC):
+    """The batches of one split, for one worker: which samples make which. A subclass reads them."""
 
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
@@ -152,10 +125,11 @@ class ShardedLoader(ABC):
         return self._indices
 
     def __len__(self) -> int:
+        """Batches per epoch; the same number on every worker."""
         return indexing.num_batches(self.size, self._options.batch_size, self._options.drop_last)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """See Loader."""
+        """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
         options, pieces = self._options, self._pieces(skip)
         ahead, self._ahead = self._ahead, None
         order = ahead if ahead is not None and ahead.epoch == epoch else self._whole_order(epoch)
@@ -185,7 +159,7 @@ class ShardedLoader(ABC):
         return Order(samples, epoch, drawn, times)
 
     def indices(self, epoch: int, number: int) -> Tensor:
-        """See Loader."""
+        """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""
         piece = next(self._pieces(number))
         return self._order(epoch)[piece.start : piece.stop]
 
@@ -204,7 +178,7 @@ class ShardedLoader(ABC):
         )
 
     def evaluation(self) -> Iterator[Batch]:
-        """See Loader."""
+        """Yield this worker's samples, each once over all workers, in batches of unequal number."""
         shard = self._options.shard
         # No gradients are kept in an evaluation, so small batches would only cost time.
         chunk = self._options.eval_batch_size or max(
@@ -221,6 +195,10 @@ class ShardedLoader(ABC):
     @abstractmethod
     def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:
         """Yield a batch for each of `pieces`, which are ranges of `order`."""
+
+
+Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]
+"""Makes a loader of the samples at some indices."""
 
 
 class Finish:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from expt.data import samples
-from expt.data.image_files import MODES, read_image, stretch
-from expt.data.images import check_size, read_picture
+from expt.data.checked_samples import labelled
+from expt.data.image_files import open_picture, stretch
+from expt.data.images import Pictures, image_part, of_one_shape
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Finish, Loader, LoaderOptions
+from expt.data.loading import Loader, LoaderOptions
 from expt.data.source import NOTHING, Part, Source
-from expt.data.stream import SampleLoader
 from expt.errors import DataError
 
 _MODES = ("1", "L", "P", "I", "I;16")  # one number for each pixel
@@ -48,84 +46,38 @@ def values_of(dataset: DatasetConfig, task: Any) -> MaskValues:
     return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
-class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
-    """Images uint8 [C, H, W] and masks int64 [H, W] of (image, mask) files, resized.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MaskPictures(Pictures):
+    """Pictures as uint8 [C, H, W], and their masks int64 [H, W], both resized to `size`.
 
-    Raise DataError, when it is read, for what cannot be read, a mask of another size than its
-    image, or one with other values.
+    `target` makes of a mask's numbers those of its classes. Raise DataError, when it is read, also
+    for a mask of another size than its picture, or one with other values.
     """
 
-    def __init__(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        image_size: tuple[int, int],
-        values: MaskValues,
-        channels: int = 3,
-    ) -> None:
-        self._pairs, self._size, self._values = pairs, image_size, values
-        self._mode = MODES[channels]
-
-    def __len__(self) -> int:
-        return len(self._pairs)
+    values: MaskValues
+    target: Callable[[Any], Any] = lambda numbers: numbers
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        path, mask = self._pairs[index]
-        image = read_image(path, self._mode)
-        return _resized(image, _numbers(read_image(mask), image, mask, self._values), self._size)
+        image, source = self.opened(index)
+        name = source if isinstance(source, str) else f"sample {index}: its mask"
+        mask = self._numbers(open_picture(source, name=name), image, name)
+        if self.size is None:
+            self.check_size(index, image)
+        return _resized(image, mask, self.size or (image.height, image.width))
 
-
-class MaskPictures(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset of (picture, mask), both Pillow's, as images uint8 [C, H, W] and masks int64.
-
-    They are resized to `size`; without one all must have `one_size`, where that is set. `classes`
-    makes of a mask's numbers those of its classes. Raise DataError, when it is read, for what is
-    damaged, and as MaskFolder for a mask.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        values: MaskValues,
-        *,
-        channels: int,
-        size: tuple[int, int] | None,
-        classes: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
-    ) -> None:
-        self._dataset, self._values, self._classes = dataset, values, classes
-        self._mode, self._size = MODES[channels], size
-        self.one_size: tuple[int, int] | None = None
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, drawn = read_picture(self._dataset, index, self._mode)
-        mask = _numbers(drawn, image, f"sample {index}: its mask", self._values, self._classes)
-        size = mask.shape[0], mask.shape[1]
-        if self._size is None:
-            check_size(index, size, self.one_size)
-        return _resized(image, mask, self._size or size)
-
-
-def _numbers(
-    mask: Any,
-    image: Any,
-    name: str,
-    values: MaskValues,
-    classes: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
-) -> np.ndarray:
-    """Return the class of each pixel of a picture, int64 [height, width]."""
-    if mask.mode not in _MODES:
-        raise DataError(
-            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
-            " pixel, as a grey or palette PNG"
-        )
-    if mask.size != image.size:
-        one, other = (f"{each.height}x{each.width}" for each in (mask, image))
-        raise DataError(f"{name} is {one}, and its image {other}; make them one size")
-    numbers = classes(np.array(mask).astype(np.int64))
-    values.check(torch.from_numpy(numbers), name)
-    return numbers
+    def _numbers(self, mask: Any, image: Any, name: str) -> np.ndarray:
+        """Return the class of each pixel of a mask, int64 [height, width]."""
+        if mask.mode not in _MODES:
+            raise DataError(
+                f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
+                " pixel, as a grey or palette PNG"
+            )
+        if mask.size != image.size:
+            one, other = (f"{each.height}x{each.width}" for each in (mask, image))
+            raise DataError(f"{name} is {one}, and its image {other}; make them one size")
+        numbers: np.ndarray = self.target(np.array(mask).astype(np.int64))
+        self.values.check(torch.from_numpy(numbers), name)
+        return numbers
 
 
 def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -144,42 +96,24 @@ def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple
     return pixels.permute(2, 0, 1).contiguous(), torch.from_numpy(mask)
 
 
-def of_mask_pictures(
-    sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int
-) -> Source:
-    """Return the parts `train`, and `val` and `test` if there are.
+def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int) -> Source:
+    """Return the parts `train`, `val` and `test` that there are."""
+    shape, sets = of_one_shape(sets)
 
-    Raise DataError where the first sample cannot be read.
-    """
-    channels, height, width = sets["train"][0][0].shape
-    for each in sets.values():
-        each.one_size = height, width
-    return of_masks(sets, (channels, height, width), num_classes, num_workers)
+    def part(pictures: MaskPictures) -> Part:
+        whole = image_part(pictures, shape, num_workers)
 
-
-def of_masks(
-    sets: Mapping[str, Dataset[Any]],
-    shape: tuple[int, int, int],
-    num_classes: int,
-    num_workers: int,
-) -> Source:
-    """Return parts of images of one shape (channels, height, width) and their masks."""
-    channels, *size = shape
-
-    def part(dataset: Dataset[Any]) -> Part:
         def load(indices: Tensor, options: LoaderOptions) -> Loader:
             # Logits of many classes are as large as an image: no more of them at a time than in
             # training.
             chunk = max(1, options.batch_size // options.shard.world_size)
-            options = dataclasses.replace(options, eval_batch_size=chunk)
-            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=channels)}
-            return SampleLoader(dataset, indices, options, collate=samples.collated, **how)
+            return whole.load(indices, dataclasses.replace(options, eval_batch_size=chunk))
 
-        return Part(len(cast(Sized, dataset)), load)
+        return whole._replace(load=load)
 
-    parts = {name: part(dataset) for name, dataset in sets.items()}
-    shapes = {"channels": channels, "image_size": tuple(size), "num_classes": num_classes}
-    example = torch.zeros(shape), torch.zeros(*size, dtype=torch.int64)
+    parts = {name: part(pictures) for name, pictures in sets.items()}
+    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": num_classes}
+    example = torch.zeros(shape), torch.zeros(shape[1:], dtype=torch.int64)
     train = parts.get("train", NOTHING)
     more: dict[str, Any] = {"val": parts.get("val"), "normalises": True, "moves": False}
     return Source(shapes, (), example, train, parts.get("test"), torch.zeros(train.size), **more)
@@ -190,13 +124,12 @@ def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
 
     Raise DataError for another: a GPU says nothing of it.
     """
-    if not isinstance(sample, list | tuple) or len(sample) != 2:
-        raise DataError(f"is a {type(sample).__name__}, expected (image, mask)")
-    mask = torch.as_tensor(sample[1])
+    inputs, mask = labelled(sample, "image", "mask")
+    mask = torch.as_tensor(mask)
     if mask.dim() != 2 or mask.is_floating_point():
         raise DataError(
             f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height,"
             " width]"
         )
     values.check(mask, "its mask")
-    return sample[0], mask.long()
+    return inputs, mask.long()

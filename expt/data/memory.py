@@ -19,10 +19,9 @@ from expt.data.loading import (
     MIN_EVAL_BATCH,
     Batch,
     Finish,
+    Loader,
     LoaderOptions,
     Order,
-    ShardedLoader,
-    leaves,
     mapped,
     prefetched,
     to_device,
@@ -46,8 +45,8 @@ two or three.
 
 
 class _Block(NamedTuple):
-    images: Tensor
-    labels: Tensor
+    inputs: Tensor
+    targets: Tensor
     pieces: list[Piece]
     """of one size: a batch each"""
 
@@ -60,48 +59,49 @@ def place(images: Tensor, device: torch.device) -> Tensor:
     return images.to(device) if images.nbytes <= free // 2 else images
 
 
-class InMemoryLoader(ShardedLoader):
-    """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit.
+class InMemoryLoader(Loader):
+    """Batches of inputs and targets [N, ...] that are held in memory, on the GPU when they fit.
 
-    `indices` choose the split's samples; only images from `place` are shared between loaders.
+    Images uint8 [N, C, H, W] are augmented and normalised; rows [N, F] are given as they are.
+    `indices` choose the split's samples; only tensors from `place` are shared between loaders.
     """
 
     def __init__(
-        self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions
+        self, inputs: Tensor, targets: Tensor, indices: Tensor, options: LoaderOptions
     ) -> None:
-        super().__init__(
-            indices, dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
-        )
-        self._finish = Finish(options, channels=images.shape[1])
-        device = options.device
-        self._images = place(images, device)
-        self._labels = labels.to(self._images.device)
+        are_images, device = inputs.dim() == 4, options.device
+        if are_images:
+            options = dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
+        super().__init__(indices, options)
+        self._finish = Finish(options, channels=inputs.shape[1]) if are_images else None
+        self._inputs = place(inputs, device)
+        self._targets = targets.to(self._inputs.device)
         self._device = device
-        self._block_size = _BLOCK_BYTES.get(device.type, 0) // (4 * images[0].numel())
+        self._block_size = _BLOCK_BYTES.get(device.type, 0) // max(1, 4 * inputs[:1].numel())
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for images, labels, block in prefetched(self._blocks(order, pieces), self._device):
-            size = len(images) // len(block)
+        for inputs, targets, block in prefetched(self._blocks(order, pieces), self._device):
+            size = len(inputs) // len(block)
             sizes, weightless = (
                 itertools.repeat(block[0].global_size),
                 itertools.repeat(block[0].weightless),
             )
-            yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
+            yield from map(Batch, inputs.split(size), targets.split(size), sizes, weightless)
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         """Yield several batches at a time: the calls of a gather cost more than what it moves."""
-        samples = to_device(
-            order.samples, self._labels.device
-        )  # once per epoch, so that no batch waits for a copy
+        # Once per epoch, so that no batch waits for a copy.
+        samples = to_device(order.samples, self._inputs.device)
         drawn = None if order.drawn is None else to_device(order.drawn, self._device)
         for block in _alike(pieces, self._block_size):
             chosen = _spread(samples, block)
-            numbers = None if drawn is None else _spread(drawn, block)
-            labels = to_device(self._labels.index_select(0, chosen), self._device)
-            yield _Block(self._made(chosen, numbers), labels, block)
-
-    def _made(self, chosen: Tensor, drawn: Tensor | None) -> Tensor:
-        return self._finish(to_device(self._images.index_select(0, chosen), self._device), drawn)
+            inputs, targets = (
+                to_device(tensor.index_select(0, chosen), self._device)
+                for tensor in (self._inputs, self._targets)
+            )
+            if self._finish is not None:
+                inputs = self._finish(inputs, None if drawn is None else _spread(drawn, block))
+            yield _Block(inputs, targets, block)
 
 
 def _eval_batch_size(options: LoaderOptions) -> int | None:
@@ -111,41 +111,6 @@ def _eval_batch_size(options: LoaderOptions) -> int | None:
     share = options.batch_size // options.shard.world_size
     at_a_time = options.batch_size // max(options.batch_parts, options.shard.world_size)
     return max(share, MIN_EVAL_BATCH, min(_EVAL_TIMES * at_a_time, _GPU_EVAL_BATCH))
-
-
-class InMemorySampleLoader(ShardedLoader):
-    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory.
-
-    `indices` choose the split's samples; only tensors from `place` are shared between loaders.
-    """
-
-    def __init__(self, samples: tuple[Any, Any], indices: Tensor, options: LoaderOptions) -> None:
-        super().__init__(indices, options)
-        self._device = options.device
-        self._samples = mapped(lambda tensor: place(tensor, options.device), samples)
-        num_bytes = sum(tensor[:1].nbytes for tensor in leaves(self._samples))
-        self._block_size = _BLOCK_BYTES.get(options.device.type, 0) // max(1, num_bytes)
-
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for samples, block in prefetched(self._blocks(order.samples, pieces), self._device):
-            size = block[0].stop - block[0].start
-            for start in range(0, size * len(block), size):
-                inputs, targets = mapped(
-                    functools.partial(torch.Tensor.narrow, dim=0, start=start, length=size), samples
-                )
-                yield Batch(inputs, targets, block[0].global_size, block[0].weightless)
-
-    def _blocks(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[Any, list[Piece]]]:
-        """Yield several batches at a time, as InMemoryLoader's."""
-        orders = {
-            tensor.device: to_device(order, tensor.device) for tensor in leaves(self._samples)
-        }
-        for block in _alike(pieces, self._block_size):
-            chosen = {device: _spread(order, block) for device, order in orders.items()}
-            yield mapped(functools.partial(self._gathered, chosen=chosen), self._samples), block
-
-    def _gathered(self, tensor: Tensor, chosen: Mapping[torch.device, Tensor]) -> Tensor:
-        return to_device(tensor.index_select(0, chosen[tensor.device]), self._device)
 
 
 def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
@@ -201,8 +166,8 @@ def _source(
     rows: Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any
 ) -> Source:
     def part(index: np.ndarray) -> Part:
-        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
-        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
+        inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
+        return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
 
     train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
     example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
@@ -361,7 +326,7 @@ class Windows:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-class TextLoader(ShardedLoader):
+class TextLoader(Loader):
     """Batches of a text's windows, inputs and targets [b, context]; see Loader."""
 
     def __init__(self, windows: Windows, indices: Tensor, options: LoaderOptions) -> None:

@@ -28,7 +28,6 @@ from expt.data.loading import (
     Loader,
     LoaderOptions,
     Order,
-    ShardedLoader,
     leaves,
     mapped,
     prefetched,
@@ -47,30 +46,39 @@ from expt.errors import ConfigError, DataError, ExptError, warn
 def loading(
     dataset: Dataset[Any],
     num_workers: int,
-    check: Check,
+    check: Check | None = None,
+    *,
+    collate: Callable[[list[Any]], tuple[Any, Any]] | None = None,
+    channels: int | None = None,
     labelled: Labelled | None = None,
     sample_s: float = math.inf,
 ) -> Load:
-    """Return what makes a loader of the samples at given indices.
+    """Return what makes a loader of the samples at given indices, each once it is checked.
 
     A sample is (inputs, targets), anything else is inputs only. Samples are stacked as torch's
-    default_collate does, unless the dataset has a method `collate`, which makes a batch of a list.
+    default_collate does, unless there is a `collate`, or the dataset has a method of that name,
+    which makes a batch of a list. Images of so many `channels` are normalised and augmented.
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         own = getattr(dataset, "collate", None)
-        collate: Callable[[list[Any]], tuple[Any, Any]] = functools.partial(collated, own=own)
+        how: Any = {"collate": collate or functools.partial(collated, own=own)}
         if labelled and own:
             mixes = options.mixing is not None
-            collate = functools.partial(_labelled, own=own, kind=labelled, mixes=mixes)
-        how: Any = {"collate": collate, "num_workers": num_workers}
-        how |= labelled.finish(options) if labelled else {}
+            how["collate"] = functools.partial(_labelled, own=own, kind=labelled, mixes=mixes)
+        if channels is not None:
+            how["finish"] = Finish(options, channels=channels)
+        how["num_workers"] = num_workers
         if isinstance(dataset, IterableDataset):
-            return IterableLoader(dataset, indices, options, check=check, **how)
-        how["sample_s"] = sample_s
-        return SampleLoader(CheckedSamples(dataset, check), indices, options, **how)
+            return IterableLoader(dataset, indices, options, check=check or _unchecked, **how)
+        samples = CheckedSamples(dataset, check) if check else dataset
+        return SampleLoader(samples, indices, options, sample_s=sample_s, **how)
 
     return load
+
+
+def _unchecked(sample: Any) -> Any:
+    return sample
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
@@ -161,10 +169,6 @@ class Labelled:
         is_image = isinstance(inputs, Tensor) and inputs.dim() == 3 and _has_pixels(inputs)
         return dataclasses.replace(self, channels=inputs.shape[0] if is_image else None)
 
-    def finish(self, options: LoaderOptions) -> dict[str, Any]:
-        """Return how a loader is to finish their inputs, as its keyword."""
-        return {} if self.channels is None else {"finish": Finish(options, channels=self.channels)}
-
     def checked(self, batch: tuple[Any, Any], *, mixes: bool) -> tuple[Any, Any]:
         """Return a batch of `collate`. Raise DataError for one that makes no sense.
 
@@ -214,7 +218,7 @@ def _told(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
 
 
-class IterableLoader(ShardedLoader):
+class IterableLoader(Loader):
     """Batches of the samples at given positions, in the order in which they come; see Loader.
 
     Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps

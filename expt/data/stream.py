@@ -23,14 +23,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from expt.data.checked_samples import CheckedSamples, checked_image
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
-    Finish,
+    Loader,
     LoaderOptions,
     Order,
-    ShardedLoader,
     prefetched,
     to_device,
     tree_to_device,
@@ -47,7 +45,7 @@ Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 """Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
 
 
-class SampleLoader(ShardedLoader):
+class SampleLoader(Loader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
     `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
@@ -115,30 +113,6 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
             # processes 5 s late.
             raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
         yield loaded
-
-
-class StreamLoader(SampleLoader):
-    """Batches of a Dataset of (image, label), whose images all have one `shape`, [C, H, W].
-
-    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raise
-    DataError, while iterating, for a sample with another shape or with a label out of range.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        *,
-        shape: tuple[int, int, int],
-        num_classes: int,
-        **how: Any,
-    ) -> None:
-        checked = CheckedSamples(
-            dataset, functools.partial(checked_image, shape=shape, num_classes=num_classes)
-        )
-        finish = Finish(options, channels=shape[0])
-        super().__init__(checked, indices, options, collate=stacked, finish=finish, **how)
 
 
 def seconds_for(dataset: Dataset[Any]) -> float:
@@ -300,12 +274,6 @@ class Collated:
             return self._collate(samples)
         except ExptError as error:
             return error
-
-
-def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return images [b, C, H, W] and their labels [b]."""
-    images, labels = zip(*samples, strict=True)
-    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
 def _data_loader(

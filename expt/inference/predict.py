@@ -18,8 +18,8 @@ from torch import Tensor
 from expt import machine
 from expt.config.schema import RunConfig
 from expt.data import build
-from expt.data.image_files import read_image
-from expt.data.loading import Batch, LoaderOptions, ShardedLoader, mapped, to_device
+from expt.data.image_files import open_picture
+from expt.data.loading import Batch, LoaderOptions, mapped, to_device
 from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError, DataError, OutOfMemory, warn
 from expt.inference.answers import About, Answers, Form, form_of
@@ -135,8 +135,6 @@ class Predictor:
         (loader,) = build.load(
             dataset, config.task, part, record["data"], options, own=True, num_workers=workers
         ).loaders
-        if not isinstance(loader, ShardedLoader):
-            raise DataError(f"--split {split}: the dataset has no such part any more")
         about, done = dataset.origin(config.task, split), 0
         numbers: list[int] = loader.samples.tolist()
         for batch in loader.evaluation():
@@ -153,8 +151,8 @@ class Predictor:
 
         def read(path: str) -> tuple[str, Tensor, tuple[int, int]] | str:
             try:
-                picture = read_image(path)
-                return path, preprocess.picture(picture), (picture.height, picture.width)
+                picture = open_picture(path)
+                return path, preprocess.picture(picture, path), (picture.height, picture.width)
             except Exception as error:  # what a decoder raises of a damaged file is of many kinds
                 told = f"{path} cannot be read as an image ({type(error).__name__}: {error})"
                 return str(error) if isinstance(error, DataError) else told

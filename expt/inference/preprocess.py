@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from expt.data.image_files import fit, in_mode, read_image, stretch
+from expt.data.image_files import MODES, fit, open_picture, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Normalise
 from expt.errors import ConfigError
@@ -94,14 +93,15 @@ class Preprocess:
             )
         return self._normalise(images.to(self._device, copy=True))
 
-    def picture(self, given: Any) -> Tensor:
-        """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size."""
+    def picture(self, given: Any, name: str = "the picture") -> Tensor:
+        """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size.
+
+        Raise DataError for a damaged one, by its path or `name`.
+        """
         channels, (height, width) = self._data["channels"], self._data["image_size"]
-        mode = {1: "L", 3: "RGB"}.get(channels)
-        if mode is None:
+        if channels not in MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
-        is_path = isinstance(given, str | Path)
-        picture = read_image(str(given), mode) if is_path else in_mode(given, mode)
+        picture = open_picture(given, MODES[channels], name)
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
 

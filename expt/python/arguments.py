@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
-import inspect
 import math
 import os
 import re
@@ -70,7 +68,7 @@ class _Setting:
 
     def words(self, value: Any) -> Iterator[str]:
         """One or several for `value`; the choice of a group comes before what is set of it."""
-        value = as_setting(value, self._key, self._key) if self._may_be_class else value
+        value = self._with_class(value)
         if isinstance(value, Interval):
             if not self._sweep:
                 raise ConfigError(
@@ -81,43 +79,26 @@ class _Setting:
         elif self._key == "search":
             yield from _of_search(value)
         elif self._sweep and (axis := _axis(self._key, value)) is not None:
-            yield self._word(axis, ",".join(map(self._text, axis)))
+            for one in axis if self._is_group else ():
+                if isinstance(one, Mapping) and "_target_" not in one:
+                    raise ConfigError(
+                        f"{self._key}={one!r}: an axis has names and classes; sweep a key of one as"
+                        f" in {self._key}={{'name': ..., 'key': [...]}}"
+                    )
+            yield Exact(f"{self._key}={','.join(map(self._text, axis))}")
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
-                text = text_of(f"{self._key}.{name}", as_setting(metric, name, None))
+                text = text_of(f"{self._key}.{name}", as_setting(metric, name))
                 yield Exact(f"++task.metrics.{name}={text}")
         elif isinstance(value, Mapping) and self._is_open:
             yield from self._below(value)
+        elif self._is_group and isinstance(value, list | tuple):
+            raise ConfigError(f"{self._key}={value!r}: several values make a sweep; use expt.sweep")
         else:
-            yield self._word([value], self._text(value))
+            yield Exact(f"{self._key}={self._text(value)}")
 
-    @property
-    def _may_be_class(self) -> bool:
-        return self._key in OF_CLASSES
-
-    def _word(self, values: Sequence[Any], text: str) -> str:
-        if self._is_group:
-            self._refuse_no_choice(values)
-        return Exact(f"{self._key}={text}")
-
-    def _refuse_no_choice(self, values: Sequence[Any]) -> None:
-        for value in values:
-            if isinstance(value, list | tuple) and not self._sweep:
-                raise ConfigError(
-                    f"{self._key}={value!r}: several values make a sweep; use expt.sweep"
-                )
-            if isinstance(value, Mapping) and "_target_" not in value:
-                one = f"{self._key}={{'name': ..., 'key': [...]}}"
-                raise ConfigError(
-                    f"{self._key}={value!r}: an axis has names and classes; sweep a key of one as"
-                    f" in {one}"
-                )
-            if not isinstance(value, str | Mapping) and not (
-                self._may_be_class and hasattr(value, "__name__")
-            ):
-                self._text(value)  # says what an instance is
-                names = [name for name in GROUPS[self._key] if name != "_target_"]
-                raise ConfigError(f"{self._key}={value!r}: not one of {', '.join(names)}.")
+    def _with_class(self, value: Any) -> Any:
+        return as_setting(value, self._key) if self._key in OF_CLASSES else value
 
     def _below(self, values: Mapping[str, Any]) -> Iterator[str]:
         target = values.get("_target_")
@@ -142,11 +123,6 @@ class _Setting:
             yield from _Setting(f"{self._key}.{name}", sweep=True).words(axis)
 
     def _text(self, value: Any) -> str:
-        if self._may_be_class:
-            value = as_setting(value, self._key, self._key)
-            if isinstance(value, Mapping) and isinstance(value.get("_target_"), type):
-                value = {**value, **as_setting(value["_target_"], self._key, self._key)}
-            return text_of(self._key, value)
         if self._key in _LISTS_OF_CLASSES and value is not None:
             if not isinstance(value, list | tuple):
                 axis = "; in a sweep a list is an axis" if self._sweep else ""
@@ -154,9 +130,8 @@ class _Setting:
                 raise ConfigError(
                     f"{self._key}={one}: several may be given{axis}; give a tuple, as in ({one},)"
                 )
-            group = self._key if self._key == "callbacks" else None
-            value = [as_setting(each, f"{self._key}[{at}]", group) for at, each in enumerate(value)]
-        return text_of(self._key, value)
+            value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(value)]
+        return text_of(self._key, self._with_class(value))
 
 
 def _of_search(value: Any) -> Iterator[str]:
@@ -195,8 +170,6 @@ def _axis(key: str, value: Any) -> list[Any] | None:
 
 
 _KEY = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE | re.ASCII)
-_GIVEN = {"channels", "image_size", "num_classes", "train", "params", "optimizer", "total_steps"}
-"""What expt gives to the constructors that name it."""
 
 
 def text_of(key: str, value: Any) -> str:
@@ -223,19 +196,23 @@ def text_of(key: str, value: Any) -> str:
             f"{_name(key, name)}:{text_of(f'{key}.{name}', each)}" for name, each in value.items()
         )
         return f"{{{','.join(pairs)}}}"
-    raise ConfigError(_not_of_yaml(key, value))
+    shown = repr(value)
+    name = shown if len(shown) < 60 and "\n" not in shown else f"{type(value).__name__}(...)"
+    raise ConfigError(
+        f"{key}={name}: is of no kind that YAML has; give a number, a text, a list or a dict; for"
+        " an object that workers build its class, or {'_target_': CLASS, ...}"
+    )
 
 
-def as_setting(value: Any, key: str, group: str | None) -> Any:
+def as_setting(value: Any, key: str) -> Any:
     """Return `value`, of a class or a partial of one as `_target_` and arguments."""
     if isinstance(value, functools.partial):
         if value.args:
-            raise ConfigError(
-                f"{key}: name the arguments of functools.partial({_name_of(value.func)}, ...)"
-            )
-        return {"_target_": dotted(key, value.func, group), **value.keywords}
+            name = getattr(value.func, "__name__", "...")
+            raise ConfigError(f"{key}: name the arguments of functools.partial({name}, ...)")
+        return {"_target_": dotted(key, value.func), **value.keywords}
     if isinstance(value, type) and not issubclass(value, enum.Enum):
-        return {"_target_": dotted(key, value, group)}
+        return {"_target_": dotted(key, value)}
     return value
 
 
@@ -247,11 +224,11 @@ def _plain(key: str, value: Any) -> Any:
         path = os.fspath(value)
         return path if isinstance(path, str) else os.fsdecode(path)
     if isinstance(value, functools.partial):
-        return as_setting(value, key, None)
+        return as_setting(value, key)
     if isinstance(value, Mapping):
         target = value.get("_target_")
         is_class = isinstance(target, type)
-        return {**value, "_target_": dotted(key, target, None)} if is_class else value
+        return {**value, "_target_": dotted(key, target)} if is_class else value
     if isinstance(value, tuple | range):
         return list(value)
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
@@ -276,96 +253,24 @@ def _name(key: str, name: object) -> str:
     )
 
 
-def _not_of_yaml(key: str, value: Any) -> str:
-    if isinstance(value, type):
-        fix = f"{{'_target_': {value.__name__}}} gives an instance of it"
-        return f"{key}={value.__name__}: is a class, of which a setting holds none; {fix}"
-    if inspect.isroutine(value):
-        return f"{key}={_name_of(value)}: is a function; give a class, or a value"
-    if kind := instance_of(value):
-        name = type(value).__name__
-        with_arguments = "".join(f", '{each}': ..." for each in _own(type(value)))
-        fix = f"{{'_target_': {name}{with_arguments}}}" if with_arguments else name
-        return f"{key}: is {kind} that is built already; give the class, which workers build: {fix}"
-    if isinstance(value, set | frozenset):
-        return f"{key}={value!r}: a set has no order; give a list"
-    if dataclasses.is_dataclass(value):
-        return f"{key}: give a dict, as of dataclasses.asdict"
-    shown = repr(value)
-    told = shown if len(shown) < 60 else f"{type(value).__name__}(...)"
-    return f"{key}={told}: is of no kind that YAML has; give a number, a text, a list or a dict"
-
-
-def _own(cls: type) -> list[str]:
-    """Return the first argument of the constructor that expt does not give, if there is one."""
-    try:
-        names = inspect.signature(cls).parameters.values()
-    except ValueError:
-        return []
-    named = [
-        each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    return [name for name in named if name not in _GIVEN][:1]
-
-
-def _name_of(value: Any) -> str:
-    return str(getattr(value, "__name__", type(value).__name__))
-
-
-BASES = {
-    "model": ("torch.nn", "Module"),
-    "dataset": ("torch.utils.data", "Dataset"),
-    "optimizer": ("torch.optim", "Optimizer"),
-    "scheduler": ("torch.optim.lr_scheduler", "LRScheduler"),
-    "task": ("expt.tasks.task", "Task"),
-    "callbacks": ("expt.training.callback", "Callback"),
-}
-"""What a group builds; whoever has made a class of it has imported its module."""
-_KINDS = {
-    "Module": "a module",
-    "Dataset": "a dataset",
-    "Optimizer": "an optimiser",
-    "LRScheduler": "a scheduler",
-}
-
-
-def dotted(key: str, cls: Any, group: str | None) -> str:
-    """Return the name of `cls`, as in `mine.Net`; `group` names its base class.
+def dotted(key: str, cls: Any) -> str:
+    """Return the name of `cls`, as in `mine.Net`.
 
     Raises ConfigError for what a worker could not import: a function, a class within another or
     within a function, and one of `__main__` whose source is not known.
     """
+    name = getattr(cls, "__qualname__", str(cls))
     if not isinstance(cls, type):
-        what = "a function" if inspect.isroutine(cls) else f"an object ({type(cls).__name__})"
-        raise ConfigError(f"{key}={getattr(cls, '__name__', cls)!s}: is {what}; give a class")
-    if group in BASES and not _is_subclass(cls, *BASES[group]):
+        raise ConfigError(f"{key}={name}: is no class; give one")
+    if "." in name:
         raise ConfigError(
-            f"{key}={cls.__name__}: refused, it is not a subclass of {'.'.join(BASES[group])}"
-        )
-    if "." in cls.__qualname__:
-        raise ConfigError(
-            f"{key}={cls.__qualname__}: no worker finds it there; define it at the top of a module"
-            " or a cell"
+            f"{key}={name}: no worker finds it there; define it at the top of a module or a cell"
         )
     if cls.__module__ == "__main__":
         return main_module.dotted(key, cls)
-    there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
-    if there is not cls:
-        raise ConfigError(f"{key}={cls.__name__}: {cls.__module__} has another now; import it anew")
-    return f"{cls.__module__}.{cls.__name__}"
-
-
-def instance_of(value: object) -> str:
-    """Return what `value` is, such as `a module`, where a group builds it; else nothing."""
-    for module, name in BASES.values():
-        if not isinstance(value, type) and _is_subclass(type(value), module, name):
-            return _KINDS.get(name, f"a {name}")
-    return ""
-
-
-def _is_subclass(cls: type, module: str, name: str) -> bool:
-    base = getattr(sys.modules.get(module), name, None)
-    return isinstance(base, type) and issubclass(cls, base)
+    if getattr(sys.modules.get(cls.__module__), name, None) is not cls:
+        raise ConfigError(f"{key}={name}: {cls.__module__} has another now; import it anew")
+    return f"{cls.__module__}.{name}"
 
 
 @dataclass(frozen=True)

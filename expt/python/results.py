@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Best, FoundRecord, Record, read_result
 from expt.runs.sweep import by_objective
-from expt.runs.view.curves import History, figure
+from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.query import ListedRun
 
@@ -67,9 +68,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        from expt.runs.view import leaderboard  # late: for a notebook alone
-
-        return leaderboard.run_html(self.folder, self.record, self.history)
+        return f"<pre>{escape(repr(self))}</pre>{in_html(self.record, self.history)}"
 
     @property
     def status(self) -> str:
@@ -273,11 +272,6 @@ class SweepResult(Runs):
         return "\n".join(
             [f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures]
         )
-
-    def _repr_html_(self) -> str:
-        from expt.runs.view import leaderboard  # late: for a notebook alone
-
-        return leaderboard.sweep_html(self._found())
 
 
 class Predictions(list[dict[str, Any]]):

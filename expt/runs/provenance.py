@@ -108,8 +108,8 @@ def _after_colon(path: Path, name: str) -> str | None:
 def command() -> str:
     """Return what was typed, for a shell."""
     name = Path(sys.argv[0]).name
-    modules = {"__main__.py": "python -m expt", "rerun.py": "python -m expt.rerun"}
-    return " ".join([modules.get(name, name), *map(shlex.quote, sys.argv[1:])])
+    program = "python -m expt" if name == "__main__.py" else name
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def program() -> str:

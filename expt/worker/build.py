@@ -25,7 +25,7 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.loading import Batch, Loader, Shard, ShardedLoader, mapped
+from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import IterableLoader, refuse_shuffled
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
@@ -393,7 +393,7 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """
     if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
         return
-    if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
+    if loader is None or isinstance(loader, IterableLoader):
         return
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.conftest import environment, run
+from tests.conftest import run
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +56,10 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
         ["doctor", "gpus=2"],
         ["--epochs", "5"],
         ["epochs=1", "report"],
+        ["=3"],
+        ["hydra.run.dir="],
+        ["-m", "seed=1,2", "hydra.sweep.dir=''"],
+        ["-m", "search=tpe,random", "seed=1,2"],
         ["modle=mlp"],
         ["model=mpl"],
         ["epochs=x"],
@@ -96,20 +98,6 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     gone.rmdir()
     assert ended("epochs=1") == 2
     assert "the current folder is no longer there" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("module", ["expt.report", "expt.rerun"])
-def test_subcommands_are_modules_too(module: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", module, "nowhere"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: nowhere: ")
 
 
 NET = """

@@ -18,7 +18,7 @@ def test_what_had_paused_and_went_on_counts_once() -> None:
     outcome, paths = Outcome(), RunPaths(Path("a"))
     for status in (PAUSED, PAUSED, COMPLETED):
         outcome.add(paths, status)
-    assert (outcome.paused, outcome.completed, outcome.in_order) == ([], [paths], [paths])
+    assert outcome.ended == {paths: COMPLETED}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
     outcome.add_jobs(
         [diverged, *(Job(RunPaths(Path(status)), None, status) for status in others)], (Diverged,)
     )
-    assert len(outcome.failed) == failed
+    assert list(outcome.ended.values()).count(FAILED) == failed
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,9 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     outcome = Outcome(num_unfinished=unseen)
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
-    assert len(outcome.completed) == statuses.count(COMPLETED)
-    assert len(outcome.in_order) == sum(
-        status in (COMPLETED, PAUSED, FAILED) for status in statuses
-    )
+    assert [*outcome.ended.values()] == [
+        status for status in statuses if status in (COMPLETED, PAUSED, FAILED)
+    ]
     if said is None:
         outcome.raise_if_failed()
         return
@@ -71,4 +70,4 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), (
         "it may come from another process"
     )
-    assert raised.value.completed == [paths.folder.absolute() for paths in outcome.completed]
+    assert len(raised.value.completed) == statuses.count(COMPLETED)

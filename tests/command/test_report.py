@@ -171,7 +171,7 @@ def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) ->
 def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path, words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "expt.report", *words]
+    command = [sys.executable, "-m", "expt", "report", *words]
     done = subprocess.run(
         command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE
     )

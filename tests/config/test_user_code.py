@@ -250,7 +250,7 @@ def test_what_is_installed_is_imported_as_ever() -> None:
     user_code.install_finder()
     user_code.install_finder()
     assert sys.meta_path.count(user_code._FINDER) == 1
-    for name in "colorsys", "expt.report":
+    for name in "colorsys", "expt.api":
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert not isinstance(spec.loader, user_code._ByContent)

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from expt.config import kinds
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
+from expt.data.images import ArrayImages, image_part
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
-from expt.data.stream import StreamLoader
 from expt.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -34,14 +33,6 @@ ALL_THREE = Augmentation(crop_padding=2, flip=True, cutout=3)
 MEAN, STD = (0.4, 0.6), (0.2, 0.3)
 
 
-class Stored(Dataset[Any]):
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return IMAGES[index], index
-
-
 EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, mean=MEAN, std=STD)
 
 
@@ -50,8 +41,8 @@ def in_memory(**options: Any) -> Loader:
 
 
 def streamed(**options: Any) -> Loader:
-    shape, chosen = (2, HEIGHT, WIDTH), dataclasses.replace(EIGHT, **options)
-    return StreamLoader(Stored(), LABELS, chosen, shape=shape, num_classes=SIZE)
+    part = image_part(ArrayImages(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, SIZE)
+    return part.load(LABELS, dataclasses.replace(EIGHT, **options))
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

@@ -17,19 +17,19 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
-from expt.data.images import ImageFiles
+from expt.data.images import Pairs, Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_images
 from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
-from expt.data.stream import StreamLoader
+from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 
 
-def image_files(listing: Listing) -> ImageFiles:
-    return ImageFiles(listing.files, listing.labels, (8, 10))
+def image_files(listing: Listing) -> Pictures:
+    return Pictures(Pairs(listing.files, listing.labels), 3, (8, 10))
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:
@@ -103,7 +103,7 @@ def test_a_val_folder_validates(
         100,
     ]
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert isinstance(data.train, InMemoryLoader if cache else StreamLoader)
+    assert isinstance(data.train, InMemoryLoader if cache else SampleLoader)
 
 
 def test_a_folder_with_train_alone_has_no_test(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_what_a_fold_validates_on_is_trained_on_in_all_others_and_nowhere_else()
         data = digits(folds=4, fold=fold)
         assert data.val is not None
         indices = torch.cat([data.train.indices(1, number) for number in range(len(data.train))])
-        of_val = data.val.samples.tolist()  # type: ignore[attr-defined]
+        of_val = data.val.samples.tolist()
         assert not {*indices.tolist()} & {*of_val}
         assert len({*indices.tolist()}) == len(indices) == (1437 - len(of_val)) // 64 * 64
         seen += of_val

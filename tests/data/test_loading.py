@@ -22,10 +22,10 @@ from torch.utils.data import Dataset
 
 from expt.data import stream
 from expt.data.augment import Augmentation
+from expt.data.images import image_part
 from expt.data.indexing import Piece
-from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard, ShardedLoader
+from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard
 from expt.data.memory import InMemoryLoader, _eval_batch_size
-from expt.data.stream import StreamLoader
 from expt.errors import DataError
 from tests.conftest import environment
 from tests.faults.running import wait_until
@@ -73,15 +73,9 @@ def streamed(
     num_classes: int = SIZE,
     num_workers: int = 0,
     **options: Any,
-) -> StreamLoader:
-    return StreamLoader(
-        dataset or InRam(),
-        indices,
-        dataclasses.replace(FIVE, **options),
-        shape=(channels, 4, 3),
-        num_classes=num_classes,
-        num_workers=num_workers,
-    )
+) -> Loader:
+    part = image_part(dataset or InRam(), (channels, 4, 3), num_workers, num_classes)
+    return part.load(indices, dataclasses.replace(FIVE, **options))
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
@@ -374,7 +368,7 @@ def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(is_running, children)), timeout_s=2)
 
 
-class OnGPU(ShardedLoader):
+class OnGPU(Loader):
     """Tells what it was to read; no tensor goes there."""
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
@@ -396,13 +390,13 @@ def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
         for on in ("cuda", "cpu")
     )
     asked = list[int]()
-    whole_order = ShardedLoader._whole_order
+    whole_order = Loader._whole_order
 
-    def noted(loader: ShardedLoader, epoch: int) -> Order:
+    def noted(loader: Loader, epoch: int) -> Order:
         asked.append(epoch)
         return whole_order(loader, epoch)
 
-    monkeypatch.setattr(ShardedLoader, "_whole_order", noted)
+    monkeypatch.setattr(Loader, "_whole_order", noted)
     orders = [(1, 0), (2, 3), (2, 0), (5, 0), (3, 1)]
     for epoch, skip in orders:
         assert same(list(gpu.epoch(epoch, skip)), list(cpu.epoch(epoch, skip)))

@@ -16,7 +16,7 @@ from expt.data.checked_samples import CheckedSamples
 from expt.data.image_files import parts_there
 from expt.data.kinds.image_folder import list_pairs
 from expt.data.loading import Shard
-from expt.data.masks import MaskFolder, MaskValues, checked_mask
+from expt.data.masks import MaskPictures, MaskValues, checked_mask
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 
@@ -41,8 +41,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskFolder:
-    return MaskFolder(list_pairs(root, "train"), size, VALUES)
+def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskPictures:
+    return MaskPictures(pairs=list_pairs(root, "train"), channels=3, size=size, values=VALUES)
 
 
 def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) -> None:

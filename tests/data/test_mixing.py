@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from expt.data.augment import Augmentation, Mixing, box_of
-from expt.data.images import _InMemory as Images
+from expt.data.images import ArrayImages, image_part
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader, InMemorySampleLoader
-from expt.data.stream import StreamLoader
+from expt.data.memory import InMemoryLoader
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -34,15 +33,13 @@ def in_memory(**options: Any) -> Loader:
 
 
 def streamed(**options: Any) -> Loader:
-    chosen = dataclasses.replace(EIGHT, **options)
-    return StreamLoader(
-        Images(IMAGES, LABELS), torch.arange(SIZE), chosen, shape=(2, 6, 5), num_classes=CLASSES
-    )
+    part = image_part(ArrayImages(IMAGES, LABELS), (2, 6, 5), 0, CLASSES)
+    return part.load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
 
 
 def rows(**options: Any) -> Loader:
-    samples = IMAGES.flatten(1).float(), LABELS
-    return InMemorySampleLoader(samples, torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
+    chosen, inputs = dataclasses.replace(EIGHT, **options), IMAGES.flatten(1).float()
+    return InMemoryLoader(inputs, LABELS, torch.arange(SIZE), chosen)
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

@@ -17,7 +17,7 @@ from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, LoaderOptions, Shard
-from expt.data.memory import InMemorySampleLoader
+from expt.data.memory import InMemoryLoader
 from expt.errors import ConfigError, DataError
 from expt.inference.files import Features
 from expt.tasks.classification import Config as Classification
@@ -360,11 +360,8 @@ def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trees_in_memory_are_gathered_as_their_indices_say(
-    world_size: int, drop_last: bool
-) -> None:
+def test_rows_in_memory_are_gathered_as_their_indices_say(world_size: int, drop_last: bool) -> None:
     numbers = torch.arange(14)
-    tree = ({"x": numbers[:, None] * 2.0, "pair": (numbers, numbers.float())}, numbers * 3)
     for rank in range(world_size):
         options = LoaderOptions(
             batch_size=4,
@@ -373,14 +370,13 @@ def test_trees_in_memory_are_gathered_as_their_indices_say(
             shuffle=True,
             drop_last=drop_last,
         )
-        loader = InMemorySampleLoader(tree, torch.arange(1, 14), options)
+        loader = InMemoryLoader(numbers[:, None] * 2.0, numbers * 3, torch.arange(1, 14), options)
         batches = list(loader.epoch(2))
         assert len(batches) == len(loader) == (3 if drop_last else 4)
         for number, batch in enumerate(batches):
             chosen = loader.indices(2, number)
             assert batch.targets.tolist() == (chosen * 3).tolist()
-            assert batch.inputs["x"].tolist() == (chosen[:, None] * 2.0).tolist()
-            assert batch.inputs["pair"][1].tolist() == chosen.tolist()
+            assert batch.inputs.tolist() == (chosen[:, None] * 2.0).tolist()
             assert batch.global_size == (4 if number < 3 else 1)
             assert batch.weightless == (number == 3 and rank > 0)
         assert [batch.targets.tolist() for batch in loader.epoch(2, skip=2)] == [

@@ -116,7 +116,7 @@ CASES = {
         "the chosen dataset has no key 'dataset.num_workers'"),
     "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2,
         "hydra.launcher.retries=x: Value 'x' of"),
-    "no key": Bad("=3", 2, "not of the form key=value"),
+    "no key": Bad("=3", 2, "=3: "),
     "a number for a group": Bad("model=3", 2, "model=3: "),
     "no value": Bad("epochs=", 2, "epochs='': input should be a valid integer"),
     "none of it": Bad("epochs=0", 2, "epochs=0: input should be greater than or equal to 1"),

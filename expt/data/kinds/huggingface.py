@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Size
 from expt.data import columns
 from expt.data.cache import cache_dir, of_files
-from expt.data.image_files import MODES, files_below
+from expt.data.image_files import names_below
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from expt.data.source import Source
 
 _PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
-_GREY = ("1", "L")
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -101,9 +100,8 @@ class HuggingFace(Images):
         return of_files(Path(self.path), self._files())
 
     def _files(self) -> list[str]:
-        """Return its files below the folder, sorted; without hidden ones, such as a download's."""
-        names = (os.path.relpath(path, self.path) for path in files_below(self.path))
-        return sorted(name for name in names if "." not in {part[0] for part in Path(name).parts})
+        """Return its files below the folder; hidden ones are a download's."""
+        return names_below(self.path)
 
     def open(
         self,
@@ -138,16 +136,15 @@ class HuggingFace(Images):
 
 
 def _pictures(
-    dataset: HuggingFace, splits: Mapping[str, Any], targets: Mapping[str, Any], target: Any = int
+    dataset: HuggingFace, splits: Mapping[str, Any], targets: Mapping[str, Any]
 ) -> dict[str, Pictures]:
-    from expt.data.images import Pictures
+    from expt.data.images import Pictures, channels_of
 
     rows: dict[str, Any] = {
         part: _Rows(split, dataset, targets[part]) for part, split in splits.items()
     }
-    mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
-    mode = MODES[dataset.channels] if dataset.channels else mode
-    return {part: Pictures(each, mode, dataset.image_size, target) for part, each in rows.items()}
+    channels = channels_of(rows["train"][0][0], dataset.channels)
+    return {part: Pictures(each, channels, dataset.image_size) for part, each in rows.items()}
 
 
 def _numbered(
@@ -161,7 +158,7 @@ def _numbered(
     read = {part: _read_targets(dataset, part, split, task) for part, split in splits.items()}
     targets = {part: torch.from_numpy(values).float() for part, (values, _) in read.items()}
     return of_numbers(
-        lambda scaled: _pictures(dataset, splits, targets, scaled),
+        _pictures(dataset, splits, targets),
         targets["train"],
         read["train"][1],
         num_workers,
@@ -181,14 +178,15 @@ def _read_targets(
 
 
 def _masks(dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int) -> Source:
-    from expt.data.masks import MaskPictures, of_mask_pictures, values_of
+    from expt.data.masks import MaskPictures, of_masks, values_of
 
-    values, how = values_of(dataset, task), {}
-    for part, split in splits.items():
-        pairs: Any = _Rows(split, dataset, None)
-        size = dataset.image_size
-        how[part] = MaskPictures(pairs, values, channels=dataset.channels or 3, size=size)
-    return of_mask_pictures(how, values.num_classes, num_workers)
+    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
+    how["values"] = values = values_of(dataset, task)
+    sets = {
+        part: MaskPictures(pairs=_Rows(split, dataset, None), **how)
+        for part, split in splits.items()
+    }
+    return of_masks(sets, values.num_classes, num_workers)
 
 
 def _classes(

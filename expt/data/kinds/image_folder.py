@@ -91,28 +91,20 @@ class ImageFolder(Images):
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import ImageFiles, in_memory, of_images, streamed, transformed
-        from expt.data.source import NOTHING
+        from expt.data.images import Pairs, Pictures, in_memory, of_pictures
 
         listings = list_parts(self.root)
         decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
-        shape, names = (self.channels, *self.image_size), next(iter(listings.values())).classes
-        parts = {}
-        for part, listing in listings.items():
-            if None in decoded.values():
-                images = ImageFiles(listing.files, listing.labels, self.image_size, shape[0])
-                parts[part] = streamed(images, shape, len(names), num_workers)
-            elif (arrays := decoded[part]) is not None:
-                parts[part] = in_memory(arrays, device)
-        others: Any = {"val": parts.get("val")}
-        if "train" not in listings:  # in an evaluation
-            none = torch.empty(0)
-            return of_images(shape, names, NOTHING, parts.get("test"), classes=none, **others)
-        labels, files = listings["train"].labels, listings["train"].files
-        originals = ImageFiles(files, labels, None, shape[0])
-        train = transformed(parts["train"], originals, shape, len(names), num_workers)
-        classes = torch.tensor(labels)
-        return of_images(shape, names, train, parts.get("test"), classes=classes, **others)
+        found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
+        is_whole = len(found) == len(listings)
+        memory = {part: in_memory(each, device) for part, each in found.items() if is_whole}
+        sets = {
+            part: Pictures(Pairs(each.files, each.labels), self.channels, self.image_size)
+            for part, each in listings.items()
+        }
+        labels = torch.tensor(listings["train"].labels) if "train" in listings else None
+        classes = next(iter(listings.values())).classes
+        return of_pictures(sets, classes, labels, num_workers, memory)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's files; of val those of train, if it is held out."""
@@ -195,13 +187,8 @@ def _name(listing: Listing, dataset: ImageFolder) -> str:
     where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
     words = list(listing.classes)
     for file, label in zip(listing.files, listing.labels, strict=True):
-        stat = os.stat(file)
-        words += (
-            os.path.relpath(file, listing.folder),
-            str(label),
-            str(stat.st_size),
-            str(stat.st_mtime_ns),
-        )
+        name = os.path.relpath(file, listing.folder)
+        words += (name, str(label), *map(str, cache.state_of(file)))
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
@@ -221,15 +208,20 @@ def _free_disk() -> int:
 def _decode_into_cache(listing: Listing, dataset: ImageFolder) -> None:
     import numpy as np
 
-    def write(images: Path) -> None:
-        starts = range(0, len(listing.files), CHUNK)
+    labels, shape = np.array(listing.labels, np.int64), (dataset.channels, *dataset.image_size)
+
+    def write(folder: Path) -> None:
+        how = dataset.image_size, dataset.channels
         # Threads are enough: Pillow decodes and resizes without Python's lock.
-        with ThreadPoolExecutor(usable_cpus()) as pool:
-            how = dataset.image_size, dataset.channels
-            files = [listing.files[start : start + CHUNK] for start in starts]
+        with (
+            cache.new_images(folder, labels, shape) as images,
+            ThreadPoolExecutor(usable_cpus()) as pool,
+        ):
             futures = [
-                pool.submit(_decode_chunk, images, start, some, *how)
-                for start, some in zip(starts, files, strict=True)
+                pool.submit(
+                    _decode_chunk, images, start, listing.files[start : start + CHUNK], *how
+                )
+                for start in range(0, len(listing.files), CHUNK)
             ]
             try:
                 for future in futures:
@@ -237,8 +229,7 @@ def _decode_into_cache(listing: Listing, dataset: ImageFolder) -> None:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    labels = np.array(listing.labels, np.int64)
-    cache.fill(_name(listing, dataset), labels, (dataset.channels, *dataset.image_size), write)
+    cache.fill(_name(listing, dataset), write)
 
 
 def _decode_chunk(
@@ -298,13 +289,13 @@ class SegmentationFolder(DatasetConfig):
         """See DatasetConfig."""
         from expt.data import masks
 
-        values, root = masks.values_of(self, task), Path(self.root)
+        how: Any = {"channels": self.channels, "size": self.image_size}
+        how["values"] = masks.values_of(self, task)
         folders = {
-            part: masks.MaskFolder(list_pairs(root, part), self.image_size, values, self.channels)
-            for part in parts_there(root)
+            part: masks.MaskPictures(pairs=list_pairs(Path(self.root), part), **how)
+            for part in parts_there(self.root)
         }
-        shape = self.channels, *self.image_size
-        return masks.of_masks(folders, shape, self.num_classes, num_workers)
+        return masks.of_masks(folders, self.num_classes, num_workers)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's images; of val those of train, if it is held out."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.data.cache import Checksums, digest
+from expt.data.cache import of_content, state_of
 from expt.data.columns import (
     FIX,
     Column,
@@ -51,6 +51,10 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Table(DatasetConfig):
+    if TYPE_CHECKING:
+        path: Any
+        targets: Any
+        features: Any
     standardise: Standardise
     standardise_targets: Standardise
     test_fraction: HeldOut
@@ -59,11 +63,7 @@ class _Table(DatasetConfig):
 
     default_split = "all"
     names_classes = True
-
-    @property
-    def has_rows(self) -> bool:
-        """See DatasetConfig."""
-        return True
+    has_rows = True
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
@@ -73,12 +73,9 @@ class _Table(DatasetConfig):
     @property
     def file(self) -> Path:
         """The table. Raise DataError where it is missing."""
-        raise NotImplementedError
-
-    @property
-    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """The names of the targets, and of the features; None for all others."""
-        raise NotImplementedError
+        if not (path := Path(self.path)).is_file():
+            raise DataError(f"dataset.path={path}: there is no such file")
+        return path
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig."""
@@ -90,9 +87,9 @@ class _Table(DatasetConfig):
         Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot
         be read, and where the task `learns` of them for classes of which nothing can be learned.
         """
-        state, (targets, features) = self.file.stat(), self.columns
+        targets, features = names_of(self.targets), self.features
         kind = _KINDS.get(getattr(task, "TARGETS", ""), "number")
-        rows = _load(self.file, (state.st_size, state.st_mtime_ns), targets, features, kind)
+        rows = _load(self.file, tuple(state_of(self.file)), targets, features, kind)
         if learns and rows.class_names:
             check_learnable(self.file, targets[0], rows.targets, rows.class_names)
         return rows
@@ -132,26 +129,13 @@ class Table(_Table):
 
     TASKS = ("classification", "regression", "multilabel")
 
-    @property
-    def file(self) -> Path:
-        """See _Table."""
-        if not (path := Path(self.path)).is_file():
-            raise DataError(f"dataset.path={path}: there is no such file")
-        return path
-
-    @property
-    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """See _Table."""
-        return names_of(self.targets), self.features
-
     def problems(self, task: Any) -> list[str]:
         """See DatasetConfig."""
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
-        with Checksums("known") as checksums:
-            return digest([checksums.of(self.file)])
+        return of_content([self.file])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -161,17 +145,7 @@ class Diabetes(_Table):
     name: Literal["diabetes"]
 
     TASKS = ("regression",)
-    targets: ClassVar[str] = "progression"
-
-    @property
-    def file(self) -> Path:
-        """See _Table."""
-        return DIABETES
-
-    @property
-    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """See _Table."""
-        return ("progression",), None
+    path, targets, features = str(DIABETES), "progression", None
 
 
 def names_of(columns: str | Sequence[str]) -> tuple[str, ...]:
@@ -200,7 +174,7 @@ def problems_of_columns(
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep
 def _load(
     path: Path,
-    _state: tuple[int, int],
+    _state: tuple[int, ...],
     targets: tuple[str, ...],
     features: tuple[str, ...] | None,
     kind: Kind,

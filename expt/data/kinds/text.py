@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.data.cache import Arrays, Checksums, decoded, digest
+from expt.data.cache import Arrays, decoded, digest, of_content
 from expt.data.image_files import files_below
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.errors import ConfigError, DataError, first_line
@@ -50,11 +50,7 @@ class Text(DatasetConfig):
 
     TASKS = ("language_model",)
     default_split = "all"
-
-    @property
-    def has_tokens(self) -> bool:
-        """See DatasetConfig."""
-        return True
+    has_tokens = True
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
@@ -83,8 +79,8 @@ class Text(DatasetConfig):
         """See DatasetConfig."""
         self.extents()
         tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
-        with Checksums(f"text-{digest([str(Path(self.root).resolve())])}") as checksums:
-            return digest(checksums.of(path) for path in (*self.files(), *tokenizer))
+        kept = f"text-{digest([str(Path(self.root).resolve())])}"
+        return of_content((*self.files(), *tokenizer), kept)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None

@@ -8,7 +8,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Size
 from expt.data.cache import cache_dir, fetch, of_files
-from expt.data.image_files import MODES, files_below
+from expt.data.image_files import names_below
 from expt.data.kinds import Images, Place, Readers, problems_of_masks
 from expt.errors import ConfigError, DataError, did_you_mean
 
@@ -111,10 +110,7 @@ class Torchvision(Images):
         return of_files(self.folder, files) if files else None
 
     def _files(self) -> list[str]:
-        found = (os.path.relpath(path, self.folder) for path in files_below(self.folder))
-        return sorted(
-            name for name in found if not name.startswith(".") and not name.endswith(_PACKED)
-        )
+        return [name for name in names_below(self.folder) if not name.endswith(_PACKED)]
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -123,43 +119,34 @@ class Torchvision(Images):
         import torch
 
         from expt.data.custom import some_targets
-        from expt.data.images import Pictures, of_numbers, of_pictures
-        from expt.data.masks import MaskPictures, of_mask_pictures, values_of
+        from expt.data.images import Pictures, channels_of, of_numbers, of_pictures, row
+        from expt.data.masks import MaskPictures, of_masks, values_of
 
         segments = task.TARGETS == "mask"
         sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
         if segments:
             values = values_of(self, task)
-            how: Any = {"channels": self.channels or 3, "size": self.image_size}
-            how["classes"] = _classes_of_masks(self.set, values.ignore_index)
-            masks = {part: MaskPictures(each, values, **how) for part, each in sets.items()}
-            return of_mask_pictures(masks, values.num_classes, num_workers)
-        picture, target = sets["train"][0]
-        mode = "L" if getattr(picture, "mode", "") in ("1", "L") else "RGB"
-        mode = MODES[self.channels] if self.channels else mode
+            how: Any = {"channels": self.channels or 3, "size": self.image_size, "values": values}
+            how["target"] = _classes_of_masks(self.set, values.ignore_index)
+            masks = {part: MaskPictures(pairs=each, **how) for part, each in sets.items()}
+            return of_masks(masks, values.num_classes, num_workers)
+        train = sets["train"]
+        picture, target = train[0]
+        channels = channels_of(picture, self.channels)
+        pictures = {part: Pictures(each, channels, self.image_size) for part, each in sets.items()}
         if task.TARGETS in ("labels", "numbers"):
-            row, train = torch.as_tensor(target).float().reshape(-1), sets["train"]
-            names = [*map(str, range(len(row)))]
+            number = len(row(target))
             known = [name for name in getattr(train, "attr_names", ()) if name]
-            found = of_numbers(
-                lambda scaled: {
-                    part: Pictures(each, mode, self.image_size, _row(scaled))
-                    for part, each in sets.items()
-                },
-                torch.zeros(len(train), len(row)),
-                known if len(known) == len(row) else names,
-                num_workers,
-            )
-            raw = Pictures(train, mode, self.image_size, _row(lambda target: target))
-            some = functools.partial(some_targets, raw)
-            return dataclasses.replace(found, targets_of=some)
-        labels, classes = labels_of(sets["train"]), _class_names(self.set, sets["train"])
-        pictures = {part: Pictures(each, mode, self.image_size) for part, each in sets.items()}
+            names = known if len(known) == number else [*map(str, range(number))]
+            found = of_numbers(pictures, torch.zeros(len(train), number), names, num_workers)
+            raw = dataclasses.replace(pictures["train"], target=row)
+            return dataclasses.replace(found, targets_of=functools.partial(some_targets, raw))
         memory = {part: _in_memory(each, device) for part, each in sets.items()}
-        whole = {} if self.image_size or self.channels else memory
-        parts = {part: each for part, each in whole.items() if each is not None}
-        is_whole = len(parts) == len(sets)
-        return of_pictures(pictures, classes, labels, num_workers, parts if is_whole else None)
+        whole = {part: each for part, each in memory.items() if each is not None}
+        if self.image_size or self.channels or len(whole) < len(sets):
+            whole = {}
+        classes = _class_names(self.set, train)
+        return of_pictures(pictures, classes, labels_of(train), num_workers, whole)
 
     def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Construct each part. Raise DataError for files that are missing or damaged."""
@@ -221,12 +208,6 @@ def _known_sets() -> Sequence[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return tuple(ast.literal_eval(node.value))
     return ()
-
-
-def _row(scaled: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
-    import torch
-
-    return lambda target: scaled(torch.as_tensor(target).float().reshape(-1))
 
 
 def labels_of(found: Any) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +88,7 @@ def figure(
         """A figure that shows itself in a notebook without %matplotlib inline."""
 
         def _repr_png_(self) -> bytes:
-            return png(self)
+            return _png(self)
 
     drawing: Figure = Curves(figsize=(1.3 * height * len(drawn), height), layout="constrained")
     for axes, metric in zip(drawing.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
@@ -154,8 +155,17 @@ def _figure_class() -> Any:
     return Figure
 
 
-def png(drawing: Any) -> bytes:
-    """Return a figure as a picture."""
+def _png(drawing: Any) -> bytes:
     file = io.BytesIO()
     drawing.savefig(file, format="png", dpi=90)
     return file.getvalue()
+
+
+def in_html(record: Record, history: History) -> str:
+    """Return the curves for a notebook; nothing for a run of one epoch, or without matplotlib."""
+    try:
+        drawing = figure(record, history, height=2.4, panels=2) if len(history) > 1 else None
+    except ConfigError:
+        return ""
+    data = base64.b64encode(_png(drawing)).decode() if drawing else ""
+    return f"<img alt='learning curves' src='data:image/png;base64,{data}'>" if data else ""

@@ -1,8 +1,7 @@
-"""A sweep in a table, best first: the leaderboard, its files, and its HTML for a notebook."""
+"""A sweep in a table, best first: the leaderboard, and its files."""
 
 from __future__ import annotations
 
-import base64
 import csv
 import functools
 import hashlib
@@ -13,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import REPEATED
-from expt.config.kinds import metrics_of
-from expt.errors import ConfigError, printable
+from expt.errors import printable
 from expt.runs.attempt import in_one_line
 from expt.runs.metrics_file import of_epochs
 from expt.runs.paths import RunPaths, write_atomically
-from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record, device_s
+from expt.runs.result import COMPLETED, PAUSED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
-from expt.runs.view import curves
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
 from expt.runs.view.text import cells, elapsed, in_csv, setting
@@ -359,62 +355,3 @@ def value_of(run: FoundRecord, tag: str) -> float | None:
 
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def run_html(folder: Path, record: Record, history: curves.History) -> str:
-    """Return a table of the run's metrics by split, its folder and its curves."""
-    task, metrics = (record.get("config") or {}).get("task"), record.get("metrics") or {}
-    names = list(metrics_of(task))
-    found = [
-        [split, *(_number(metrics.get(f"{name}/{split}")) for name in names)]
-        for split in ("train", "val", "test")
-    ]
-    parts = [f"<b>{escape(str(record.get('status', 'no record')))}</b>"]
-    if best := record.get("best"):
-        parts.append(f"best {escape(best['metric'])} {best['value']:.4f} in epoch {best['epoch']}")
-    trained = f"trained {elapsed(sum(record.get('epoch_s') or [0.0]))}"
-    parts += [trained, f"<code>{escape(str(folder))}</code>"]
-    error = [_failure("error", record["error"])] if record.get("error") else []
-    table = _table(["", *names], [line for line in found if any(line[1:])])
-    return "".join([f"<p>{' &middot; '.join(parts)}</p>", *error, table, _picture(record, history)])
-
-
-def sweep_html(runs: Sequence[FoundRecord]) -> str:
-    """Return the leaderboard, best first, and what has failed."""
-    if not runs:
-        return "<p>no runs</p>"
-    head, *below = lines(rows(runs)[:SHOWN], objective_of(runs))
-    found = []
-    if failed := [run for run in runs if run["status"] == FAILED]:
-        found.append(f"<p><b style='color:#c00'>{len(failed)} of {len(runs)} runs failed</b></p>")
-    found += [_failure(run["folder"].name, run.get("error") or "") for run in failed]
-    folder = f"<p><code>{escape(str(runs[0]['folder'].parent))}</code></p>"
-    return "".join([*found, _table(head, below), folder])
-
-
-def _failure(name: str, error: object) -> str:
-    return f"<p>{escape(name)}: {escape(in_one_line(str(error)))}</p>"
-
-
-def _table(head: Iterable[str], below: Iterable[Iterable[str]]) -> str:
-    def cells(kind: str, line: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{kind}>{escape(str(cell))}</{kind}>" for cell in line) + "</tr>"
-
-    body = "".join(cells("td", line) for line in below)
-    return f"<table><thead>{cells('th', head)}</thead><tbody>{body}</tbody></table>"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _picture(record: Record, history: curves.History) -> str:
-    """Return the curves; nothing for a run of one epoch, or without matplotlib."""
-    if len(history) < 2:
-        return ""
-    try:
-        picture = curves.png(curves.figure(record, history, height=2.4, panels=2))
-    except ConfigError:
-        return ""
-    data = base64.b64encode(picture).decode()
-    return f"<img alt='learning curves' src='data:image/png;base64,{data}'>"
