@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
@@ -16,7 +17,7 @@ from expt import machine, signals
 from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
-from expt.inference.plan import SPLITS, Asked, Plan, masks_root, plan
+from expt.inference.plan import SPLITS, Plan, plan
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.text import say
 
@@ -57,10 +58,11 @@ def main(words: Sequence[str]) -> int:
 
     Raises ExptError where some could not be read, and what `plan` raises.
     """
-    asked, output, force = parse(words)
+    asked = parse(words)
+    output, force = asked.pop("output"), asked.pop("force")
     if machine.is_external_worker():
         raise ConfigError("expt predict cannot run inside torchrun; start it alone")
-    chosen, to_file = plan(asked), output is not None and output != Path("-")
+    chosen, to_file = plan(**asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
     if masks and not to_file:
         raise ConfigError("masks are no text; name a folder or an .npz, as in --output masks")
@@ -78,8 +80,8 @@ def main(words: Sequence[str]) -> int:
         return 1
 
 
-def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
-    """Return what is asked, the output, and whether that may be written over."""
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `plan`, `output`, and `force`, by which that is written over."""
     parser = Parser(
         "predict", "What a run's model predicts of files, or of a split of its dataset.", EXAMPLES
     )
@@ -95,19 +97,10 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... [auto]")
     amp = ("recorded", "false", "true", "bf16", "fp16")
     add("--amp", choices=amp, default="recorded", help="mixed precision [as the run had it]")
-    found = parser.parse_intermixed_args(list(words))
-    run, which = run_and_which(found.run, found.which)
-    asked = Asked(
-        run=run,
-        paths=tuple(found.paths),
-        split=found.split,
-        which=which,
-        batch_size=found.batch_size,
-        device=found.device,
-        amp={"true": True, "false": False}.get(found.amp, found.amp),
-        top=found.top,
-    )
-    return asked, found.output, found.force
+    found = vars(parser.parse_intermixed_args(list(words)))
+    found["run"], found["which"] = run_and_which(found["run"], found["which"])
+    found["amp"] = {"true": True, "false": False}.get(found["amp"], found["amp"])
+    return found
 
 
 def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -> int:
@@ -165,7 +158,7 @@ def _writer(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         with writing.writer(output, force=force) as made:
             yield made
     else:
-        masks = writing.MaskPictures(output, chosen.files, masks_root(chosen), force=force)
+        masks = writing.MaskPictures(output, chosen.files, chosen.masks_root, force=force)
         with contextlib.closing(masks):
             yield masks
             masks.finish()

@@ -219,7 +219,8 @@ class IterableLoader(ReadingLoader):
     those of its part of each batch, so that a batch is the same on any number of workers. They must
     come alike on all: what is drawn at random from torch's, NumPy's or Python's own generator hangs
     on the seed, the epoch and the position only, and a method `set_epoch(epoch)` is called for each
-    epoch (0 in an evaluation)."""
+    epoch (0 in an evaluation).
+    """
 
     def __init__(
         self,

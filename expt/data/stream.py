@@ -95,7 +95,8 @@ class SampleLoader(ReadingLoader):
     a sample is read in few `sample_s` seconds, no processes are started: see `seconds_for`.
     Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
     often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
-    DataError, while iterating, for what the dataset or `collate` raise as such."""
+    DataError, while iterating, for what the dataset or `collate` raise as such.
+    """
 
     def __init__(
         self,

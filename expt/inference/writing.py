@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import io
 import math
 import os
 import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -80,13 +79,13 @@ class CSV(Writer):
     def __init__(self, file: IO[bytes]) -> None:
         self._text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
         self._writer = csv.writer(self._text, lineterminator="\n")
-        self._keys: list[str] | None = None
+        self._keys: list[str] = []
 
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for record in form.records(answers):
             cells = flat(record)
-            if self._keys is None:
+            if not self._keys:
                 self._keys = list(cells)
                 self._writer.writerow(map(in_csv, self._keys))
             self._writer.writerow([in_csv(cells.get(key)) for key in self._keys])
@@ -110,57 +109,35 @@ class JSONL(Writer):
 
 
 class NPZ(Writer):
-    """Arrays by name, one entry for each sample, which wait on the disk for their length."""
+    """Arrays by name, one entry for each sample, and the names of what they have by number."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._beside, self._length = file, dict[str, Any](), 0
-        self._spooled: dict[str, tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]] = {}
-        self._texts: dict[str, list[str]] = {}
+        self._file, self._arrays = file, dict[str, Any]()
+        self._parts = collections.defaultdict[str, list[Any]](list)
 
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         import numpy as np
 
-        self._beside, self._length = dict(form.beside), self._length + len(answers.about)
-        arrays = dict(answers.arrays)
-        for name, value in answers.about[0].items():
-            column = [about[name] for about in answers.about]
-            if isinstance(value, str):
-                self._texts.setdefault(name, []).extend(map(os.fsdecode, map(_utf8, column)))
-            else:
-                arrays[name] = np.array(column, np.int64)
-        for name, array in arrays.items():
-            if name not in self._spooled:
-                spool = tempfile.TemporaryFile(dir=Path(self._file.name).parent)  # noqa: SIM115
-                self._spooled[name] = spool, array.dtype, array.shape[1:]
-            self._spooled[name][0].write(np.ascontiguousarray(array).tobytes())
+        self._arrays = dict(form.beside)
+        for name in answers.about[0]:
+            column = [_as_utf8(about[name]) for about in answers.about]
+            self._parts[name].append(np.array(column))
+        for name, array in answers.arrays.items():
+            self._parts[name].append(array)
 
     def finish(self) -> None:
-        """Put them together."""
+        """See Writer."""
         import numpy as np
 
-        with zipfile.ZipFile(self._file, "w", allowZip64=True) as archive:
-            whole = self._beside | {name: np.array(texts) for name, texts in self._texts.items()}
-            for name, array in whole.items():
-                with archive.open(f"{name}.npy", "w") as entry:
-                    np.lib.format.write_array(entry, array, allow_pickle=False)
-            for name, (spooled, dtype, shape) in self._spooled.items():
-                spooled.seek(0)
-                head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False,
-                        "shape": (self._length, *shape)}  # fmt: skip
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array_header_2_0(entry, head)
-                    shutil.copyfileobj(spooled, entry)
-
-    def close(self) -> None:
-        """See Writer."""
-        for spooled, _, _ in self._spooled.values():
-            spooled.close()
+        for name, parts in self._parts.items():
+            self._arrays[name] = np.concatenate(parts)
+        np.savez(self._file, **self._arrays)
 
 
-def _utf8(text: Any) -> bytes:
+def _as_utf8(value: str | int) -> str | int:
     """Return what np.array may hold of a file's name, whatever its bytes."""
-    return os.fsencode(str(text)).decode("utf-8", "replace").encode()
+    return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 class Lines(Writer):
@@ -173,8 +150,8 @@ class Lines(Writer):
         """See Writer."""
         for about, record in zip(answers.about, form.records(answers), strict=True):
             place = (str(v) if name == "path" else f"{name} {v}" for name, v in about.items())
-            told = {key: value for key, value in record.items() if key not in about}
-            self._print(f"{' '.join(place)}  {_in_words(told)}")
+            predicted = {key: value for key, value in record.items() if key not in about}
+            self._print(f"{' '.join(place)}  {_in_words(predicted)}")
 
 
 def _in_words(told: Record) -> str:

@@ -18,7 +18,7 @@ from expt.data.kinds.custom import Custom
 from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, Shard
 from expt.errors import ConfigError, DataError
-from expt.inference.files import Features
+from expt.inference.files import ROWS, open_samples
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -118,10 +118,10 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
     assert rows.features.tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
-    few, last = Features(["a", "b"], (), 2).read(str(tmp_path / "new.csv"), 3)
-    assert few.features[[0, 2]].tolist() == [[1, 1], [0, 3]], "also beside what is none"
-    assert few.wrong == {1: "column a holds 'maybe', which is no number"}
-    assert last.features.tolist() == [[1, 4]]
+    known = {"feature_names": ["a", "b"], "image_size": [1, 2]}
+    found = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
+    assert found.array[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
+    assert found.wrong == {1: "column a holds 'maybe', which is no number"}
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
