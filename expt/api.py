@@ -170,21 +170,19 @@ def predict(
     Warns of each file that can't be read. Raises ConfigError for what the run's model can't be
     asked about.
     """
-    from expt.inference.plan import Asked, plan
+    from expt.inference.plan import Plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths
     folder, checkpoint = run_and_which(run, which)
-    chosen = plan(
-        Asked(
-            run=folder,
-            paths=tuple(map(Path, given)),
-            split=split,
-            which=checkpoint,
-            batch_size=batch_size,
-            device=device,
-            amp=amp,
-            top=top,
-        )
+    chosen = Plan(
+        folder,
+        [*map(Path, given)],
+        split=split,
+        which=checkpoint,
+        batch_size=batch_size,
+        device=device,
+        amp=amp,
+        top=top,
     )
     from expt.inference.predict import Predictor  # late: torch
 

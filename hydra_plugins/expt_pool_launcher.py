@@ -50,7 +50,7 @@ class PoolLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run every point; the value of a failed run is nan, and Ctrl-C ends them all."""
-        from expt.command.by_hydra import Heard, HydraTask  # late: Hydra imports every plugin
+        from expt.command.by_hydra import HydraTask  # late: Hydra imports every plugin
 
         def on_start(config: DictConfig) -> None:
             self._callbacks.on_job_start(config=config, task_function=self._task)
@@ -62,9 +62,7 @@ class PoolLauncher(Launcher):
 
         if not isinstance(self._task, HydraTask):
             raise TypeError("hydra/launcher=pool runs the sweeps of expt only")
-        found = self._task.launch(
-            self._config, job_overrides, initial_job_idx, Heard(on_start, on_end)
-        )
+        found = self._task.launch(self._config, job_overrides, initial_job_idx, on_start, on_end)
         return [_returned(*each) for each in zip(job_overrides, found, strict=True)]
 
 

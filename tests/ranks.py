@@ -4,6 +4,7 @@ loopback.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -67,6 +68,7 @@ def _started(
 def _rank(
     rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]
 ) -> None:
+    gc.freeze()  # collections pass by what is the test's
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     worker = Worker(

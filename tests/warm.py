@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -176,8 +177,24 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
         finalizer.atexit = (
             False  # torch takes its operators down in 40 ms, and a command has not imported it
         )
+    _collapse()
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
+
+
+def _collapse() -> None:
+    """Have the kernel put what this process has written into pages of 2 MiB, as far as it can.
+
+    A fork then copies a few hundred entries of the page table in place of 100,000."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    size, collapse = 2**21, 25  # MADV_COLLAPSE, of Linux 6.1; others refuse it
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, rights, _, _, _, *name = line.split(maxsplit=5)
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(each, 16) for each in ends.split("-"))
+            for address in range(-(-begin // size) * size, end - size + 1, size):
+                madvise(address, size, collapse)
 
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:

@@ -54,37 +54,31 @@ class HydraTask:
         config: DictConfig,
         points: Sequence[Sequence[str]],
         first: int,
-        observer: SweepObserver,
+        on_start: Callable[[DictConfig], None],
+        on_end: Callable[[DictConfig, Sequence[str], float | None], None],
     ) -> list[float | None]:
-        """Run a batch of points by the pool; returns their objectives, nan for a failed run."""
+        """Run a batch of points by the pool; returns their objectives, nan for a failed run.
+
+        `on_start` and `on_end` are Hydra's callbacks for each run.
+        """
         assert self._command is not None
         if self._sweep is None:
             self._sweep = Sweep(self._command, config)
+
+        class Heard(SweepObserver):
+            def job_starting(self, job: Job) -> None:
+                super().job_starting(job)
+                if not job.retries:  # once for all attempts of a run
+                    on_start(self.runs[job][0].configuration())
+
+            def job_ended(self, job: Job) -> None:
+                super().job_ended(job)
+                run = self.runs[job][0]
+                on_end(run.configuration(), run.words, _value(job))
+
         own = [[word for word in point if not word.startswith("hydra.")] for point in points]
-        return [_value(job) for job in self._sweep.run_points(own, first, observer)]
-
-
-class Heard(SweepObserver):
-    """Calls Hydra's callbacks, too, as a sweep's runs start and end."""
-
-    def __init__(
-        self,
-        on_start: Callable[[DictConfig], None],
-        on_end: Callable[[DictConfig, Sequence[str], float | None], None],
-    ) -> None:
-        self._on_start, self._on_end = on_start, on_end
-
-    def job_starting(self, job: Job) -> None:
-        """Call `on_job_start`, once for all attempts of a run."""
-        super().job_starting(job)
-        if not job.retries:
-            self._on_start(self.runs[job][0].configuration())
-
-    def job_ended(self, job: Job) -> None:
-        """Call `on_job_end`."""
-        super().job_ended(job)
-        run = self.runs[job][0]
-        self._on_end(run.configuration(), run.words, _value(job))
+        heard = Heard(self._command.console, total=len(points), folder=self._sweep.folder)
+        return [_value(job) for job in self._sweep.run_points(own, first, heard)]
 
 
 def _value(job: Job) -> float | None:

@@ -107,19 +107,14 @@ def evaluate(
         ) from error
     console = terminal.console(quiet=quiet)
     failed = one_run.carry_out(requests, console)
-    done = [paths for paths in (request.paths for request in requests) if _is_complete(paths)]
+    done = [each.paths for each in requests if read_result(each.paths).get("status") == COMPLETED]
     print_evaluations(console, done)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(requests)} evaluations failed: {failed[0]}")
     return done
 
 
-def _is_complete(paths: RunPaths) -> bool:
-    return read_result(paths).get("status") == COMPLETED
-
-
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """Return the run, or the best of a sweep."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name that of a run, or of a sweep")
     if RunPaths(folder).result.exists():
@@ -128,31 +123,18 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         return [folder]
     runs = [(paths.folder, record) for paths, record in results(folder)]
     if not runs:
-        raise ConfigError(
-            f"{folder}: is not a run, and holds none; name the folder of a run, or of a sweep"
-        )
+        raise ConfigError(f"{folder}: is not a run, and holds none; name the folder of one")
     if best is None and not is_sweep(folder):
-        raise ConfigError(
-            f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type"
-            " --best 1"
-        )
+        raise ConfigError(f"{folder}: holds {len(runs)} runs; name {runs[0][0]}, or type --best 1")
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
-    names = {record["objective"]["name"] for _, record in done}
     ranked = by_objective(done)
-    if len(names) != 1 or not ranked:
-        why = (
-            "none of its runs has completed"
-            if not done
-            else f"its runs are chosen by {', '.join(sorted(names))}"
-        )
-        raise ConfigError(
-            f"{folder}: has no best run, for {why}; name one of them, as in {runs[0][0]}"
-        )
+    if len({record["objective"]["name"] for _, record in done}) > 1 or not ranked:
+        why = "its runs have several objectives" if ranked else "none of its runs has completed"
+        raise ConfigError(f"{folder}: has no best run, {why}; name one, as in {runs[0][0]}")
     return ranked[: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
-    """Make its folder."""
     from expt.command.hydra_files import about_run  # late: Hydra
 
     paths = RunPaths(

@@ -96,7 +96,6 @@ def _start_importing(options: Options, *, several: bool) -> None:
 
 
 def _refuse_lost_folder() -> None:
-    """Raise ConfigError where the current folder has been removed."""
     try:
         os.getcwd()
     except OSError as error:

@@ -23,8 +23,8 @@ from expt.command.compose import (
     parse_one,
 )
 from expt.command.preflight import Samples
-from expt.command.sweep import Runner, Runs, Sweep, last_of_each
-from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.command.sweep import Runner, Sweep, SweepObserver, last_of_each
+from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys
 from expt.config.identity import identity, shown
@@ -78,7 +78,7 @@ class SearchCommand:
         if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
-        display = SweepDisplay(sweep.console, total=total, folder=sweep.folder, what="search")
+        display = SweepObserver(sweep.console, total=total, folder=sweep.folder, what="search")
         display.note = lambda job: "  best so far" if search.is_new_best(job.paths) else ""
         try:
             sweep.carry_out(
@@ -220,16 +220,16 @@ class SearchCommand:
         return run
 
     def _rounds(
-        self, search: Search, runs: Runs, display: SweepDisplay, runner: Runner
+        self, search: Search, display: SweepObserver, runner: Runner
     ) -> Iterator[Iterator[Job | None]]:
         """Yield the search once to the pool, and to a cluster as often as it has a batch."""
 
         def make(number: int, values: Values) -> Job | None:
             run = self._run(number, values)
-            if run.job not in runs and search.is_of_another(number, run.job.paths):
+            if run.job not in display.runs and search.is_of_another(number, run.job.paths):
                 display.repeated(run.job)
                 return None
-            return self._sweep.take(run, runs, display)
+            return display.take(run)
 
         unfinished = search.unfinished
         for trial in search.trials:

@@ -37,12 +37,13 @@ from expt.runs.request import joined, quoted
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from expt.command.run import Command
 
-Runs: TypeAlias = dict[Job, list[SweepRun]]
-"""Of each job the runs that were asked for: a grid may name one twice."""
-Rounds: TypeAlias = Callable[[Runs, SweepDisplay, "Runner"], Iterable[Iterator[Job | None]]]
-
+Rounds: TypeAlias = Callable[["SweepObserver", "Runner"], Iterable[Iterator[Job | None]]]
 
 LOOK_S = 2.0
 """How long a sweep that has stopped looks for runs that are complete; each takes 1 ms."""
@@ -115,16 +116,16 @@ class Sweep:
         if self.is_dry_run:
             return show_dry_run(runs, len(grid))
 
-        def rounds(known: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._jobs(runs, known, display)
+        def rounds(observer: SweepObserver, _: Runner) -> Iterator[Iterator[Job]]:
+            yield self._jobs(runs, observer)
             until = time.monotonic() + LOOK_S
             for run in runs:  # it has stopped early, and others may be complete
                 if run.job.status == COMPLETED:
-                    self.take(run, known, display)
+                    observer.take(run)
                 if time.monotonic() > until:
                     break
 
-        self.carry_out(rounds, SweepDisplay(console, total=len(grid), folder=self.folder))
+        self.carry_out(rounds, SweepObserver(console, total=len(grid), folder=self.folder))
         if folder.is_of_others:
             warn(
                 f"hydra.sweep.dir={self.folder}: the runs that were there are of another grid; type"
@@ -132,19 +133,12 @@ class Sweep:
             )
 
     def run_points(
-        self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver | None = None
+        self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver
     ) -> list[Job]:
         """Run what another sweeper than ours asks for; returns the job of each point."""
-        folder, found = self.open(), list[SweepRun]()
-        keys = self._command.swept
-        for number, words in enumerate(points, first):
-            found.append(folder.run(words, number, keys))
-
-        def rounds(known: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._jobs(iter(found), known, display)
-
-        display = SweepDisplay(self._command.console, total=len(points), folder=self.folder)
-        self.carry_out(rounds, display, observer=observer)
+        folder, keys = self.open(), self._command.swept
+        found = [folder.run(words, number, keys) for number, words in enumerate(points, first)]
+        self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
         return [run.job for run in found]
 
     def try_out(self, runs: Sequence[SweepRun], samples: Samples | None = None) -> None:
@@ -155,22 +149,19 @@ class Sweep:
     def carry_out(
         self,
         rounds: Rounds,
-        display: SweepDisplay,
+        observer: SweepObserver,
         spared: tuple[type[ExptError], ...] = (),
-        observer: SweepObserver | None = None,
     ) -> None:
         """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
 
         Raises Interrupted on Ctrl-C.
         """
-        runs, outcome, self._command.began = Runs(), self._command.outcome, True
-        observer = observer or SweepObserver()
-        observer.runs, observer.display = runs, display
+        runs, outcome, self._command.began = observer.runs, self._command.outcome, True
         runner = self._runner(observer)
         self.save_record()
         try:
-            with display:
-                for source in rounds(runs, display, runner):
+            with observer:
+                for source in rounds(observer, runner):
                     runner.run(source)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {self._command_again()}") from None
@@ -178,21 +169,11 @@ class Sweep:
             outcome.sweep_folder = self.folder
             outcome.add_jobs(runs, spared)
             seen = self._num_known + sum(map(len, runs.values()))
-            outcome.num_unfinished += max(0, display.total - seen)
+            outcome.num_unfinished += max(0, observer.total - seen)
             for job in runs:
                 if job.status in (QUEUED, INTERRUPTED):
                     remove_unused(job.paths)
         self._refuse_if_all_were(list(runs))
-
-    def take(self, run: SweepRun, runs: Runs, display: SweepDisplay) -> Job | None:
-        """Take a run in; returns its job, where it is not that of another one too."""
-        is_new = run.job not in runs
-        runs.setdefault(run.job, []).append(run)
-        if not is_new:
-            display.repeated(run.job)
-        elif run.job.status == COMPLETED:
-            display.skipped(run.job)
-        return run.job if is_new else None
 
     def known(self, run_paths: RunPaths, status: str, *, counts: bool = True) -> None:
         """Take in a run of an earlier command that is not to be run again.
@@ -223,10 +204,10 @@ class Sweep:
         text = OmegaConf.to_yaml(self.config)
         (self.folder / paths.SWEEP_RECORD).write_text(text, encoding="utf-8")
 
-    def _jobs(self, found: Iterable[SweepRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
+    def _jobs(self, found: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
         for run in found:
             self.send_along(run)
-            if job := self.take(run, runs, display):
+            if job := observer.take(run):
                 yield job
 
     def _runner(self, observer: Observer) -> Runner:
@@ -241,7 +222,6 @@ class Sweep:
         return Pool(self.machine, how, observer, waits_for_folders=True)
 
     def _command_again(self) -> str:
-        """Return what to type to continue: the same command, in this folder."""
         words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
         return joined(["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"])
 
@@ -260,7 +240,6 @@ class Sweep:
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:
-        """Let others into the folder; it is removed where it holds no run."""
         own = {self.folder / paths.SWEEP_RECORD, RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
@@ -271,19 +250,23 @@ class Sweep:
         self._lock.release(force=True)
 
 
-class SweepObserver(Observer):
+class SweepObserver(SweepDisplay):
     """Keeps the records and the terminal up to date with what happens to a sweep's runs."""
 
-    runs: Mapping[Job, Sequence[SweepRun]]
-    display: SweepDisplay
+    def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
+        super().__init__(console, total=total, folder=folder, what=what)
+        self.runs: dict[Job, list[SweepRun]] = {}
+        """Of each job the runs that were asked for: a grid may name one twice."""
 
-    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
-        """Show it."""
-        self.display.waiting(job, devices)
-
-    def job_locked_out(self, job: Job) -> None:
-        """Show it."""
-        self.display.locked_out(job)
+    def take(self, run: SweepRun) -> Job | None:
+        """Take a run in; returns its job, where it is not that of another one too."""
+        is_new = run.job not in self.runs
+        self.runs.setdefault(run.job, []).append(run)
+        if not is_new:
+            self.repeated(run.job)
+        elif run.job.status == COMPLETED:
+            self.skipped(run.job)
+        return run.job if is_new else None
 
     def job_next(self, job: Job) -> None:
         """Prepare what is to be in the run's folder, which takes a moment."""
@@ -292,11 +275,7 @@ class SweepObserver(Observer):
     def job_starting(self, job: Job) -> None:
         """Write `.hydra`."""
         self.runs[job][0].save_hydra_files()
-        self.display.starting(job)
-
-    def job_retrying(self, job: Job, error: ExptError) -> None:
-        """Show it."""
-        self.display.retrying(job, error)
+        super().job_starting(job)
 
     def job_ended(self, job: Job) -> None:
         """Record it."""
@@ -305,11 +284,7 @@ class SweepObserver(Observer):
                 _record_end(job, self.runs[job][0].about)
         except OSError as error:  # a full disk, maybe: the others continue
             warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
-        self.display.ended(job)
-
-    def tick(self, active: Sequence[Job]) -> None:
-        """Show how far the running ones are."""
-        self.display.update(active)
+        super().job_ended(job)
 
 
 def _record_end(job: Job, about: Record) -> None:

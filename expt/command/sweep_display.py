@@ -16,7 +16,7 @@ from expt.command.sweep_folder import SweepRun
 from expt.config.identity import identity
 from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
-from expt.launch.job import Job, request_of
+from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
 from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
@@ -36,7 +36,7 @@ Line: TypeAlias = tuple[str | tuple[str, str], ...]
 """Its parts, each with a style or without."""
 
 
-class SweepDisplay:
+class SweepDisplay(Observer):
     """A sweep that is under way, and what its workers print; plain lines without a terminal."""
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
@@ -87,12 +87,12 @@ class SweepDisplay:
         self._skipped += 1
         self._line("named twice", job, "", may_wait=True)
 
-    def starting(self, job: Job) -> None:
+    def job_starting(self, job: Job) -> None:
         """Note that a run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
         self._paused.discard(job.paths.folder)
 
-    def ended(self, job: Job) -> None:
+    def job_ended(self, job: Job) -> None:
         """Show that a run has completed, paused, failed, or was interrupted."""
         self._forget(job)
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
@@ -112,20 +112,20 @@ class SweepDisplay:
             style = "yellow"
         self._line(what, job, in_one_line(str(job.error), with_log=False), style=style)
 
-    def waiting(self, job: Job, devices: Sequence[str]) -> None:
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Show that a run can't start yet, since another command holds `devices`."""
         self._line("waiting", job, waiting_for(devices))
 
-    def locked_out(self, job: Job) -> None:
+    def job_locked_out(self, job: Job) -> None:
         """Show that a run can't start yet, since another command is at work in its folder."""
         self._line("waiting", job, "waiting for another command that is at work there")
 
-    def retrying(self, job: Job, error: ExptError) -> None:
+    def job_retrying(self, job: Job, error: ExptError) -> None:
         """Show that a run has failed, and will be started again."""
         self._forget(job)
         self._line("retrying", job, in_one_line(str(error), with_log=False), style="yellow")
 
-    def update(self, active: Sequence[Job]) -> None:
+    def tick(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""
         now = time.monotonic()
         if now >= self._next_lines:
@@ -211,7 +211,6 @@ class SweepDisplay:
 
 
 def _first(state: RunState, *several: str) -> str:
-    """Return the value of the first of these tags that has one."""
     return next((f"{state.values[tag]:.4f}" for tag in several if tag in state.values), "")
 
 

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from expt.dashboards import hparams
+from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import RunPaths
+from expt.runs.paths import EVENT_FILES, RunPaths, written
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
-    from torch.utils.tensorboard import FileWriter, SummaryWriter
-
-    from expt.dashboards.pictures import Picture
-from collections.abc import Collection, Iterator
-
-from expt.runs import tags
-
-if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+    from torch.utils.tensorboard import SummaryWriter
 
     from expt.dashboards.pictures import Picture
+
+_OF_THE_RUN = ("_hparams_/", "custom_scalars__config__")
 
 
 def writer(
     paths: RunPaths,
-    hyperparameters: Mapping[str, bool | int | float | str],
+    hyperparameters: Mapping[str, hparams.Value],
     charts: Mapping[str, Mapping[str, list[str]]],
     *,
     resumed_at: int | None,
@@ -41,96 +38,134 @@ def writer(
 ) -> Writer:
     """Return the writer of a run that continues after the step `resumed_at`.
 
-    A new folder gets all curves until there. Where the run was complete, or has other settings now,
-    its files are written again without its end, to which with `end_pictures` all pictures of
-    evaluations belong.
+    What was written until then is copied to a new file, in place of the earlier ones, but for the
+    settings and the end of the run, to which with `end_pictures` pictures of evaluations belong. A
+    fork has the curves of its parent.
     """
-    earlier = [] if resumed_at is None else paths.event_files()
-    if resumed_at is not None:
-        elsewhere = [] if earlier else _of_resumed(paths)
-        if not earlier and (parent := _of_parent(paths)):
-            events = Writer(paths.folder, hyperparameters, charts, continued_at=-1)
-            events.add(curves_until(parent, resumed_at))
-            return events
-        if elsewhere or (earlier and tells_otherwise(earlier, hparams.begin(hyperparameters))):
-            files = earlier or elsewhere
-            events = _anew(
-                paths, files, hyperparameters, charts, resumed_at, end_pictures=end_pictures
-            )
-            for path in earlier:
-                path.unlink()
-            return events
-    events = Writer(
-        paths.folder, hyperparameters, charts, continued_at=resumed_at if earlier else None
-    )
-    if resumed_at is not None and not earlier:
-        for point in MetricsReader(paths).read():
+    events = Writer(paths.folder, hyperparameters, charts)
+    if resumed_at is None:
+        return events
+    points = [*MetricsReader(paths).read()]
+    earlier, is_fork = _earlier(paths)
+    if not earlier:
+        for point in points:
             events.write(point.step, {point.tag: point.value})
+        return events
+    measured = {point.tag for point in points if point.step == resumed_at}
+    kept = _until(earlier, resumed_at, measured, end_pictures=end_pictures, only_curves=is_fork)
+    _replace_files(paths, hparams.begin(hyperparameters), [record for _, record in kept])
     return events
 
 
-def _anew(
-    paths: RunPaths,
-    earlier: Sequence[Path],
-    hyperparameters: Mapping[str, bool | int | float | str],
-    charts: Mapping[str, Mapping[str, list[str]]],
+def _earlier(paths: RunPaths) -> tuple[Sequence[Path], bool]:
+    """Return the event files of what is continued, and whether that is a fork's parent."""
+    own, result = paths.event_files(), read_result(paths)
+    if not own and (resumed := result.get("resumed_from")):
+        return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files(), False
+    if not own and (forked := result.get("forked_from")):
+        return RunPaths(Path(forked["run"])).event_files(), True
+    return own, False
+
+
+def records(files: Sequence[Path]) -> Iterator[tuple[Event, bytes]]:
+    """Yield all events in order, each with its bytes; a file may end in the middle of one."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+
+    for path in files:
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            # the length, a checksum of four bytes, the event, and another checksum
+            length = int.from_bytes(content[place : place + 8], "little")
+            record = content[place : place + length + 16]
+            place += len(record)
+            if len(record) == length + 16:
+                yield Event.FromString(record[12:-4]), record
+
+
+def _until(
+    files: Sequence[Path],
     step: int,
+    measured: Collection[str],
     *,
     end_pictures: bool,
-) -> Writer:
-    """Write what the `earlier` files hold up to `step` to a new one.
+    only_curves: bool,
+) -> Sequence[tuple[Event, bytes]]:
+    """Return a run's events up to `step`, without its settings and what it drew at its end.
 
-    TensorBoard can't unread the settings of a run.
+    `measured` are the tags of the curves that have a point of that step. What comes after the first
+    other one is of the end.
     """
-    measured = {point.tag for point in MetricsReader(paths).read() if point.step == step}
-    kept = before_the_end(earlier, step, measured, end_pictures=end_pictures)
-    _let_the_second_pass(paths.folder)
-    events = Writer(paths.folder, hyperparameters, charts, continued_at=-1)
-    events.add(kept)
-    return events
+    found, ended = list[tuple["Event", bytes]](), False
+    for event, record in records(files):
+        if event.HasField("session_log"):  # hides what files before it have from its step on
+            found = [each for each in found if each[0].step < event.step]
+        kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
+        if (
+            event.step > step
+            or event.WhichOneof("what") in ("file_version", "session_log")
+            or any(tag.startswith(_OF_THE_RUN) for tag in kinds)
+            or (only_curves and {*kinds.values()} != {"simple_value"})
+        ):
+            continue
+        if event.step == step:
+            ended = ended or any(_is_of_the_end(tag, kinds[tag], measured) for tag in kinds)
+            if ended or (end_pictures and any(map(_is_review, kinds))):
+                continue
+        found.append((event, record))
+    return found
 
 
-def _of_resumed(paths: RunPaths) -> list[Path]:
-    """Return the event files of the run in another folder that this one resumes."""
-    resumed = read_result(paths).get("resumed_from")
-    return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files() if resumed else []
+def _is_of_the_end(tag: str, kind: str | None, measured: Collection[str]) -> bool:
+    """Return whether a curve has no such point yet; norms of layers are only in event files."""
+    of_layers = tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
+    return kind == "simple_value" and tag not in measured and not of_layers
 
 
-def _of_parent(paths: RunPaths) -> list[Path]:
-    """Return the event files of the run that this one forks, until it is resumed itself."""
-    result = read_result(paths)
-    forks = "forked_from" in result and "resumed_from" not in result
-    return RunPaths(Path(result["forked_from"]["run"])).event_files() if forks else []
+def _is_review(tag: str) -> bool:
+    return tag.startswith((tags.confusion(""), tags.mistakes("")))
+
+
+def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> None:
+    """Replace the event files of a run by one of these records, after those of its `start`."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
+
+    earlier, beside = paths.event_files(), paths.folder / ".events"
+    _let_the_second_pass(earlier)
+    now = time.time()
+    with written(beside) as file:
+        # A TensorBoard that has read the files before forgets them.
+        forget = Event(wall_time=now, session_log=SessionLog(status=SessionLog.START))
+        hparams.append(file, forget, Event(wall_time=now, summary=start))
+        file.writelines(kept)
+    name = f"{EVENT_FILES}{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-1"  # before .0
+    there = beside.replace(paths.folder / name)
+    for path in {*earlier} - {there}:
+        path.unlink()
+
+
+def _let_the_second_pass(earlier: Sequence[Path]) -> None:
+    """Wait until a new file gets a later name: TensorBoard reads files by the second in it."""
+    while earlier and int(time.time()) == int(earlier[-1].name.split(".")[3]):
+        time.sleep(0.01)
 
 
 class Writer:
-    """Rank 0's event file in the run folder.
-
-    `continued_at` hides what older files there hold after that step.
-    """
+    """Rank 0's event file in the run folder."""
 
     def __init__(
         self,
         folder: Path,
-        hyperparameters: Mapping[str, bool | int | float | str] | None = None,
+        hyperparameters: Mapping[str, hparams.Value] | None = None,
         charts: Mapping[str, Mapping[str, list[str]]] | None = None,
-        *,
-        continued_at: int | None = None,
     ) -> None:
         """Open no file yet. Without hyperparameters it is no run of the HPARAMS tab."""
-        self._folder, self._continued_at = folder, continued_at
-        self._hyperparameters, self._charts = hyperparameters, charts
+        self._folder, self._hyperparameters, self._charts = folder, hyperparameters, charts
         self._writer: SummaryWriter | None = None
-        self._there: set[str] = set()
-        """Tags of which the older files hold a value of that very step; it would be the same again.
-        """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one value to each tag."""
         for tag, value in values.items():
-            events = self._open()
-            if step != self._continued_at or tag not in self._there:
-                events.add_scalar(tag, value, step)
+            self._open().add_scalar(tag, value, step)
 
     def picture(self, tag: str, picture: Picture, step: int) -> None:
         """Add a picture to the IMAGES tab."""
@@ -140,8 +175,7 @@ class Writer:
         image = Summary.Image(
             height=picture.height, width=picture.width, encoded_image_string=picture.png
         )
-        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-        _file(self._open()).add_summary(summary, step)
+        self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Add a text to the TEXT tab."""
@@ -157,17 +191,9 @@ class Writer:
         Raises whatever the model raises when traced.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # that tracing is deprecated; TensorBoard reads nothing newer
+            # that tracing is deprecated; TensorBoard reads nothing newer
+            warnings.simplefilter("ignore")
             self._open().add_graph(module, images)
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Add what another file held."""
-        file = _file(self._open())
-        for event in events:
-            file.event_writer.add_event(event)
-        file.flush()
 
     def flush(self) -> None:
         """Let a running TensorBoard see what was written."""
@@ -177,7 +203,7 @@ class Writer:
     def close(self, *, complete: bool = True) -> None:
         """Write what is left; the HPARAMS tab then says that the run is `complete`."""
         if complete and self._hyperparameters is not None:
-            _file(self._open()).add_summary(hparams.end("success", time.time()))
+            self._add(hparams.end("success", time.time()))
         if self._writer is not None:
             self._writer.close()
 
@@ -186,156 +212,18 @@ class Writer:
             # Imported at the first log point: 0.3 s that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
-            if self._continued_at is None or self._continued_at < 0:
-                # A TensorBoard that has read the files before forgets them.
-                self._writer = SummaryWriter(
-                    str(self._folder), purge_step=None if self._continued_at is None else 0
-                )
-                self._begin(self._writer)
-            else:
-                self._there = _tags_at(self._continued_at, RunPaths(self._folder).event_files())
-                _let_the_second_pass(self._folder)
-                self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
+            self._writer = SummaryWriter(str(self._folder))
+            if self._hyperparameters is not None:
+                self._add(hparams.begin(self._hyperparameters))
+            if self._charts:
+                charts = {
+                    category: {title: ["Multiline", tags] for title, tags in inside.items()}
+                    for category, inside in self._charts.items()
+                }
+                self._writer.add_custom_scalars(charts)
         return self._writer
 
-    def _begin(self, writer: SummaryWriter) -> None:
-        if self._hyperparameters is not None:
-            _file(writer).add_summary(hparams.begin(self._hyperparameters))
-        if self._charts:
-            charts = {
-                category: {title: ["Multiline", tags] for title, tags in inside.items()}
-                for category, inside in self._charts.items()
-            }
-            writer.add_custom_scalars(charts)
-
-
-def _file(writer: SummaryWriter) -> FileWriter:
-    file: FileWriter | None = writer.file_writer
-    assert file is not None
-    return file
-
-
-def _let_the_second_pass(folder: Path) -> None:
-    """Wait until a new file's name is a later second than those of the older ones.
-
-    TensorBoard reads event files by the second in their names. Files that are dated ahead, from
-    before the clock was set back, are renamed: their time would be waited for.
-    """
-    latest = 0
-    for path in RunPaths(folder).event_files():
-        second = int(path.name.split(".")[3])
-        if second > time.time():
-            latest = max(latest + 1, int(time.time()))
-            path.rename(path.with_name(path.name.replace(str(second), str(latest), 1)))
-        else:
-            latest = second
-    while int(time.time()) <= latest:
-        time.sleep(0.01)
-
-
-def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
-    return {
-        value.tag
-        for event in read_events(files)
-        for value in event.summary.value
-        if event.step == step
-    }
-
-
-def read_events(files: Sequence[Path]) -> Iterator[Event]:
-    """Yield all events in order; a file may end in the middle of one."""
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
-
-    for path in files:
-        content, place = path.read_bytes(), 0
-        while place < len(content):
-            length = int.from_bytes(content[place : place + 8], "little")
-            begin, place = (
-                place + 12,
-                place + 16 + length,
-            )  # the length, the data, and a checksum of four bytes each
-            if place <= len(content):
-                yield Event.FromString(content[begin : begin + length])
-
-
-def tells_otherwise(files: Sequence[Path], start: Summary) -> bool:
-    """Return whether HPARAMS would show the run's end, or other settings than `start`."""
-    from tensorboard.plugins.hparams import metadata
-
-    now = _settings(start)
-    for event in read_events(files):
-        found = {value.tag for value in event.summary.value}
-        if metadata.SESSION_END_INFO_TAG in found:
-            return True
-        if metadata.SESSION_START_INFO_TAG in found and _settings(event.summary) != now:
-            return True
-    return False
-
-
-def _settings(start: Summary) -> dict[str, str]:
-    from tensorboard.plugins.hparams import metadata
-
-    content = start.value[0].metadata.plugin_data.content
-    settings = metadata.parse_session_start_info_plugin_data(content).hparams
-    return {key: str(value) for key, value in settings.items() if key != "resume"}
-
-
-def before_the_end(
-    files: Sequence[Path], step: int, measured: Collection[str], *, end_pictures: bool
-) -> list[Event]:
-    """Return a run's events up to `step`, without its settings and what it drew at its end.
-
-    `measured` are the tags of the curves that have a point of that step. What comes after the first
-    other one is of the end, and with `end_pictures` so are those of evaluations.
-    """
-    found, ended = list["Event"](), False
-    for event in read_events(files):
-        if event.HasField(
-            "session_log"
-        ):  # it hid what an attempt that was killed had drawn after its last checkpoint
-            found = [each for each in found if each.step < event.step]
-        drawn = {value.tag for value in event.summary.value}
-        if event.HasField("file_version") or event.step > step or any(map(_is_of_the_run, drawn)):
-            continue
-        ended |= event.step == step and any(
-            tag not in measured and _is_curve(event, tag) for tag in drawn
-        )
-        if event.step < step or not ended:
-            found.append(event)
-    return [each for each in found if not (end_pictures and each.step == step and _is_review(each))]
-
-
-def curves_until(files: Sequence[Path], step: int) -> list[Event]:
-    """Return the events of a run's curves up to `step`, without pictures."""
-    found = list["Event"]()
-    for event in read_events(files):
-        if event.HasField("session_log"):  # as above
-            found = [each for each in found if each.step < event.step]
-        values = event.summary.value
-        if (
-            values
-            and event.step <= step
-            and all(value.WhichOneof("value") == "simple_value" for value in values)
-        ):
-            found.append(event)
-    return found
-
-
-def _is_of_the_run(tag: str) -> bool:
-    return tag.startswith("_hparams_/") or tag == "custom_scalars__config__"
-
-
-def _is_curve(event: Event, tag: str) -> bool:
-    """Return whether metrics.jsonl has it too: norms of layers are only in event files."""
-    kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
-    return kinds[tag] == "simple_value" and tag.partition("/")[0] not in (
-        tags.GRADIENT_NORM,
-        tags.WEIGHT_NORM,
-    )
-
-
-def _is_review(event: Event) -> bool:
-    return any(
-        value.tag.startswith((tags.confusion(""), tags.mistakes("")))
-        for value in event.summary.value
-    )
+    def _add(self, summary: Summary, step: int | None = None) -> None:
+        file = self._open().file_writer
+        assert file is not None
+        file.add_summary(summary, step)

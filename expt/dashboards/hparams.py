@@ -3,8 +3,11 @@
 Each run describes itself alone. Without an experiment's description beside it, TensorBoard makes
 the columns from all runs that it is shown: every setting of every model has one, those in which the
 runs differ come first, and every scalar is a metric. SummaryWriter.add_hparams would write that
-description, and make a second run of each (pytorch #32651)."""
+description, and make a second run of each (pytorch #32651).
+"""
 
+# Imports of TensorBoard are late: half a second that a sweep without failures, or a first step,
+# need not wait for.
 from __future__ import annotations
 
 import os
@@ -12,11 +15,12 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from expt.runs.paths import EVENT_FILES, RunPaths
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
 
@@ -25,8 +29,6 @@ Value: TypeAlias = bool | int | float | str
 
 def begin(hyperparameters: Mapping[str, Value]) -> Summary:
     """Return the summary of a run with these settings that has begun."""
-    # late, here and below: half a second that a sweep without failures, or a first step, need not
-    # wait for
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo  # type: ignore[attr-defined]
 
@@ -64,10 +66,8 @@ def end(status: Literal["success", "failure"], time_s: float) -> Summary:
     from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo  # type: ignore[attr-defined]
 
     code = api_pb2.Status.Value(f"STATUS_{status.upper()}")  # type: ignore[attr-defined]
-    return _summary(
-        metadata.SESSION_END_INFO_TAG,
-        session_end_info=SessionEndInfo(status=code, end_time_secs=time_s),
-    )
+    info = SessionEndInfo(status=code, end_time_secs=time_s)
+    return _summary(metadata.SESSION_END_INFO_TAG, session_end_info=info)
 
 
 def _summary(tag: str, **content: Any) -> Summary:
@@ -76,28 +76,33 @@ def _summary(tag: str, **content: Any) -> Summary:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
     data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+    about = metadata.create_summary_metadata(data)
     # The empty tensor is what TensorBoard's own writer adds.
-    value = Summary.Value(
-        tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
-    )
+    value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
     return Summary(value=[value])
 
 
-def add_failure(folder: Path, hyperparameters: Mapping[str, bool | int | float | str]) -> None:
-    """Say that the run of `folder` has failed; where it has no event file yet, also what it was."""
-    # late: half a second that a sweep without failures need not wait for
+def append(file: IO[bytes], *events: Event) -> None:
+    """Write events to a file, to an empty one the version that it begins with."""
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.summary.writer.record_writer import RecordWriter
+
+    version = Event(wall_time=events[0].wall_time, file_version="brain.Event:2")
+    writer = RecordWriter(file)
+    for event in events if file.tell() else (version, *events):
+        writer.write(event.SerializeToString())
+    writer.flush()
+
+
+def add_failure(folder: Path, hyperparameters: Mapping[str, Value]) -> None:
+    """Say that the run of `folder` has failed; where it has no event file yet, also what it was."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     now = time.time()
     events = [Event(wall_time=now, summary=end("failure", now))]
     path = max(RunPaths(folder).event_files(), default=None)
     if path is None:
         path = folder / f"{EVENT_FILES}{now:.0f}.{socket.gethostname()}.{os.getpid()}.0"
-        start = Event(wall_time=now, summary=begin(hyperparameters))
-        events = [Event(wall_time=now, file_version="brain.Event:2"), start, *events]
+        events.insert(0, Event(wall_time=now, summary=begin(hyperparameters)))
     with path.open("ab") as file:
-        writer = RecordWriter(file)
-        for event in events:
-            writer.write(event.SerializeToString())
-        writer.flush()
+        append(file, *events)

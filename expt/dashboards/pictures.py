@@ -89,36 +89,24 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     margin = max(18, longest + 8) if classes <= _NAMED else 2
     cell = _cell(classes, margin)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    shades = (np.sqrt(shares) * 255).astype(
-        np.uint8
-    )  # the root: what is confused now and then is to be seen
+    # The root: what is confused now and then is to be seen.
+    shades = (np.sqrt(shares) * 255).astype(np.uint8)
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
     width = max(WIDTH, margin + classes * cell + 2)
-    canvas = Image.new("L", (width, margin + classes * cell + 2 + _LINE), 0)
+    side, end = classes * cell, margin + classes * cell
+    canvas = Image.new("L", (width, end + 2 + _LINE), 0)
     draw = ImageDraw.Draw(canvas)
-    matrix = Image.fromarray(shades).resize(
-        (classes * cell, classes * cell), Image.Resampling.NEAREST
+    canvas.paste(
+        Image.fromarray(shades).resize((side, side), Image.Resampling.NEAREST), (margin, margin)
     )
-    canvas.paste(matrix, (margin, margin))
-    draw.rectangle(
-        (margin - 1, margin - 1, margin + classes * cell, margin + classes * cell), outline=60
-    )
-    draw.text(
-        (4, margin + classes * cell + 1), "rows: true, columns: predicted", font=_font(11), fill=255
-    )
+    draw.rectangle((margin - 1, margin - 1, end, end), outline=60)
+    draw.text((4, end + 1), "rows: true, columns: predicted", font=_font(11), fill=255)
     if classes <= _NAMED:
         _write_names(canvas, names, cell=cell, margin=margin, size=size, turned=longest > cell - 4)
     if classes <= _NUMBERED:
-        font = _font(
-            next(
-                (
-                    size
-                    for size in (12, 11, 10, 9)
-                    if _font(size).getlength(str(counts.max())) < cell
-                ),
-                8,
-            )
-        )
+        largest = str(counts.max())
+        fitting = [size for size in (12, 11, 10, 9) if _font(size).getlength(largest) < cell]
+        font = _font(fitting[0] if fitting else 8)
         for row, column in zip(*np.nonzero(counts), strict=True):
             middle = margin + column * cell + cell // 2, margin + row * cell + cell // 2
             fill = 0 if shades[row, column] > 110 else 255
@@ -143,9 +131,8 @@ def _write_names(
         label = Image.new("L", (margin - 2, height), 0)
         ImageDraw.Draw(label).text((4, height // 2), text, font=_font(size), fill=255, anchor="lm")
         upwards = label.transpose(Image.Transpose.ROTATE_90)
-        canvas.paste(
-            upwards, (middle - height // 2, 0), mask=upwards
-        )  # the mask: neighbours may overlap
+        # The mask: neighbours may overlap.
+        canvas.paste(upwards, (middle - height // 2, 0), mask=upwards)
 
 
 def _cell(classes: int, margin: int) -> int:
@@ -280,34 +267,27 @@ class RunPictures:
             return
         total = torch.stack([part for part, _ in gathered if part is not None]).sum(0)
         if self._first is not None:
-            self._draw_first(self._first, events)
+            targets = self._first.targets.cpu()
+            captions = [caption(self._names, target) for target in targets]
+            self._draw_grid(events, tags.TRAIN_IMAGES, self._first.inputs.cpu(), captions, 1)
             self._first = None
         if len(total) <= MOST_CLASSES:
-            events.picture(
-                tags.confusion(split), confusion_matrix(total.numpy(), self._names), step
-            )
+            picture = confusion_matrix(total.numpy(), self._names)
+            events.picture(tags.confusion(split), picture, step)
         worst = worst_of([mistakes for _, mistakes in gathered if mistakes is not None], MISTAKES)
-        if worst is not None and len(worst.labels):
-            self._draw_mistakes(worst, tags.mistakes(split), events, step)
+        if worst is not None:
+            each = zip(worst.predicted, worst.probabilities, worst.labels, strict=True)
+            captions = [
+                f"{self._names[int(wrong)]} {float(sure):.0%}\nis {self._names[int(right)]}"
+                for wrong, sure, right in each
+            ]
+            self._draw_grid(events, tags.mistakes(split), worst.images, captions, step)
 
-    def _draw_first(self, batch: Batch, events: Writer) -> None:
-        captions = [caption(self._names, target) for target in batch.targets.cpu()]
-        images = self._visible(batch.inputs.cpu())[: len(captions)]
+    def _draw_grid(
+        self, events: Writer, tag: str, images: Tensor, captions: Sequence[str], step: int
+    ) -> None:
         if captions:
-            events.picture(tags.TRAIN_IMAGES, image_grid(images, captions), 1)
-
-    def _draw_mistakes(self, worst: Mistakes, tag: str, events: Writer, step: int) -> None:
-        numbers = zip(
-            worst.predicted.tolist(),
-            worst.probabilities.tolist(),
-            worst.labels.tolist(),
-            strict=True,
-        )
-        captions = [
-            f"{self._names[wrong]} {sure:.0%}\nis {self._names[right]}"
-            for wrong, sure, right in numbers
-        ]
-        events.picture(tag, image_grid(self._visible(worst.images), captions), step)
+            events.picture(tag, image_grid(self._visible(images), captions), step)
 
     def _visible(self, images: Tensor) -> Bytes:
         """Return normalised images [N, C, H, W] as bytes [N, H, W, C]."""

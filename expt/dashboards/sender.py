@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -29,6 +29,7 @@ from expt import signals
 from expt.config import secrets
 from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_password
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
+from expt.dashboards.trackers import MLflowCopy, WandbCopy
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
@@ -44,25 +45,6 @@ NICENESS = 10
 """Workers come first."""
 LEFT, AT = "left: ", "at: "
 """What it prints at its end: why not all could be sent; where a person sees what was sent."""
-
-
-class Copy(Protocol):
-    """A dashboard's copy of a run. Every method may raise what the dashboard's client raises."""
-
-    address: str
-    """Where a person sees it."""
-
-    def describe(self, run: Snapshot) -> None:
-        """Send the settings and tags of a run that begins or is resumed."""
-
-    def add(self, points: Sequence[Point], at: float) -> bool:
-        """Send those of the points, measured `at` seconds since the epoch, that are not there."""
-
-    def end(self, run: Snapshot, sweep_status: str) -> None:
-        """Send status, summary and files of a run that has ended."""
-
-    def leave(self) -> None:
-        """Let go of a run that is still under way."""
 
 
 class _Sent:
@@ -138,7 +120,7 @@ class Sender:
             run.seen = digest
             return False
         if run.copy is None:
-            run.copy = self._open(found, run.sent, settings)
+            run.copy = self._open(found, run.sent.state, settings)
             run.reader, run.described = MetricsReader(run.paths), None
             self.addresses[run.copy.address] = None
         if found.record.get("started") != run.described or found.has_ended:
@@ -159,19 +141,15 @@ class Sender:
             run.close()
         return is_new
 
-    def _open(self, run: Snapshot, sent: _Sent, settings: MLflow | Wandb) -> Copy:
-        states = [sent.state]
-        if run.sweep is not None and isinstance(settings, MLflow):
-            if run.sweep not in self._sweeps:
-                self._sweeps[run.sweep] = _Sent(run.sweep, self._name)
-            states.insert(0, self._sweeps[run.sweep].state)
-        if isinstance(settings, MLflow):
-            from expt.dashboards.trackers import MLflowCopy
-
-            return MLflowCopy(run, states, settings)
-        from expt.dashboards.trackers import WandbCopy
-
-        return WandbCopy(run, states, settings)
+    def _open(
+        self, run: Snapshot, state: dict[str, Any], settings: MLflow | Wandb
+    ) -> MLflowCopy | WandbCopy:
+        if isinstance(settings, Wandb):
+            return WandbCopy(run, state, settings)
+        if run.sweep is not None and run.sweep not in self._sweeps:
+            self._sweeps[run.sweep] = _Sent(run.sweep, self._name)
+        above = self._sweeps[run.sweep].state["key"] if run.sweep is not None else ""
+        return MLflowCopy(run, state["key"], settings, above)
 
     def end(self) -> None:
         """Let go of all. Raises what the dashboard's client raises."""
@@ -188,7 +166,7 @@ class _Run:
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths, self.reader, self.pending = paths, MetricsReader(paths), list[Point]()
-        self.copy: Copy | None = None
+        self.copy: MLflowCopy | WandbCopy | None = None
         self.sent: _Sent | None = None
         self.described: float | None = None
         self.seen = ""

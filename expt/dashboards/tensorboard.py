@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,21 +41,13 @@ class Dashboard(Observer):
         norms: bool,
         histograms: bool,
     ) -> None:
-        self._events, self._learner, self._position, self._example = (
-            events,
-            learner,
-            position,
-            example,
-        )
-        self._pictures, self._images = pictures, images
+        self._events, self._learner, self._position = events, learner, position
+        self._example, self._pictures, self._images = example, pictures, images
         self._layers: LayerValues | None = None
         if (events or learner.shards > 1) and (norms or histograms):
             self._layers = LayerValues(learner, norms=norms, histograms=histograms)
-        self._graph, self._graph_due, self._table_due = (
-            graph,
-            graph is not False and learner.shards == 1,
-            True,
-        )
+        self._graph, self._graph_due = graph, graph is not False and learner.shards == 1
+        self._table_due = True
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
         self._reviews = False
@@ -97,19 +88,16 @@ class Dashboard(Observer):
         with self._timed():
             if self._layers:
                 self._layers.show(self._events, self._position.step)
-        if not self._events:
-            return
-        with self._timed():
-            if self._table_due:
+            if self._events and self._table_due:
                 table = parameter_table(self._learner.module)
                 self._events.text(tags.PARAMETERS, table, self._position.step)
                 self._table_due = False
-        if self._graph_due and (
-            self._graph is True or self._can_spare(2 * FIRST_S + self._pictures_s)
-        ):
-            with self._timed():
-                self._show_graph(self._events)
-        self._events.flush()
+        if self._events:
+            spares = self._can_spare(2 * FIRST_S + self._pictures_s)
+            if self._graph_due and (self._graph is True or spares):
+                with self._timed():
+                    self._show_graph(self._events)
+            self._events.flush()
 
     def review(self) -> Review | None:
         """Return what counts the model's mistakes, on every rank, where pictures are due."""
@@ -176,20 +164,24 @@ class LayerValues:
         if not trained or any(parameter.grad is None for _, parameter in trained):
             return
         scale = self._learner.precision.scale
+        gradients = {name: p.grad for name, p in trained if p.grad is not None}
         if self._norms:
-            gradients = [
-                [p.grad for _, p in own if p.grad is not None] for own in self._layers.values()
-            ]
-            self._gradient_norms = norms(gradients) / scale
+            own = [[gradients[name] for name, _ in layer] for layer in self._layers.values()]
+            self._gradient_norms = norms(own) / scale
         if self._histograms:
-            self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
+            self._gradients = {name: gradient / scale for name, gradient in gradients.items()}
 
     def show(self, events: Writer | None, step: int) -> None:
         """Add what was noted, and the weights; of a sharded model a collective of all ranks."""
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
-            both = self._of_all(torch.stack([self._gradient_norms, weights])).tolist()
-            for kind, values in zip((tags.GRADIENT_NORM, tags.WEIGHT_NORM), both, strict=True):
+            both, learner = torch.stack([self._gradient_norms, weights]), self._learner
+            if learner.shards > 1:
+                squares = both.double() ** 2
+                both = sharding.sum_over_shards(squares, learner.shards, learner.world_size).sqrt()
+            for kind, values in zip(
+                (tags.GRADIENT_NORM, tags.WEIGHT_NORM), both.tolist(), strict=True
+            ):
                 named = (f"{kind}/{layer}" for layer in self._layers)
                 if events:
                     events.write(step, dict(zip(named, values, strict=True)))
@@ -197,21 +189,10 @@ class LayerValues:
         if self._histograms:
             self._show_histograms(events, step)
 
-    def _of_all(self, norms: Tensor) -> Tensor:
-        """Return the norms of the whole model's layers from those of this worker's shard."""
-        learner = self._learner
-        if learner.shards == 1:
-            return norms
-        return sharding.sum_over_shards(
-            norms.double() ** 2, learner.shards, learner.world_size
-        ).sqrt()
-
     def _show_histograms(self, events: Writer | None, step: int) -> None:
         for name, parameter in itertools.chain.from_iterable(self._layers.values()):
-            for kind, part in (
-                ("weights", parameter.detach()),
-                ("gradients", self._gradients.get(name)),
-            ):
+            both = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
+            for kind, part in both.items():
                 values = None if part is None else sharding.whole(part)
                 if events and values is not None and bool(values.isfinite().all()):
                     events.histogram(f"{kind}/{name}", values, step)
@@ -232,17 +213,11 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
 
     Waits for no device.
     """
-    flat = [sharding.local(tensor) for group in tensors for tensor in group]
-    if not flat:
-        return torch.zeros(len(tensors))
-    each = torch.stack([torch.linalg.vector_norm(tensor).float() for tensor in flat])
-    group = _group_of_each(tuple(map(len, tensors)), each.device)
-    return torch.zeros(len(tensors), device=each.device).index_add_(0, group, each**2).sqrt()
-
-
-@functools.lru_cache(maxsize=4)  # to copy it to a GPU waits for it
-def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor([group for group, size in enumerate(sizes) for _ in range(size)]).to(device)
+    each = (
+        torch.stack([torch.linalg.vector_norm(sharding.local(one)).float() for one in group])
+        for group in tensors
+    )
+    return torch.stack([group.square().sum() for group in each]).sqrt()
 
 
 def parameter_table(module: nn.Module) -> str:

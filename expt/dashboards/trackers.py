@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PAUSED: "SCHEDULED"}
 class MLflowCopy:
     """A run's copy there, found by its key; the server says what it has of the points."""
 
-    def __init__(self, run: Snapshot, states: Sequence[dict[str, Any]], settings: MLflow) -> None:
-        """Find or create the run of the key in `states[-1]`, below its sweep's in `states[0]`."""
+    def __init__(self, run: Snapshot, key: str, settings: MLflow, sweep_key: str) -> None:
+        """Find or create the run of the key, below that of its sweep."""
         # Give up soon: the sender tries again later, and asks what has arrived.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -39,11 +38,10 @@ class MLflowCopy:
         )
         above = {}
         if run.sweep is not None:
-            self._sweep = self._find(
-                states[0]["key"], run.sweep.name, {"expt.folder": str(run.sweep)}, run
-            )
+            about = {"expt.folder": str(run.sweep)}
+            self._sweep = self._find(sweep_key, run.sweep.name, about, run)
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
-        found = self._find(states[-1]["key"], run.name, above, run)
+        found = self._find(key, run.name, above, run)
         self._id, self._params = found.info.run_id, dict(found.data.params)
         # `data.metrics` does not have the steps.
         self._marks = {metric.key: metric.step for metric in found.data.to_proto().metrics}
@@ -114,9 +112,8 @@ def _name(tag: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", tag, flags=re.ASCII)[:250]
 
 
-def _batches(entries: Sequence[Any], size: int) -> Any:
-    remaining = iter(entries)
-    return iter(lambda: list(islice(remaining, size)), [])
+def _batches(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (entries[start : start + size] for start in range(0, len(entries), size))
 
 
 INIT_S, FINISH_S = 10, 30
@@ -128,8 +125,8 @@ _EXIT_CODES = {COMPLETED: 0, PAUSED: 0, FAILED: 1}
 class WandbCopy:
     """A run's copy there, known by its key; W&B's own count of steps says what it has."""
 
-    def __init__(self, run: Snapshot, states: Sequence[dict[str, Any]], settings: Wandb) -> None:
-        """Begin the run of the key in `states[-1]`, or resume it."""
+    def __init__(self, run: Snapshot, state: dict[str, Any], settings: Wandb) -> None:
+        """Begin the run of the key in `state`, or resume it."""
         import wandb
 
         self._settings, self._wandb = settings, wandb
@@ -141,7 +138,7 @@ class WandbCopy:
             or (run.sweep.name if run.sweep else None),
             tags=settings.tags or None,
             name=run.name,
-            id=states[-1]["key"],
+            id=state["key"],
             resume="allow",
             reinit="create_new",  # runs of a sweep lie side by side
             dir=str(run.paths.folder),
@@ -152,7 +149,7 @@ class WandbCopy:
                 disable_git=True,
             ),
         )  # fmt: skip
-        self._state = states[-1]  # offline nobody else knows what is there
+        self._state = state  # offline nobody else knows what is there
         self._next = self._run.step if self._run.url else self._state.get("next_step", 0)
         self.address = self._run.url or f"kept offline in {run.paths.folder / 'wandb'}"
 

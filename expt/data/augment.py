@@ -94,16 +94,6 @@ class Augmentation:
             columns = columns + _scaled(drawn[_CROP_LEFT], 2 * self.crop_padding + 1)
         return rows, columns
 
-    def padded(self, images: Tensor) -> Tensor:
-        """Return images [N, C, H, W] with what a crop may reach around them."""
-        padding, (height, width) = self.crop_padding, images.shape[2:]
-        if not padding or self.padding_mode == "constant":
-            return functional.pad(images, (padding,) * 4)
-        rows, columns = (
-            torch.arange(-padding, side + padding, device=images.device) for side in (height, width)
-        )
-        return images[:, :, _reflected(rows, height)][:, :, :, _reflected(columns, width)]
-
     def cut(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Normalised images with a square set to 0, the mean, in place."""
         if not self.cutout:

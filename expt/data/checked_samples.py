@@ -65,7 +65,7 @@ def in_words(error: Exception, whose: str) -> Exception:
 def to_tensor(image: Any) -> Tensor:
     """Return a PIL image, array HW or HWC, or tensor HW or CHW as a uint8 or float32 tensor CHW.
 
-    Raise TypeError for anything else.
+    Raise DataError for anything else.
     """
     if isinstance(image, Tensor):
         tensor = image
@@ -80,7 +80,7 @@ def to_tensor(image: Any) -> Tensor:
         )
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
     if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
-        raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
+        raise DataError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
     tensor = tensor[None] if tensor.ndim == 2 else tensor
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
@@ -97,10 +97,7 @@ def _describe(image: Any) -> str:
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
     """Return a sample (image, label) as a tensor and a number. Raise DataError for another."""
     image, label = labelled(sample, "image")
-    try:
-        tensor = to_tensor(image)
-    except TypeError as error:
-        raise DataError(str(error)) from error
+    tensor = to_tensor(image)
     if tensor.shape != shape:
         raise DataError(
             f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
@@ -224,7 +221,7 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
     def _checked(self, image: Any, index: int) -> Tensor:
         try:
             tensor = to_tensor(image)
-        except TypeError as error:
+        except DataError as error:
             raise DataError(
                 f"dataset.transforms: make of sample {index} no image: {error}"
             ) from error

@@ -22,34 +22,37 @@ _PADDED = re.compile(r"[+-]?0\d")
 """A text that is no number, though it could be read as one: a code such as 007."""
 
 
-def columns_of(path: Path) -> Mapping[str, Column]:
-    """Return a table's columns by name, all of one length. Raise DataError for another file."""
+def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str, Column]:
+    """Return a table's columns by name, all of one length. Raise DataError for another file.
+
+    Lines of a .csv with too few or too many cells are left empty and noted in `damaged`, if given.
+    """
     read = _READERS.get(path.suffix.lower())
     if read is None:
         known = ", ".join(_READERS)
         raise ConfigError(f"dataset.path={path}: is no {known}; convert it to one of them")
     try:
-        return read(path)
+        return _csv(path, damaged) if read is _csv else read(path)
     except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, EOFError) as e:
         raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
 
 
-def _csv(path: Path) -> Mapping[str, Column]:
+def _csv(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str, Column]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
     if not rows:
         raise DataError(f"{path}: is empty; its first line names the columns")
-    names = csv_names(path, rows.pop(0))
+    names = _names(path, rows.pop(0))
     for number, row in enumerate(rows):
         if len(row) != len(names):
-            raise DataError(
-                f"{path}: row {number + 1} has {len(row)} cells for {len(names)} columns; fix it"
-            )
+            why = f"has {len(row)} cells for {len(names)} columns"
+            if damaged is None:
+                raise DataError(f"{path}: row {number + 1} {why}; fix it")
+            damaged[number], rows[number] = why, [""] * len(names)
     return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
-def csv_names(path: Path, first: Sequence[str]) -> list[str]:
-    """Return the names of a .csv's columns. Raise DataError where its first line has none."""
+def _names(path: Path, first: Sequence[str]) -> list[str]:
     names = [name.strip() for name in first]
     if len(names) == 1 and any(other in names[0] for other in ";\t"):
         raise DataError(f"{path}: its columns are not separated by commas; write it with commas")

@@ -122,7 +122,7 @@ def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
     """Return channels, height and width; None where it is no image."""
     try:
         channels, height, width = to_tensor(inputs).shape
-    except TypeError:
+    except DataError:
         return None
     return channels, height, width
 

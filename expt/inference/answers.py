@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,9 +44,8 @@ class Form:
         """Return a batch's predictions, and targets where there is one value for each sample."""
         found = [_numbers(tensor) for tensor in leaves(mapped(Tensor.detach, predicted))]
         if not found:
-            raise ConfigError(
-                f"the task predicts a {type(predicted).__name__}; give tensors [B, ...]"
-            )
+            kind = type(predicted).__name__
+            raise ConfigError(f"the task predicts a {kind}; give tensors [B, ...]")
         names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
             names = [_apart(name) if name == "target" else name for name in map(str, predicted)]
@@ -80,7 +79,6 @@ class Classes(Form):
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """Return probabilities [n, C] and the likeliest class of each."""
-        _check(predicted, 2, "[samples, classes]")
         self._names += [str(number) for number in range(len(self._names), predicted.shape[1])]
         self.beside = {"class_names": np.array(self._names)}
         found = {"class": predicted.argmax(1), "probabilities": predicted}
@@ -112,7 +110,6 @@ class Labels(Form):
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """Return probabilities [n, labels]."""
-        _check(predicted, 2, "[samples, labels]")
         found = {"probabilities": predicted, **_if_alike(targets, predicted)}
         return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
@@ -137,7 +134,6 @@ class Numbers(Form):
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """Return values float64 [n, T]."""
-        _check(predicted, None, "[samples, ...]")
         flat = predicted.reshape(len(predicted), -1)
         if (number := flat.shape[1]) != len(self._names):
             self._names = ["value"] if number == 1 else [f"value_{i}" for i in range(number)]
@@ -192,22 +188,25 @@ class Likelihoods(Form):
     def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
         """Yield the windows of one text as one sample, with means in the place of sums."""
         windows = (
-            each
+            window
             for answers in several
-            for each in zip(
-                answers.about,
-                *(answers.arrays[of].tolist() for of in ("tokens", "loss")),
+            for window in zip(
+                answers.about, answers.arrays["tokens"].tolist(), answers.arrays["loss"].tolist(),
                 strict=True,
             )
-        )
-        texts = itertools.groupby(windows, key=lambda window: window[0])
-        while some := list(itertools.islice(((about, [*group]) for about, group in texts), 1024)):
-            tokens = np.array([sum(window[1] for window in group) for _, group in some])
-            sums = np.array([math.fsum(window[2] for window in group) for _, group in some])
+        )  # fmt: skip
+        texts = map(_summed, itertools.groupby(windows, key=operator.itemgetter(0)))
+        while some := list(itertools.islice(texts, 1024)):
+            about, tokens, sums = zip(*some, strict=True)
             with np.errstate(invalid="ignore", over="ignore"):
-                loss = sums / np.where(tokens, tokens, np.nan)
-                arrays = {"tokens": tokens, "loss": loss, "perplexity": np.exp(loss)}
-            yield Answers([about for about, _ in some], arrays)
+                loss = np.array(sums) / np.where(tokens, tokens, np.nan)
+                arrays = {"tokens": np.array(tokens), "loss": loss, "perplexity": np.exp(loss)}
+            yield Answers(about, arrays)
+
+
+def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, int, float]:
+    about, (_, tokens, losses) = text[0], zip(*text[1], strict=True)
+    return about, sum(tokens), math.fsum(losses)
 
 
 def form_of(plan: Plan) -> Form:
@@ -215,7 +214,7 @@ def form_of(plan: Plan) -> Form:
     task, data, names = plan.config.task, plan.data, plan.target_names
     number = data.get("num_classes", 0)
     if task.TARGETS == "class":
-        return Classes(data.get("class_names") or [str(i) for i in range(number)], plan.asked.top)
+        return Classes(data.get("class_names") or [str(i) for i in range(number)], plan.top)
     if task.TARGETS == "labels":
         labels = names if len(names) == number else [f"label_{place}" for place in range(number)]
         return Labels(labels, task.threshold)
@@ -238,13 +237,6 @@ def _if_alike(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
     if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
         return {"target": targets.reshape(predicted.shape).float()}
     return {}
-
-
-def _check(predicted: Any, dims: int | None, wanted: str) -> None:
-    if not isinstance(predicted, torch.Tensor) or dims not in (None, predicted.dim()):
-        is_one = isinstance(predicted, torch.Tensor)
-        gives = list(predicted.shape) if is_one else f"a {type(predicted).__name__}"
-        raise ConfigError(f"the model gives {gives} where {wanted} is needed")
 
 
 def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:

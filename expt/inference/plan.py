@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expt import machine
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
@@ -18,48 +14,67 @@ from expt.inference.files import (
     ARRAYS,
     PICTURES,
     ROWS,
-    SAMPLES,
-    Features,
-    Kind,
-    Samples,
+    TABLES,
+    TEXTS,
     kind_of,
     list_files,
     open_samples,
 )
 from expt.runs.named_checkpoint import Which, found
-from expt.runs.result import Record
 
 SPLITS = ("train", "val", "test")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a person asks; see `python -m expt predict --help`."""
-
-    run: Path
-    paths: tuple[Path, ...] = ()
-    split: str | None = None
-    which: Which = "best"
-    batch_size: int | None = None
-    device: str = "auto"
-    amp: Any = "recorded"
-    """See Amp of expt.inference.load."""
-    top: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is read, and what is known of the run."""
+    """What is read, with what of a run; see `python -m expt predict --help`."""
 
-    asked: Asked
-    record: Record
-    config: RunConfig
-    kind: Kind
-    files: list[str]
-    samples: list[Samples]
-    """Of the files that hold arrays."""
-    features: Features | None
-    """Of tables."""
+    def __init__(
+        self,
+        run: Path,
+        paths: Sequence[Path] = (),
+        *,
+        which: Which = "best",
+        split: str | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+        amp: Any = "recorded",
+        top: int | None = None,
+    ) -> None:
+        """Raise ConfigError for no run, and for samples that it does not take."""
+        self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
+        self.device, self.amp, self.top = device, amp, top
+        self.record, _ = found(run, which)
+        self.config: RunConfig = recorded(self.record["config"])
+        self._check(paths)
+        dataset, data = self.config.dataset, self.data
+        self.kind = kind_of(dataset, data)
+        self.files = list_files(self.kind, paths)
+        if self.kind is PICTURES and self.files and dataset.custom_class:
+            warn(
+                f"{dataset.custom_class}: what this class does to a picture is not known: it is"
+                f" scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
+                " and std; --split has its own"
+            )
+        several = TABLES if self.kind is ROWS else () if self.kind is TEXTS else ARRAYS
+        of_several = [path for path in self.files if path.lower().endswith(several)]
+        self.samples = [open_samples(path, self.kind, dataset, data) for path in of_several]
+        """Of arrays and tables."""
+
+    def _check(self, paths: Sequence[Path]) -> None:
+        split, top, task = self.split, self.top, self.config.task
+        if bool(paths) == bool(split):
+            raise ConfigError(
+                "name files or folders, or --split test for a part of the run's dataset"
+            )
+        there = [name for name in SPLITS if self.data.get(f"{name}_size")]
+        if split is not None and split not in there:
+            raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
+        if top is not None and task.TARGETS != "class":
+            raise ConfigError(f"--top {top}: is of classes, and the task is {task.name}")
+        if top is not None and not 1 <= top <= self.data["num_classes"]:
+            raise ConfigError(f"--top {top}: the run has {self.data['num_classes']} classes")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: must be 1 or more")
 
     @property
     def data(self) -> dict[str, Any]:
@@ -69,8 +84,8 @@ class Plan:
     @property
     def total(self) -> int | None:
         """The number of samples, where it is known before they are read."""
-        if self.asked.split is not None:
-            return int(self.data[f"{self.asked.split}_size"])
+        if self.split is not None:
+            return int(self.data[f"{self.split}_size"])
         if self.samples:
             return sum(len(each.array) for each in self.samples)
         return len(self.files) if self.kind is PICTURES else None
@@ -78,7 +93,7 @@ class Plan:
     @property
     def noun(self) -> str:
         """What a sample is called."""
-        if self.asked.split is None:
+        if self.split is None:
             return self.kind.noun
         return str(type(self.config.dataset).noun(self.record["config"]["dataset"]))
 
@@ -90,64 +105,11 @@ class Plan:
         named = getattr(self.config.dataset, "targets", ())
         return [named] if isinstance(named, str) else list(named)
 
-
-def plan(asked: Asked) -> Plan:
-    """Return the plan. Raise ConfigError for no run, and for samples that it does not take."""
-    record, _ = found(asked.run, asked.which)
-    config, data = recorded(record["config"]), record["data"]
-    _check(asked, config, data)
-    kind = kind_of(config.dataset, data)
-    files = list_files(kind, asked.paths)
-    is_array = [Path(path).suffix.lower() in ARRAYS for path in files]
-    arrays = [*itertools.compress(files, is_array)] if kind in (PICTURES, SAMPLES) else []
-    features = None
-    if kind is ROWS:
-        number, targets = data["image_size"][1], data.get("target_names", ())
-        features = Features(data.get("feature_names", ()), targets, number)
-        for path in files:
-            features.check(path)
-    if kind is PICTURES and files and config.dataset.custom_class:
-        warn(
-            f"{config.dataset.custom_class}: what this class does to a picture is not known: it"
-            f" is scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
-            " and std; --split has its own"
-        )
-    samples = [open_samples(path, kind, config.dataset, data) for path in arrays]
-    return Plan(
-        asked=asked,
-        record=record,
-        config=config,
-        kind=kind,
-        files=files,
-        samples=samples,
-        features=features,
-    )
-
-
-def _check(asked: Asked, config: RunConfig, data: dict[str, Any]) -> None:
-    if bool(asked.paths) == bool(asked.split):
-        raise ConfigError("name files or folders, or --split test for a part of the run's dataset")
-    there = [name for name in SPLITS if data.get(f"{name}_size")]
-    if asked.split is not None and asked.split not in there:
-        raise ConfigError(f"--split {asked.split}: the run's dataset has {', '.join(there)}")
-    if asked.top is not None and config.task.TARGETS != "class":
-        raise ConfigError(f"--top {asked.top}: is of classes, and the task is {config.task.name}")
-    if asked.top is not None and not 1 <= asked.top <= data["num_classes"]:
-        raise ConfigError(f"--top {asked.top}: the run has {data['num_classes']} classes")
-    if asked.batch_size is not None and asked.batch_size < 1:
-        raise ConfigError(f"--batch-size {asked.batch_size}: must be 1 or more")
-    known = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d+))?", asked.device)
-    gpus = len(machine.visible_gpus()) if asked.device.startswith("cuda") else 1
-    if not known or int(known[1] or 0) >= gpus:
-        raise ConfigError(
-            f"--device {asked.device}: use auto, cpu, mps, or cuda:N of the {gpus} GPUs here"
-        )
-
-
-def masks_root(plan: Plan) -> str:
-    """Return the folder below which all pictures lie, absolute."""
-    if plan.asked.split is None:
-        return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in plan.files])
-    root = os.path.abspath(getattr(plan.config.dataset, "root", ""))
-    part = os.path.join(root, plan.asked.split)
-    return os.path.join(part if os.path.isdir(part) else os.path.join(root, "train"), "images")
+    @property
+    def masks_root(self) -> str:
+        """The folder below which all pictures lie, absolute."""
+        if self.split is None:
+            return os.path.commonpath([os.path.dirname(os.path.abspath(f)) for f in self.files])
+        root = os.path.abspath(getattr(self.config.dataset, "root", ""))
+        part = os.path.join(root, self.split)
+        return os.path.join(part if os.path.isdir(part) else os.path.join(root, "train"), "images")

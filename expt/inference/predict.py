@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -23,14 +23,13 @@ from expt.data.loading import Batch, LoaderOptions, mapped, to_device
 from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError, DataError, OutOfMemory, warn
 from expt.inference.answers import About, Answers, Form, form_of
-from expt.inference.files import TEXTS
+from expt.inference.files import PICTURES, ROWS, SAMPLES, TEXTS
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
 
 T = TypeVar("T")
-U = TypeVar("U")
 _NUMBERS, _MOST = 10_000_000, 1024
 """A batch's inputs, and its samples, where nothing is said of its size: 40 MB of float32."""
 _AHEAD = 2
@@ -56,13 +55,12 @@ class Predictor:
 
     def __init__(self, plan: Plan) -> None:
         """Load the model. Raise ConfigError and CheckpointError as `load` does."""
-        self._plan, asked = plan, plan.asked
-        self.device = _device(asked.device)
-        self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)
+        self._plan, self.device = plan, _device(plan.device)
+        self.model: TrainedModel = load(plan.run, plan.which, device=self.device, amp=plan.amp)
         with importable_from_here():
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
-            raise ConfigError(f"{asked.run}: a model of several phases is used by expt.load only")
+            raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
         self.form: Form = form_of(plan)
         self.seen = 0
         """Samples so far, with those that are left out."""
@@ -91,28 +89,24 @@ class Predictor:
                 batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
                 outputs = self._task.forward(self.model.model, batch)
         except torch.OutOfMemoryError as error:
-            told = str(error).partition(".")[0]
-            raise OutOfMemory(f"{told}; use a --batch-size below {len(chunk.about)}") from error
+            why = str(error).partition(".")[0]
+            raise OutOfMemory(f"{why}; use a --batch-size below {len(chunk.about)}") from error
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 
     def _chunks(self) -> Iterator[Chunk]:
-        plan, size = self._plan, self._plan.asked.batch_size
-        if plan.asked.split is not None:
-            return self._split(plan.asked.split, size)
+        plan, size = self._plan, self._plan.batch_size
+        if plan.split is not None:
+            return self._split(plan.split, size)
         if plan.kind is TEXTS:
             context = int(plan.data["context"])
             return self._texts(context, size or max(1, _NUMBERS // (context * 256)))
-        size = size or self._batch_size()
-        if plan.features is not None:
-            return self._rows(size)
-        return self._arrays(size) if plan.samples else self._pictures(size)
-
-    def _batch_size(self) -> int:
-        data, samples = self._plan.data, self._plan.samples
-        height, width = data.get("image_size", (1, 1))
-        numbers = samples[0].array[:1].size if samples else data.get("channels", 1) * height * width
-        return max(1, min(_MOST, _NUMBERS // max(1, numbers)))
+        height, width = plan.data.get("image_size", (1, 1))
+        numbers = plan.data.get("channels", 1) * height * width
+        if plan.samples:
+            numbers = plan.samples[0].array[:1].size
+        size = size or max(1, min(_MOST, _NUMBERS // max(1, numbers)))
+        return self._several(size) if plan.samples else self._pictures(size)
 
     def _split(self, split: str, size: int | None) -> Iterator[Chunk]:
         """Yield a part of the run's own dataset as its evaluations had it."""
@@ -167,23 +161,26 @@ class Predictor:
             about: list[About] = [{"path": path} for path, _, _ in good]
             yield Chunk(about, inputs, sizes=[each[2] for each in good], skipped=bad)
 
-    def _arrays(self, size: int) -> Iterator[Chunk]:
-        for path, array, arrange in self._plan.samples:
+    def _several(self, size: int) -> Iterator[Chunk]:
+        """Yield the samples of arrays, or the rows of tables."""
+        kind, first = self._plan.kind, int(self._plan.kind is ROWS)
+        in_unit = kind is PICTURES and not self._plan.config.dataset.custom_class
+        for path, array, wrong in self._plan.samples:
             for start in range(0, len(array), size):
-                # A copy: files are mapped read-only.
-                piece = np.array(arrange(np.asarray(array[start : start + size])))
-                about: list[About] = [{"path": path, "index": start + i} for i in range(len(piece))]
-                yield Chunk(about, self.model.preprocess(torch.from_numpy(piece)))
-
-    def _rows(self, size: int) -> Iterator[Chunk]:
-        assert self._plan.features is not None
-        for path in self._plan.files:
-            for first, values, wrong in self._plan.features.read(path, size):
-                good = [place for place in range(len(values)) if place not in wrong]
-                about: list[About] = [{"path": path, "row": first + place} for place in good]
-                bad = [f"{path}: row {first + place}: {wrong[place]}" for place in sorted(wrong)]
-                inputs = self.model.preprocess(values[good]) if good else None
-                yield Chunk(about, inputs, skipped=bad)
+                piece = np.array(array[start : start + size])  # a copy: files are mapped read-only
+                places = range(start, start + len(piece))
+                if in_unit:
+                    _check_unit(path, piece)
+                if kind is SAMPLES and piece.dtype == np.float64:
+                    piece = piece.astype(np.float32)
+                bad = [f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong]
+                if bad:
+                    piece = piece[[at - start for at in places if at not in wrong]]
+                name = "row" if first else "index"
+                about: list[About] = [
+                    {"path": path, name: at + first} for at in places if at not in wrong
+                ]
+                yield Chunk(about, self.model.preprocess(piece) if about else None, skipped=bad)
 
     def _texts(self, context: int, size: int) -> Iterator[Chunk]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
@@ -215,27 +212,31 @@ def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _ahead(read: Callable[[T], U], items: Iterable[T], size: int) -> Iterator[list[U]]:
-    """Yield what `read` returns of each item, `size` at a time, while the next are being read."""
-    remaining = iter(items)
-    pending = collections.deque[list[Future[U]]]()
-    with ThreadPoolExecutor(min(machine.usable_cpus(), 16)) as threads:
-        try:
-            while True:
-                while len(pending) < _AHEAD and (batch := list(itertools.islice(remaining, size))):
-                    pending.append([threads.submit(read, item) for item in batch])
-                if not pending:
-                    return
-                yield [future.result() for future in pending.popleft()]
-        finally:
-            for future in itertools.chain.from_iterable(pending):
-                future.cancel()
+def _check_unit(path: str, piece: np.ndarray) -> None:
+    low, high = piece.min(), piece.max()
+    if piece.dtype.kind == "f" and not (low >= 0 and high <= 1):
+        raise ConfigError(f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1")
+
+
+def _ahead(read: Callable[[str], T], paths: Sequence[str], size: int) -> Iterator[list[T]]:
+    """Yield what `read` returns of each path, `size` at a time, while the next are being read."""
+    threads = ThreadPoolExecutor(min(machine.usable_cpus(), 16))
+    pending = collections.deque[Iterator[T]]()
+    try:
+        for start in range(0, len(paths), size):
+            pending.append(threads.map(read, paths[start : start + size]))
+            if len(pending) > _AHEAD:
+                yield list(pending.popleft())
+        while pending:
+            yield list(pending.popleft())
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _device(name: str) -> torch.device:
     """Return the device; torch says where it is not there."""
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

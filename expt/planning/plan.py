@@ -91,6 +91,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
 
     Raises:
         ConfigError: the model can't take a step on this data, or not without its numbers.
+
     """
     sample = sample_of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.gradient_accumulation
@@ -221,13 +222,17 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
 
 def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int, int]:
     """Return the bytes of the optimiser's states, and what it takes for a moment in its step."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):  # has no rule for fake tensors, so torch would compute with zeros
+            group.update(fused=False, foreach=False)
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    found = leaves([list(state.values()) for state in optimizer.state.values()])
-    with (peak := _Peak(trained)):
+    states = [*leaves([list(state.values()) for state in optimizer.state.values()])]
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    with (peak := _Peak([*trained, *gradients, *states])):
         optimizer.step()
-    return _bytes(each for each in found if isinstance(each, Tensor)), peak.bytes
+    return _bytes(states), peak.bytes
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -239,6 +244,7 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
 
     Raises:
         ConfigError: it must be read, and can't.
+
     """
     dataset = config.dataset
     if dataset.has_tokens:

@@ -54,6 +54,9 @@ class Result:
         return cls(folder.absolute(), read_result(RunPaths(folder)))
 
     def __repr__(self) -> str:
+        if self.error:
+            error = in_one_line(self.error)
+            return f"expt.Result {self.status}\n  folder   {self.folder}\n  error    {error}"
         numbers: dict[str, float] = self.record.get("metrics", {})
         shown = metrics_of(self.config.get("task"))
         named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
@@ -142,38 +145,20 @@ WIDTH = 110
 """Of a leaderboard as a text [characters]."""
 
 
-@dataclass(frozen=True, repr=False)
 class FailedResult(Result):
     """A run of a sweep that has failed; its metrics raise."""
-
-    reason: str = ""
-
-    @property
-    def status(self) -> str:
-        """`failed`, even where the record could not say so."""
-        return FAILED
-
-    @property
-    def error(self) -> str:
-        """Why."""
-        return self.reason
 
     @property
     def metrics(self) -> Metrics:
         """Raises RunFailed. What the run had measured until then is in `history`."""
         raise RunFailed(
-            f"{self.folder.name} failed, and has no metrics: {in_one_line(self.reason)}"
+            f"{self.folder.name} failed, and has no metrics: {in_one_line(self.error or '')}"
         )
 
     @property
     def objective(self) -> None:
         """None."""
         return
-
-    def __repr__(self) -> str:
-        return (
-            f"expt.Result failed\n  folder   {self.folder}\n  error    {in_one_line(self.reason)}"
-        )
 
 
 class SweepResult(Runs):
@@ -187,13 +172,12 @@ class SweepResult(Runs):
     @classmethod
     def of_failed(cls, error: SweepFailed) -> SweepResult:
         """Of a sweep in which runs have failed."""
+        found = {folder: Result.of(folder).record for folder in error.runs}
+        for folder, why in error.failed.items():  # a full disk may have kept the record as it was
+            found[folder] = {**found[folder], "status": FAILED, "error": why}
         return cls(
-            (
-                FailedResult(folder, Result.of(folder).record, error.failed[folder])
-                if folder in error.failed
-                else Result.of(folder)
-            )
-            for folder in error.runs
+            (FailedResult if folder in error.failed else Result)(folder, record)
+            for folder, record in found.items()
         )
 
     @property
@@ -251,15 +235,7 @@ class SweepResult(Runs):
         )
 
     def _found(self) -> list[FoundRecord]:
-        return [
-            {
-                **run.record,
-                "folder": run.folder,
-                "status": run.status,
-                **({"error": run.error} if run.error else {}),
-            }
-            for run in self
-        ]
+        return [{**run.record, "folder": run.folder} for run in self]
 
     def __repr__(self) -> str:
         if not self:

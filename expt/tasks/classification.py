@@ -83,7 +83,8 @@ class Classification(Task):
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by
     the weight of its class, divided by the sum of these weights over the global batch, as torch's
     CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
-    of samples. Evaluations and accuracies have no such weights."""
+    of samples. Evaluations and accuracies have no such weights.
+    """
 
     metrics = Config.METRICS
 
@@ -97,6 +98,7 @@ class Classification(Task):
             None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         )
         self.weight_is_samples = class_weights is None
+        self.measures_jointly = type(self).measure is Classification.measure
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32."""

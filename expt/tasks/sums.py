@@ -19,8 +19,8 @@ from expt.tasks.task import PhasedTask, Sum, Task
 
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
-MAX_KEPT = 64
-"""Batches whose sums are added up together: on a GPU each kernel costs more than what it adds."""
+MAX_KEPT, MAX_OUTPUTS = 64, 2**20
+"""Batches, and numbers of their outputs, that are added up together, for a kernel costs more."""
 
 
 class _Kept(NamedTuple):
@@ -44,7 +44,7 @@ class Sums:
         then. What `learns` adds training losses.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
-        self._columns = columns_of(task)
+        self._terms, self._columns = task.sums, columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
         self._values = torch.zeros(size, dtype=torch.float64, device=device)
@@ -53,6 +53,12 @@ class Sums:
         self._logged = self._values.clone()
         """The values at the last log point."""
         self._kept: list[_Kept] = []
+        on_cpu = device.type == "cpu"  # compiled steps of a GPU may use the memory of outputs again
+        self._jointly = task.measures_jointly and learns and on_cpu and not finite_only
+        self._joint: list[tuple[Tensor, Tensor]] = []
+        """Outputs and targets to be measured together."""
+        self._outputs = 0
+        """How many numbers these are."""
         self._of_step: list[_Kept] = []
         """What counts only if the step does."""
         self._recent: deque[Any] = deque(maxlen=MAX_RECENT)
@@ -69,26 +75,37 @@ class Sums:
         self._count()
         return self._values - self._logged
 
-    @torch.no_grad()
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
         """Count a batch, or a further micro-batch, by the task's loss and the model's outputs.
 
-        Without weight only its place among the recent losses counts."""
+        Without weight only its place among the recent losses counts.
+        """
         row = self._known([batch.size, loss[0].detach(), loss[1]])
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch)
-        row += self._known([each for name in self._columns if name != LOSS for each in terms[name]])
+        if self._jointly and not batch.targets.is_floating_point():
+            self._joint.append((outputs.detach(), batch.targets))
+            self._outputs += outputs.numel()
+        else:
+            row += self._known(self._measured(outputs, batch))
         if self._finite_only:
             finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
             self._of_step.append(_Kept(row, finite))
             return
-        self._kept.append(_Kept(row))
-        if len(self._kept) == MAX_KEPT:
+        if self._kept and len(row) != len(self._kept[0].row):
             self._count()
+        self._kept.append(_Kept(row))
+        if len(self._kept) == MAX_KEPT or self._outputs >= MAX_OUTPUTS:
+            self._count()
+
+    @torch.no_grad()
+    def _measured(self, outputs: Any, batch: Batch) -> list[Any]:
+        """Return the task's other sums, each with its weight, in the order of the columns."""
+        terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
+        return [each for name in self._terms for each in terms[name]]
 
     def end_step(self, left_out: Tensor | None = None) -> None:
         """End a step; with the flag `left_out`, alike on all workers, none of it counts."""
@@ -104,11 +121,9 @@ class Sums:
         if self._values.device.type != "cpu":
             return values
         return [
-            each
-            if not isinstance(each, Tensor)
-            else each.item()
-            if each.numel() == 1
-            else each.tolist()
+            (each.item() if each.numel() == 1 else each.tolist())
+            if isinstance(each, Tensor)
+            else each
             for each in values
         ]
 
@@ -120,13 +135,25 @@ class Sums:
         rows = torch.cat(
             [self._column(each) for each in zip(*(k.row for k in self._kept), strict=True)], 1
         )
-        weights = [columns.stop for columns in self._columns.values()]
+        width = rows.shape[1]
+        weights = [stop for each in self._columns.values() if (stop := each.stop) < width]
         rows[:, weights] = rows[:, weights].masked_fill(rows[:, weights] < 0, -math.inf)
         if self._finite_only:
             counts = self._column([kept.counts for kept in self._kept])
             rows = torch.where(counts > 0, rows, 0.0)
-        self._values.copy_(torch.cat((self._values[None], rows)).cumsum(0)[-1])
+        self._values[:width] = torch.cat((self._values[None, :width], rows)).cumsum(0)[-1]
+        if self._joint:  # counts, exact in any order
+            outputs, targets = (torch.cat(each) for each in zip(*self._joint, strict=True))
+            more = self._measured(outputs, Batch(None, targets, len(targets)))
+            self._values[self._columns[LOSS].stop + 1 :] += torch.cat(
+                [self._column([each])[0] for each in more]
+            )
+        self._drop()
+
+    def _drop(self) -> None:
         self._kept.clear()
+        self._joint.clear()
+        self._outputs = 0
 
     def _column(self, several: Sequence[Any]) -> Tensor:
         """Return one row for each, float64 [n, values]."""
@@ -139,7 +166,8 @@ class Sums:
     def averages(self, values: Tensor) -> Averages:
         """Return the means, and what the task derives from them, of a row of sums.
 
-        Waits for the device. Raises Diverged if nothing was counted."""
+        Waits for the device. Raises Diverged if nothing was counted.
+        """
         found = self.averages_if_any(values)
         if found is None:
             raise Diverged(
@@ -163,7 +191,8 @@ class Sums:
     def first_not_finite(self) -> tuple[int, float] | None:
         """Return how many batches ago since the last log point a loss was first not finite, and it.
 
-        Waits for the device."""
+        Waits for the device.
+        """
         losses = [float(loss) for loss in self._recent]
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
         return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
@@ -172,14 +201,15 @@ class Sums:
         """Start again from zero."""
         for row in (self._values, self._not_finite, self._logged):
             row.zero_()
-        self._kept.clear()
+        self._drop()
         self._of_step.clear()
         self._recent.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what was counted, of it what is finite to log points, and what was logged.
 
-        Waits for the device."""
+        Waits for the device.
+        """
         sums = self.values  # counts what was kept
         return {
             "sums": sums.tolist(),
@@ -226,7 +256,8 @@ class Averages:
 def columns_of(task: Task) -> dict[str, slice]:
     """Return where a row of sums has each one's values, and its weight behind them.
 
-    The samples come first, then the loss."""
+    The samples come first, then the loss.
+    """
     columns, end = dict[str, slice](), 1
     for name, size in {LOSS: 1, **task.sums}.items():
         columns[name] = slice(end, end + size)
@@ -238,7 +269,8 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     """Return the means of a row of sums, and what the task derives; None if nothing was counted.
 
     Raises ConfigError for weights by which gradients and metrics were not divided, or by which
-    nothing can be."""
+    nothing can be.
+    """
     samples = row[0]
     if not samples:
         return None
@@ -286,68 +318,61 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
     return given
 
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-    """Return what `task.measure` does.
+def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
+    """Return what `task.measure` does: a sum of the `expected` number of values for each name.
 
     Raises ConfigError where these are not the real sums and weights that it says.
     """
-    terms, expected, method = task.measure(outputs, batch), task.sums, measure_method(task)
+    terms = task.measure(outputs, batch)
     if not isinstance(terms, Mapping):
         raise ConfigError(
-            f"{method} gives a {type(terms).__name__}; return a dict of name: (sum, weight)"
+            f"{measure_method(task)} gives a {type(terms).__name__}; return a dict of name: (sum,"
+            " weight)"
         )
     if terms.keys() != expected.keys():
-        named = ", ".join(expected) or "none"
+        given, named = ", ".join(terms) or "nothing", ", ".join(expected) or "none"
         raise ConfigError(
-            f"{method} gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let"
-            " them be the same, or say in `sums` of what `derive` makes metrics, as in"
+            f"{measure_method(task)} gives {given}, and task.metrics names {named}; let them be the"
+            " same, or say in `sums` of what `derive` makes metrics, as in"
             ' {"hits": 1}, with the number of values of each'
         )
     for name, term in terms.items():
-        _check(f"{method}: {name}", term, expected[name])
+        if problem := _problem(term, expected[name]):
+            raise ConfigError(f"{measure_method(task)}: {name} {problem}")
     return terms
 
 
-def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
+def check_loss(loss: Any, task: Task, *, learns: bool = True) -> None:
     """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
-    if type(loss) is tuple and len(loss) == 2 and type(loss[1]) is int and type(loss[0]) is Tensor:
-        total, weight = loss  # the common case, fast: it counts in a small model's step
-        is_sum = total.dtype in _REAL and not total.dim() and weight >= 0
-        if is_sum and (total.requires_grad or not learns):
-            return
-    method = loss_method(task, learns=learns)
-    total = _check(method, loss, None)
-    if learns and not total.requires_grad:
+    if problem := _problem(loss, None):
+        raise ConfigError(f"{loss_method(task, learns=learns)} {problem}")
+    if learns and not loss[0].requires_grad:
         raise ConfigError(
-            f"{method} gives a number without a gradient; compute it from the model's outputs,"
-            " without detach, item or argmax"
+            f"{loss_method(task)} gives a number without a gradient; compute it from the model's"
+            " outputs, without detach, item or argmax"
         )
 
 
-def _check(what: str, term: object, size: int | None) -> Tensor:
-    """Return the sum of a term: of `size` values, or where that is None one, a tensor []."""
+def _problem(term: object, size: int | None) -> str:
+    """Return what is wrong with the sum, of `size` values, or where that is None a tensor []."""
     if not isinstance(term, tuple | list) or len(term) != 2:
-        raise ConfigError(f"{what} is a {type(term).__name__}; give its sum and its weight")
+        return f"is a {type(term).__name__}; give its sum and its weight"
     total, weight = term
     fits = isinstance(total, Tensor) and not total.is_complex()
     if not fits or (total.dim() if size is None else total.numel() != size):
         many = "one real number" if size in (None, 1) else f"{size} real numbers"
-        raise ConfigError(f"{what} is {_shown(total)}; give its sum, a tensor of {many}")
+        return f"is {_shown(total)}; give its sum, a tensor of {many}"
     fits = (
         weight.numel() == 1 and not weight.is_complex()
         if isinstance(weight, Tensor)
-        else isinstance(weight, int | float | Real) and not weight < 0
+        else isinstance(weight, Real) and not weight < 0
     )
-    if not fits:
-        raise ConfigError(
-            f"{what} has the weight {_shown(weight)}; give a real number that is not below 0, such"
-            " as len(outputs)"
-        )
-    found: Tensor = total
-    return found
+    return (
+        ""
+        if fits
+        else f"has the weight {_shown(weight)}; give a real number that is not below 0, such as"
+        " len(outputs)"
+    )
 
 
 def _shown(value: object) -> str:

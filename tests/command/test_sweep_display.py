@@ -50,7 +50,7 @@ class Screen:
             job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}
         )
         job.end(None, job.started_at + seconds)
-        self.display.ended(job)
+        self.display.job_ended(job)
 
 
 def test_every_end_is_a_line(tmp_path: Path) -> None:
@@ -61,15 +61,15 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
     with screen.display as display:
         display.skipped(old)
         display.repeated(twice)
-        display.waiting(good, ["0", "2"])
-        display.retrying(bad, RunFailed(LONG))
+        display.job_waiting(good, ["0", "2"])
+        display.job_retrying(bad, RunFailed(LONG))
         screen.complete(good, 0.875, 2.04)
         screen.complete(unmeasured, None, 1.0)
         bad.end(RunFailed(LONG), 103.0)
-        display.ended(bad)
+        display.job_ended(bad)
         stopped.end(Interrupted("interrupted by a person"), 104.0)
-        display.ended(stopped)
-        display.update([good])  # without a terminal there is no table
+        display.job_ended(stopped)
+        display.tick([good])  # without a terminal there is no table
     assert [line.rstrip() for line in screen.text.splitlines()] == [
         "sweep of 6 runs in sweep",
         "[1/6] done before old  accuracy/val 0.2500",
@@ -95,12 +95,12 @@ def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) ->
     )
     for until in (1, 2):
         job.go_on(until)
-        screen.display.starting(job)
+        screen.display.job_starting(job)
         job.end(None, 102.0)
-        screen.display.ended(job)
+        screen.display.job_ended(job)
     assert screen.display._totals(0) == "0 done, 1 paused, 0 failed, 0 running, 1 queued"
     job.go_on(None)
-    screen.display.starting(job)
+    screen.display.job_starting(job)
     screen.complete(job, 0.75, 4.0)
     lines = [line.rstrip() for line in screen.text.splitlines()]
     assert lines[::2] == [
@@ -118,7 +118,7 @@ def test_the_table_shows_how_far_the_running_ones_are(tmp_path: Path) -> None:
         display.skipped(old)
         screen.complete(done, 0.5, 60.0)
         screen.write(first, 10, 1, loss_train=0.25, accuracy_val=0.75)
-        display.update([first, second])
+        display.tick([first, second])
     lines = [line.split() for line in screen.text.splitlines()]
     assert ["running", "on", "epoch", "loss", "val", "left"] in lines
     (row,) = (line for line in lines if line[:1] == ["first"])
@@ -135,7 +135,7 @@ def test_the_value_shown_is_that_of_the_split_there_is(tmp_path: Path, split: st
     job = screen.job("run")
     with screen.display as display:
         screen.write(job, 5, 1, **{f"accuracy_{split}": 0.625})
-        display.update([job])
+        display.tick([job])
     assert "0.6250" in screen.text
 
 
@@ -147,11 +147,11 @@ def test_what_workers_print_is_told_with_run_and_rank(tmp_path: Path, *, termina
         job.paths.stdout(0, rank).parent.mkdir(parents=True)
         job.paths.stdout(0, rank).write_text("of an earlier attempt\n")
     with screen.display as display, job.paths.stdout(0, 1).open("a", buffering=1) as log:
-        display.starting(job)
+        display.job_starting(job)
         log.write("at once\n")
-        display.update([job])
+        display.tick([job])
         log.write("soon\nat the [end]")
-        display.update([job])  # too soon to look again
+        display.tick([job])  # too soon to look again
         screen.complete(job, 0.5, 1.0)
     lines = [
         line.rstrip() for line in screen.text.splitlines() if "rank" in line or "done " in line
@@ -196,7 +196,7 @@ def test_a_pause_shows_what_the_run_is_compared_by(tmp_path: Path) -> None:
                 job.paths, status=PAUSED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached
             )
             job.status = PAUSED
-            display.ended(job)
+            display.job_ended(job)
     assert screen.text.splitlines()[1:] == [
         "[1/2] paused      risen  accuracy/val 0.7500  after 2 of 3 epochs",
         "[2/2] paused      fallen  accuracy/val 0.5000  after 2 of 3 epochs, best 0.7500 after 1",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Digits, Downloaded
+from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Downloaded
 from expt.errors import DataError
 
 NAMES = (
@@ -232,11 +232,10 @@ def test_a_file_with_too_few_or_too_many_bytes(tmp_path: Path, suffix: str) -> N
         path.write_bytes(gzip.compress(data) if suffix else data)
         return message(config("mnist", tmp_path))
 
-    assert f"{path} is truncated: expected 196 bytes, found 190; delete it" in rewrite(whole[:-6])
-    assert f"{path} is too long: expected 196 bytes, found 197" in rewrite(whole + b"1")
-    assert "expected 16 bytes of header, found 3" in rewrite(whole[:3])
-    assert "is not an IDX file of bytes with 3 dimensions" in rewrite(b"<html>" + whole)
-    assert "holds no samples" in rewrite(idx(np.empty((0, 2, 3), np.uint8)))
+    for spoilt in (whole[:-6], whole + b"1", idx(np.empty((0, 2, 3), np.uint8))):
+        assert f"{path} holds {len(spoilt)} bytes, and its shape" in rewrite(spoilt)
+    for spoilt in (whole[:3], b"", b"<html>" + whole):
+        assert "is not an IDX file of bytes with 3 dimensions" in rewrite(spoilt)
 
 
 def test_a_gzip_file_cut_short_or_damaged(tmp_path: Path) -> None:
@@ -244,14 +243,9 @@ def test_a_gzip_file_cut_short_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / f"{NAMES[0]}.gz"
     noise = np.random.default_rng(0).integers(0, 256, (30, 20, 20), np.uint8)
     whole = gzip.compress(idx(noise))
-    path.write_bytes(whole[:6000])
-    assert f"{path} is truncated: expected 12016 bytes, found " in message(
-        config("mnist", tmp_path)
-    )
-    path.write_bytes(whole[:6000] + b"\0" + whole[6001:])
-    assert f"{path} is damaged" in message(config("mnist", tmp_path))
-    path.write_bytes(b"not gzip")
-    assert f"{path} is damaged" in message(config("mnist", tmp_path))
+    for spoilt in (whole[:6000], whole[:6000] + b"\0" + whole[6001:], b"not gzip"):
+        path.write_bytes(spoilt)
+        assert f"{path} is damaged" in message(config("mnist", tmp_path))
 
 
 def test_images_and_labels_that_do_not_belong_together(tmp_path: Path) -> None:
@@ -327,24 +321,6 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
     assert "expected images as uint8 (4, 3072), found uint8 (4, 3071)" in message(dataset)
     archive.write_bytes(archive.read_bytes()[:60])
     assert f"{archive} is damaged" in message(dataset)
-
-
-def test_digits_are_real_and_split_once() -> None:
-    dataset = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
-    dataset.prepare()
-    train, test = dataset.load("train"), dataset.load("test")
-    assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
-    assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == (
-        "uint8",
-        "int64",
-        255,
-    )
-    assert np.bincount(train.labels).min() > 100
-    assert np.bincount(test.labels).min() > 20
-    # The nearest class mean recognises most of them, so labels and images belong together.
-    means = np.stack([train.images[train.labels == digit].mean(0) for digit in range(10)])
-    distances = ((test.images[:, None] - means[None]) ** 2).sum((2, 3, 4))
-    assert (distances.argmin(1) == test.labels).mean() > 0.85
 
 
 @pytest.mark.skipif(

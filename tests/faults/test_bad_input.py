@@ -45,9 +45,9 @@ CASES = {
         "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
     "a data folder that is a file": Bad(f"{MNIST}file", 2, "not found in file/MNIST/raw"),
     "a truncated data file": Bad(f"{MNIST}truncated", 2,
-        "is truncated: expected 4112 bytes, found 500; delete it"),
+        "holds 500 bytes, and its shape (64, 8, 8) makes 4112; delete it"),
     "an empty data file": Bad(f"{MNIST}nothing", 2,
-        "is truncated: expected 16 bytes of header, found 0"),
+        "is not an IDX file of bytes with 3 dimensions"),
     "test images of another size": Bad(
         f"{MNIST}sizes", 2,
         "dataset.root=sizes: the training images are 8x8, those of the test set 9x9"

@@ -62,7 +62,7 @@ def test_data_that_no_run_could_read_fails(tmp_path: Path) -> None:
         (raw / f"{name}-ubyte.gz").write_bytes(gzip.compress(b""))
     found = {finding.what: finding for finding in doctor._datasets(str(tmp_path / "data"))}
     assert found["mnist"].outcome == "fail"
-    assert "train-images-idx3-ubyte.gz is truncated" in found["mnist"].found
+    assert "train-images-idx3-ubyte.gz is not an IDX file" in found["mnist"].found
     assert found["datasets"].found.startswith("not here: fashion_mnist, cifar10, cifar100; ")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from expt.config.schema import RunConfig
-from expt.dashboards.events import read_events
+from expt.dashboards.events import records
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, checkpoint_file, tags
@@ -133,7 +133,7 @@ def norms(folder: Path) -> dict[str, float]:
     """Of each layer's weights and gradients, in all epochs."""
     return {
         f"{value.tag} {event.step}": value.simple_value
-        for event in read_events(RunPaths(folder).event_files())
+        for event, _ in records(RunPaths(folder).event_files())
         for value in event.summary.value
         if value.tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
     }
