@@ -12,7 +12,8 @@ ExptError                1
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
 +-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says
-how to go on"""
+how to go on
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from expt.config.identity import Content
+from expt.config.identity import VERSION, Content, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -44,6 +44,23 @@ def request(
         typed_at=typed_at,
         may_have_run=may_have_run,
     )
+
+
+def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any]:
+    """What a checkpoint of a run's first epoch says after `step` steps, without tensors."""
+    return {
+        "version": VERSION,
+        "model": {},
+        "workers": [],
+        "config": shown(config),
+        "position": {"epoch": 1, "step": step, "step_in_epoch": step},
+        "steps_per_epoch": 9,
+        "plan": None,
+        "metrics_bytes": 0,
+        "best": None,
+        "is_best": False,
+        **more,
+    }
 
 
 def continued(

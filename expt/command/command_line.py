@@ -141,7 +141,6 @@ def _as_texts(key: str, value: str) -> str | None:
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
-    """Raise ConfigError for the folder of another run, and where there is nothing to resume."""
     if last_value(settings, "resume") == "auto":
         return _refuse_nothing_to_resume(settings, sweep=sweep)
     if (given := last_value(settings, "hydra.run.dir")) is None:
@@ -265,14 +264,6 @@ class Parents:
     def has(self, given: str) -> bool:
         """Return whether the sweep has a fork of `given` already."""
         return given in self._known
-
-    def epochs_before(self, given: str) -> int:
-        """Return the whole epochs that a fork of `given` has of its parent.
-
-        Raises ConfigError where that is no run.
-        """
-        known = self._known.get(given)
-        return known[0]["epoch"] if known else continuing.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
         """Return the words of a run after those of its parent, or of the record if that is gone."""

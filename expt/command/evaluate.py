@@ -115,7 +115,6 @@ def evaluate(
 
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """Return the run, or the best of a sweep."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name that of a run, or of a sweep")
     if RunPaths(folder).result.exists():
@@ -136,7 +135,6 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
-    """Make its folder."""
     from expt.command.hydra_files import about_run  # late: Hydra
 
     paths = RunPaths(

@@ -81,7 +81,6 @@ def _with_effect(row: str, meaning: str) -> str:
 
 
 def _names(folders: list[Path]) -> dict[str, list[str]]:
-    """Return the options of each group."""
     names: dict[str, list[str]] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
         names.setdefault(path.parent.name, []).append(path.stem)

@@ -52,7 +52,6 @@ def command(
 
 
 def _carry_out(this: Command, options: Options) -> None:
-    """Compose the configuration, and run what it asks for."""
     if options.printing:
         return _printed_by_hydra(options)
     words, where = command_line.read(options, begins=this.how.starts_workers)
@@ -124,7 +123,6 @@ def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: O
 
 
 def _printed_by_hydra(options: Options) -> None:
-    """Let Hydra print what its own options ask for."""
     if any(word.startswith("query=") for word in options.settings):  # of Hydra's shell script
         from expt.command.help import print_completions
 

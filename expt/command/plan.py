@@ -77,7 +77,6 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
 
 
 def _with_gpus(gpus: Any) -> machine.Machine:
-    """Return this machine, or one with as many GPUs as are named."""
     number = max(gpus, default=-1) + 1 if isinstance(gpus, list) else gpus
     if not isinstance(number, int):
         return machine.detect()

@@ -12,19 +12,18 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt import machine
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.config import user_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.dashboards.sender import Sending
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any, results
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
@@ -56,7 +55,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
             f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
             f"As the new run's folder it is ./{into}"
         )
-    from expt.command.hydra_files import about_run, remove_unused  # late: Hydra
+    from expt.command.run import Command, train  # late: Hydra
 
     how = launcher()
     if not how.starts_workers:
@@ -73,8 +72,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)
-    content = content_of(config)
-    for line in _differences(config, content, then):
+    for line in _differences(config, content_of(config), then):
         warn(line)
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
@@ -86,26 +84,17 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
             shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
 
-    about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
-    request = RunRequest(
-        config=config, content=content, paths=run_paths, typed_at=typed_at, about=about
-    )
-    sending = Sending()
+    this = Command(how, typed_at, terminal.console(quiet=False), words=then["arguments"])
     try:
-        sending.follow(config, run_paths.folder)
-        how.carry_out(request, on_start)
-    except ConfigError:
-        remove_unused(run_paths)
-        raise
+        train(this, config, {}, run_paths, {}, on_start, {"rerun_of": str(folder)})
     finally:
-        sending.close()
-        sending.wait()
+        this.sending.close()
+        this.sending.wait()
     compare(then, read_result(run_paths))
     return run_paths
 
 
 def _differences(config: RunConfig, content: Content, then: Record) -> list[str]:
-    """Return a line for each thing that differs from when the run was trained."""
     made = then.get("content")
     before = Content(**made) if made else None
     recorded = dataclasses.replace(config, resume=then["config"]["resume"])

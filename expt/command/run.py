@@ -26,7 +26,7 @@ from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest, key_of
-from expt.runs.result import COMPLETED, FAILED, PAUSED, objective_of, read_result
+from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, objective_of, read_result
 
 
 @dataclass
@@ -128,8 +128,12 @@ def train(
     paths: RunPaths,
     env: Mapping[str, str],
     on_start: Callable[[], None] | None = None,
+    about: Record | None = None,
 ) -> float | None:
-    """Train one run in its folder; `on_start` is called once the folder is the run's."""
+    """Train one run in its folder; `on_start` is called once the folder is the run's.
+
+    `about` has more fields of its record.
+    """
     this.began, is_there = True, paths.hydra.exists()
     try:
         request = RunRequest(
@@ -138,7 +142,7 @@ def train(
             content=content_of(config),
             paths=paths,
             typed_at=this.typed_at,
-            about=about_run(paths.folder.name, this.words),
+            about={**about_run(paths.folder.name, this.words), **(about or {})},
             env=env,
         )
         if config.preflight:

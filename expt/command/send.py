@@ -75,7 +75,6 @@ def _names(paths: RunPaths, name: str) -> bool:
 
 
 def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> None:
-    """Send the runs. Raises ExptError where the dashboard can't be reached, or refuses."""
     settings = {key: value for key in OPTIONS[name] if (value := getattr(asked, key)) is not None}
     sender = Sender(name, settings | ({"checkpoints": True} if asked.checkpoints else {}))
     logging.disable(logging.WARNING)  # MLflow logs each run

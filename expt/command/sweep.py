@@ -222,7 +222,6 @@ class Sweep:
         return Pool(self.machine, how, observer, waits_for_folders=True)
 
     def _command_again(self) -> str:
-        """Return what to type to continue: the same command, in this folder."""
         words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
         return joined(["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"])
 
@@ -241,7 +240,6 @@ class Sweep:
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:
-        """Let others into the folder; it is removed where it holds no run."""
         own = {self.folder / paths.SWEEP_RECORD, RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:

@@ -211,7 +211,6 @@ class SweepDisplay(Observer):
 
 
 def _first(state: RunState, *several: str) -> str:
-    """Return the value of the first of these tags that has one."""
     return next((f"{state.values[tag]:.4f}" for tag in several if tag in state.values), "")
 
 

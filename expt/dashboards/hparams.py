@@ -3,7 +3,8 @@
 Each run describes itself alone. Without an experiment's description beside it, TensorBoard makes
 the columns from all runs that it is shown: every setting of every model has one, those in which the
 runs differ come first, and every scalar is a metric. SummaryWriter.add_hparams would write that
-description, and make a second run of each (pytorch #32651)."""
+description, and make a second run of each (pytorch #32651).
+"""
 
 # Imports of TensorBoard are late: half a second that a sweep without failures, or a first step,
 # need not wait for.

@@ -24,7 +24,8 @@ class Batch(NamedTuple):
 
     When the last global batch has fewer samples than workers, a worker with none gets the batch's
     first sample, which is weightless: it counts for nothing, but the worker still takes part in the
-    step."""
+    step.
+    """
 
     inputs: Any
     """on the device: images float32 [b, C, H, W], normalised; else tensors [b, ...], nested"""

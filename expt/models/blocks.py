@@ -13,7 +13,8 @@ def blocks(module: nn.Module) -> dict[str, nn.Module]:
 
     They are the elements of a Sequential, ModuleList or ModuleDict, outermost first, that are all
     of one class and made of further modules: a transformer's blocks, the residual blocks of each
-    stage of a ResNet."""
+    stage of a ResNet.
+    """
     found: dict[str, nn.Module] = {}
     _add(module, "", found)
     return found

@@ -38,7 +38,8 @@ def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return those of the data's `shapes` that the run's model may ask for.
 
     Where the dataset gives no number of classes, it is how many numbers a target has; of what a
-    custom task makes of these only its model knows."""
+    custom task makes of these only its model knows.
+    """
     dataset, model = config.dataset, config.model
     is_custom = dataset.passes_as_is and config.task.TARGETS == "any"
     if not (is_custom and isinstance(model, constraints.Target)):
@@ -62,7 +63,8 @@ def build(
 
     `example` is a blank batch of one sample, on the CPU, as the model is. Without `fetch` published
     weights are left out, for others are to be loaded. Raises ConfigError if a custom class is no
-    Module or does not take the keywords."""
+    Module or does not take the keywords.
+    """
     if isinstance(config, constraints.Target):
         wanted = user_code.taken(user_code.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
@@ -94,7 +96,8 @@ def build(
 def _give_memory(module: nn.Module) -> None:
     """Give expanded tensors memory for each element: else they can't be broadcast, nor loaded.
 
-    Not where another parameter or buffer shows the same memory: it is to follow that one."""
+    Not where another parameter or buffer shows the same memory: it is to follow that one.
+    """
     every = [
         one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided
     ]
@@ -116,7 +119,8 @@ def _wanted(
 ) -> dict[str, Any]:
     """Return those of `shapes` that the builder needs.
 
-    Raises ConfigError where it takes other inputs than the `example`."""
+    Raises ConfigError where it takes other inputs than the `example`.
+    """
     parameters = inspect.signature(builder).parameters.values()
     needs = [
         each.name for each in parameters if each.default is each.empty and each.name != "config"
@@ -226,7 +230,8 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Let no gradient reach the parameters in whose name one of the regular expressions is found.
 
     Their batch norms follow the images all the same. Raises ConfigError for one that is found
-    nowhere, and where nothing is left to train."""
+    nowhere, and where nothing is left to train.
+    """
     parameters = dict(module.named_parameters())
     for pattern in patterns:
         found = [name for name in parameters if re.search(pattern, name)]

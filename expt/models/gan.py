@@ -12,7 +12,8 @@ from torch import Tensor, nn
 class GAN(nn.Module):
     """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator.
 
-    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names."""
+    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names.
+    """
 
     def __init__(self, image_size: Sequence[int], noise: int, width: int) -> None:
         super().__init__()

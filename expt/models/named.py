@@ -40,7 +40,8 @@ def build(
 
     It is drawn from torch's global generator. Without `fetch` it is the same network without the
     published weights. Raises ConfigError for a name that the library does not have, images that the
-    network can't take, and published weights that can't be fetched."""
+    network can't take, and published weights that can't be fetched.
+    """
     fetches = config.pretrained and fetch
     build_one = _torchvision if config.name == "torchvision" else _timm
     try:
@@ -153,7 +154,8 @@ def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     Its weights for red, green and blue are added up for one channel, as if a grey image were
     repeated three times, at a third of the cost; for others they are repeated and scaled, as timm
     does. So an architecture keeps its way to draw first weights, and published ones keep their
-    meaning."""
+    meaning.
+    """
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     layer.in_channels = channels
     layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))

@@ -21,7 +21,8 @@ SHOWN = 4
 def plain_weights(content: Any, names: Collection[str]) -> dict[str, Any]:
     """Return the state_dict in a checkpoint of expt, of its moving average if any, or of others.
 
-    `names` are the model's own for its tensors."""
+    `names` are the model's own for its tensors.
+    """
     for key in ("ema", "model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

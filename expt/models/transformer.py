@@ -29,7 +29,8 @@ class Transformer(nn.Module):
     By default GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP
     and at the end. With norm="rms", positions="rotary", mlp="swiglu" and bias=False, Llama (Touvron
     et al., 2023); rotary positions have no end, so T may be larger there. A `tied` head has the
-    weights of the token embedding."""
+    weights of the token embedding.
+    """
 
     def __init__(
         self,
@@ -134,14 +135,16 @@ class _Attention(nn.Module):
 def swiglu_width(width: int) -> int:
     """Return the hidden width at which three matrices have the weights of GELU's two.
 
-    It is rounded up to a multiple of 64."""
+    It is rounded up to a multiple of 64.
+    """
     return -(-8 * width // 3 // 64) * 64
 
 
 def rotations(length: int, width: int, device: torch.device) -> Tensor:
     """Return cosines and sines [2, T, width/2] of the angles by which positions turn channels.
 
-    Computed anew in each forward pass: a buffer would be sent to all workers in every step."""
+    Computed anew in each forward pass: a buffer would be sent to all workers in every step.
+    """
     wavelengths = ROTARY_BASE ** (
         torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     )

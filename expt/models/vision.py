@@ -17,7 +17,8 @@ class MLP(nn.Sequential):
     """Logits [B, num_classes] of images [B, C, H, W], through hidden layers with ReLU.
 
     With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP
-    introductions."""
+    introductions.
+    """
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class ConvNet(nn.Sequential):
 
     The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose
     Rescaling layer is the data's business here, and whose batch norms shift but do not scale. After
-    padding `same` a side is side / stride pixels long, or one more."""
+    padding `same` a side is side / stride pixels long, or one more.
+    """
 
     def __init__(
         self,
@@ -115,7 +117,8 @@ class ResNet18(nn.Module):
     torchvision's, with its names and its first weights, but not imported from it: that takes as
     long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
     Dive into Deep Learning, section 13.6; `stem="imagenet"` is the 7x7 of stride 2 with max pooling
-    of He et al., 2015."""
+    of He et al., 2015.
+    """
 
     def __init__(
         self,
@@ -193,7 +196,8 @@ class UNet(nn.Module):
 
     Convolutions are padded. Going up, features are repeated to the size of the level above and
     convolved: transposed convolutions leave checkerboards. Sides may have any length from 2 **
-    (len(widths) - 1) on."""
+    (len(widths) - 1) on.
+    """
 
     def __init__(
         self,

@@ -91,6 +91,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
 
     Raises:
         ConfigError: the model can't take a step on this data, or not without its numbers.
+
     """
     sample = sample_of(config, vocabulary)
     micro_batch = config.batch_size // config.world_size // config.gradient_accumulation
@@ -243,6 +244,7 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
 
     Raises:
         ConfigError: it must be read, and can't.
+
     """
     dataset = config.dataset
     if dataset.has_tokens:

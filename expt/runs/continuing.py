@@ -134,11 +134,6 @@ def record_of(given: str) -> Record:
     return record
 
 
-def epochs_before(given: str) -> int:
-    """Return the whole epochs that a run with `fork=given` has of its parent."""
-    return _forked(given).epochs_done
-
-
 def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
     """Return the optimiser steps that need not be taken any more; only looks, without a warning."""
     own = checkpoints(request.paths.folder) if request.resumes else ()
@@ -150,7 +145,7 @@ def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
             meant = (each.step for each in checkpoints(run) if not which or each.is_meant(which))
             return max(meant, default=0)
         if request.config.fork is not None:
-            return epochs_before(request.config.fork) * steps_per_epoch
+            return _forked(request.config.fork).epochs_done * steps_per_epoch
     return 0
 
 
@@ -237,7 +232,6 @@ def _instead(source: Source) -> str:
 
 
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
-    """Yield a problem for each setting that may not differ."""
     rule, found = source
     then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
     comparison: keys.Rule = "resume"
@@ -282,7 +276,6 @@ def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
 def _refuse_other_fork(
     config: RunConfig, content: Content, found: Checkpoint, record: Record
 ) -> None:
-    """Raise ConfigError where the run is no fork of what `fork` names."""
     then = found.state["config"].get("fork")
     its_own = record.get("content", {}).get("fork")
     if config.fork not in (None, then) and its_own != (content.fork or ""):
@@ -318,14 +311,6 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 def _is_trained(config: RunConfig, found: Checkpoint) -> bool:
     steps = config.epochs * found.state["steps_per_epoch"]
     return bool(found.step >= min(steps, config.max_steps or steps))
-
-
-def is_trained(config: RunConfig, paths: RunPaths) -> bool:
-    """Return whether the run has a checkpoint of the end of its training."""
-    try:
-        return _is_trained(config, read(paths.last))
-    except Exception:  # missing, or damaged in one of many ways
-        return False
 
 
 def after_other_code(run: Path, *, trained: bool) -> str:
@@ -378,7 +363,6 @@ def take(source: Source, paths: RunPaths) -> Path:
 
 
 def _bring(found: Checkpoint, target: Path) -> None:
-    """Copy a checkpoint; a run that is under way may write another in its place meanwhile."""
     for _ in range(_TRIES):
         there = (each for each in checkpoints(found.run) if each.step == found.step)
         problem = "it was replaced by another meanwhile"

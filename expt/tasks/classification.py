@@ -83,7 +83,8 @@ class Classification(Task):
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by
     the weight of its class, divided by the sum of these weights over the global batch, as torch's
     CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
-    of samples. Evaluations and accuracies have no such weights."""
+    of samples. Evaluations and accuracies have no such weights.
+    """
 
     metrics = Config.METRICS
 

@@ -53,7 +53,8 @@ class ExtraMetrics:
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
         """Raise ConfigError where they don't take such a batch, or don't give one number each.
 
-        They are empty afterwards."""
+        They are empty afterwards.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
@@ -68,7 +69,8 @@ class ExtraMetrics:
         """Return the values over all workers' batches, and begin anew.
 
         A collective: `gather`, which every worker calls twice, returns all workers' values by rank.
-        Raises ConfigError for a metric that is not one number."""
+        Raises ConfigError for a metric that is not one number.
+        """
         if not self._metrics:
             return {}
         mine = (

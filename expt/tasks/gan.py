@@ -15,7 +15,8 @@ class Adversarial(PhasedTask):
 
     First the discriminator learns to tell them apart, then the generator to be taken for real.
     Where neither is ahead, `loss`, the discriminator's, is 2 ln 2 = 1.39, and the metric
-    `generator` ln 2 = 0.69."""
+    `generator` ln 2 = 0.69.
+    """
 
     phases = {"discriminator": "^discriminator", "generator": "^generator"}
 

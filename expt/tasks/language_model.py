@@ -42,7 +42,8 @@ class LanguageModel(Task):
 
     NO_TARGET counts for nothing, and every other token alike, whatever the lengths: loss and
     metrics are by the tokens of the global batch, or of the split. `perplexity` is exp(loss),
-    `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte."""
+    `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte.
+    """
 
     metrics = Config.METRICS
     sums = {"accuracy": 1}

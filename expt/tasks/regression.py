@@ -44,7 +44,8 @@ class Regression(Task):
     """Outputs and targets [B, ...] of one shape, each value counted alike; [B, 1] fits [B] too.
 
     R^2 is 1 - (squared error) / (variance of the targets), over all values of the split
-    together."""
+    together.
+    """
 
     metrics = Config.METRICS
     sums = {"mae": 1, "squared_error": 1, "target": 1, "squared_target": 1}

@@ -41,7 +41,8 @@ class Segmentation(Task):
 
     Pixels of `ignore_index` count for nothing. `mean_iou` and `dice` are means over classes, of
     intersections and unions over the whole split. A class that is neither in a mask nor in a
-    prediction is left out, as by scikit-learn's jaccard_score(average="macro")."""
+    prediction is left out, as by scikit-learn's jaccard_score(average="macro").
+    """
 
     metrics = Config.METRICS
 

@@ -78,7 +78,8 @@ class Sums:
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
         """Count a batch, or a further micro-batch, by the task's loss and the model's outputs.
 
-        Without weight only its place among the recent losses counts."""
+        Without weight only its place among the recent losses counts.
+        """
         row = self._known([batch.size, loss[0].detach(), loss[1]])
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
@@ -165,7 +166,8 @@ class Sums:
     def averages(self, values: Tensor) -> Averages:
         """Return the means, and what the task derives from them, of a row of sums.
 
-        Waits for the device. Raises Diverged if nothing was counted."""
+        Waits for the device. Raises Diverged if nothing was counted.
+        """
         found = self.averages_if_any(values)
         if found is None:
             raise Diverged(
@@ -189,7 +191,8 @@ class Sums:
     def first_not_finite(self) -> tuple[int, float] | None:
         """Return how many batches ago since the last log point a loss was first not finite, and it.
 
-        Waits for the device."""
+        Waits for the device.
+        """
         losses = [float(loss) for loss in self._recent]
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
         return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
@@ -205,7 +208,8 @@ class Sums:
     def state_dict(self) -> dict[str, list[float]]:
         """Return what was counted, of it what is finite to log points, and what was logged.
 
-        Waits for the device."""
+        Waits for the device.
+        """
         sums = self.values  # counts what was kept
         return {
             "sums": sums.tolist(),
@@ -252,7 +256,8 @@ class Averages:
 def columns_of(task: Task) -> dict[str, slice]:
     """Return where a row of sums has each one's values, and its weight behind them.
 
-    The samples come first, then the loss."""
+    The samples come first, then the loss.
+    """
     columns, end = dict[str, slice](), 1
     for name, size in {LOSS: 1, **task.sums}.items():
         columns[name] = slice(end, end + size)
@@ -264,7 +269,8 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     """Return the means of a row of sums, and what the task derives; None if nothing was counted.
 
     Raises ConfigError for weights by which gradients and metrics were not divided, or by which
-    nothing can be."""
+    nothing can be.
+    """
     samples = row[0]
     if not samples:
         return None
@@ -315,7 +321,8 @@ def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
 def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
     """Return what `task.measure` does: a sum of the `expected` number of values for each name.
 
-    Raises ConfigError where these are not the real sums and weights that it says."""
+    Raises ConfigError where these are not the real sums and weights that it says.
+    """
     terms = task.measure(outputs, batch)
     if not isinstance(terms, Mapping):
         raise ConfigError(

@@ -1,6 +1,7 @@
 """A task: a model's outputs turned into the loss that is minimized and the metrics reported.
 
-The driver imports the modules of this package that configure a task, and no torch."""
+The driver imports the modules of this package that configure a task, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class Task(ABC):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return metrics that are no averages, from the quotients of all sums.
 
-        These are lists where a sum has several values."""
+        These are lists where a sum has several values.
+        """
         return {}
 
 
@@ -137,7 +139,8 @@ class PhasedTask(Task):
     The one optimizer leaves parameters without a gradient as they are, its state included, so that
     it is one for each phase; separate learning rates come from `optimizer.groups`. `model` is to be
     called once in a phase. The reported loss is that of the first phase; the others are metrics by
-    their names."""
+    their names.
+    """
 
     phases: Mapping[str, str] = {}
     """In their order: names, and regular expressions found in the names of the parameters that each

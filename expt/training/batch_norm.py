@@ -2,7 +2,8 @@
 
 torch's batch norm normalizes by a worker's share of the batch. On GPUs nn.SyncBatchNorm takes the
 whole batch; here is the same for CPUs, and ghost batch normalization over fixed groups (Hoffer et
-al., 2017), for which no worker waits."""
+al., 2017), for which no worker waits.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def refuse_custom_classes(module: nn.Module) -> None:
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
     """Return a function that replaces the running statistics by their mean over all workers.
 
-    It is to be called after each step."""
+    It is to be called after each step.
+    """
     buffers = [
         buffer
         for layer in _batch_norms(module)

@@ -39,7 +39,8 @@ class View:
     def model(self) -> nn.Module:
         """A copy of the model that is evaluated (with `ema` the average), in evaluation mode.
 
-        It is made on first use; whatever is done to it does not reach the run."""
+        It is made on first use; whatever is done to it does not reach the run.
+        """
         return self.copy_model().eval()
 
 
@@ -71,7 +72,8 @@ class Callback:
     It exists on rank 0 only, while the other ranks wait, for `timeout_s` at most: files are written
     once, and its state does not depend on the number of workers. torch.distributed is not
     initialized there, and a collective raises. No number of the run depends on it: random
-    generators are restored after it. An exception fails the run."""
+    generators are restored after it. An exception fails the run.
+    """
 
     def on_epoch_end(self, view: View) -> None:
         """Be called after each epoch's evaluation, before its checkpoint is written."""
@@ -82,7 +84,8 @@ class Callback:
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a resumed run needs.
 
-        That is tensors, numbers, strings, None, and lists and dicts of those."""
+        That is tensors, numbers, strings, None, and lists and dicts of those.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +133,8 @@ class Generated(Callback):
     """Draw what `model.generator` makes of `rows` x `rows` vectors of noise, each `every` epochs.
 
     Noise is drawn once from `seed`; the pictures of a run's first and last epoch show what was
-    learned."""
+    learned.
+    """
 
     def __init__(self, noise: int, every: int = 1, rows: int = 8, seed: int = 0) -> None:
         self._every, self._rows = every, rows

@@ -60,7 +60,8 @@ def process_group(
     Workers meet in the `store`, or else at MASTER_ADDR and MASTER_PORT. Where the body raises, the
     group is left as it is: NCCL would first wait for the peers' collectives, and they wait for this
     worker. Gloo takes 10 ms and more to end its threads, so it is left where the group
-    `ends_with_process`."""
+    `ends_with_process`.
+    """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
     if worker.world_size == 1:
@@ -102,7 +103,8 @@ def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
 def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
     """Return the largest of every worker's `values`, element by element, in one collective.
 
-    Waits for the device."""
+    Waits for the device.
+    """
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)

@@ -31,7 +31,8 @@ def compile_module(module: nn.Module, mode: bool | str) -> None:
     """Compile `module` in place by torch's `mode` (True is its default), or its blocks one by one.
 
     Blocks that are alike share what the first of them was compiled to, so the time does not grow
-    with their number. False compiles nothing. Raises ConfigError for a model without blocks."""
+    with their number. False compiles nothing. Raises ConfigError for a model without blocks.
+    """
     if not mode:
         return
     if mode != "blocks":
@@ -60,7 +61,8 @@ def checkpoint_activations(
     such as a batch norm's statistics, change once.
 
     Raises ConfigError for what matches nothing, and for modules with buffers if the model is
-    `compiled`."""
+    `compiled`.
+    """
     chosen = _blocks(module) if wanted == "auto" else _matching(module, wanted)
     outermost = {
         name: part
@@ -120,7 +122,8 @@ def _contexts(
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the forward pass and of its repetition.
 
-    The latter begins with the same buffers and leaves none changed."""
+    The latter begins with the same buffers and leaves none changed.
+    """
     return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
 
 

@@ -180,7 +180,8 @@ Phases = Mapping[str, frozenset[nn.Parameter]]
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
     """Return the parameters of each phase, which a regular expression finds by name.
 
-    Raises ConfigError for one that finds nothing, and for a parameter that no phase trains."""
+    Raises ConfigError for one that finds nothing, and for a parameter that no phase trains.
+    """
     named = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
@@ -234,7 +235,8 @@ def ema_of(
 
     It begins with the weights of the first update; buffers, such as a batch norm's statistics, are
     copied. The copy is of what `before` makes of it. Raises ConfigError where the model can't be
-    copied."""
+    copied.
+    """
     try:
         average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
     except Exception as error:  # a custom model's attributes may raise anything

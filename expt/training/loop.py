@@ -42,7 +42,8 @@ def train_epoch(
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate
     changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
     time, and the images trained on per second, if any step since then was not left out.
-    `between_steps` comes last, and ends the loop by returning True."""
+    `between_steps` comes last, and ends the loop by returning True.
+    """
     learner.parallel.train()
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
@@ -117,7 +118,8 @@ def accumulate_gradients(
     """Run forward and backward on this worker's share of a global batch.
 
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing."""
+    nothing.
+    """
     parts, task = (
         micro_batches(batch, learner.gradient_accumulation, learner.world_size),
         learner.task,
@@ -155,7 +157,8 @@ def update(learner: Learner) -> bool:
 def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | float]) -> None:
     """Divide gradients by the loss's weight over all workers instead of by samples.
 
-    A collective of one number. Where nothing has a weight they are zero."""
+    A collective of one number. Where nothing has a weight they are zero.
+    """
     device = next(learner.module.parameters()).device
     mine = torch.stack(
         [torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]
@@ -173,7 +176,8 @@ def micro_batches(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
     """Cut a batch into at most `count` micro-batches; as many on every worker, which meet in each.
 
     A worker with fewer samples than others have micro-batches repeats its first, without weight.
-    Raises ConfigError where the batch's tensors differ in length."""
+    Raises ConfigError where the batch's tensors differ in length.
+    """
     if count == 1:
         return [batch]
     lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
@@ -210,7 +214,8 @@ def rehearse(
 
     DistributedDataParallel sorts gradients into other buckets after its first step. A resumed run
     has had that step: without one here, gradients would be added up in another order once. The
-    effect on buffers must be undone."""
+    effect on buffers must be undone.
+    """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
     if learner.world_size <= 2 or learner.phases or learner.shards > 1:
         return
@@ -257,7 +262,8 @@ def evaluate(
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
     One collective, and two more for metrics that are no sums. `observe` gets each batch and the
-    model's outputs."""
+    model's outputs.
+    """
     module = learner.evaluated
     sums = Sums(learner.task, device, learns=False)
     module.eval()
@@ -293,7 +299,8 @@ def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[N
 def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
     """Return how many samples a worker can train on at a time, halved until it does, or None.
 
-    For a run that has failed: the model has taken more steps afterwards. No collective."""
+    For a run that has failed: the model has taken more steps afterwards. No collective.
+    """
     waits = learner.shards > 1 or any(
         isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()
     )

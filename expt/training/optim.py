@@ -39,7 +39,8 @@ def build_optimizer(
     """Return the optimizer of `module`, with the configured groups of parameters.
 
     `unguarded` leaves out torch's guards against its compiler, see `patches`; not for a custom
-    class."""
+    class.
+    """
     chosen = groups_of(config, module)
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
@@ -104,7 +105,8 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
     """Change the learning rate with the batch, which is `ratio` times that for which it was chosen.
 
     linear: Goyal et al., 2017, to go with a warm-up; sqrt: Krizhevsky, 2014, which keeps the
-    gradient's variance."""
+    gradient's variance.
+    """
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
     for group in optimizer.param_groups:
         group["lr"] *= factor
@@ -120,7 +122,8 @@ def build_scheduler(
 ) -> LRScheduler:
     """Return the schedule, to advance after each step or each epoch, as its `interval` says.
 
-    `better` says of each metric which way it is better."""
+    `better` says of each metric which way it is better.
+    """
     if isinstance(config, groups.TargetScheduler):
         return _custom_scheduler(
             config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
@@ -280,7 +283,8 @@ def advance_after_epoch(
     """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
     A plateau gets its metric of all that was `measured`, by tag; a custom ReduceLROnPlateau the
-    loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is."""
+    loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is.
+    """
     if isinstance(scheduler, Plateau):
         scheduler.step(measured[scheduler.metric])
     elif isinstance(scheduler, ReduceLROnPlateau):
@@ -330,7 +334,8 @@ def build_muon(
     """Return Muon and AdamW over the `chosen` parameters of `module`, or groups of them.
 
     Muon's update is as large as AdamW's, so one learning rate and weight decay serve both (Liu et
-    al., 2025). Raises ConfigError where there is nothing for Muon to do."""
+    al., 2025). Raises ConfigError where there is nothing for Muon to do.
+    """
     matrices = hidden_matrices(module)
     if not matrices:
         raise ConfigError(
@@ -366,7 +371,8 @@ def build_muon(
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
     """Return the weights with two dimensions, except embeddings' and the last layer's.
 
-    Their rows are words and classes."""
+    Their rows are words and classes.
+    """
     embeddings = {
         parameter
         for layer in module.modules()

@@ -25,7 +25,8 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
     """Return `state` for `optimizer.load_state_dict`, with the kernels and strides of now.
 
     torch has some kernels only for whole parameters, and fused ones on a CPU take a state's memory
-    to lie as the parameter's does, which is otherwise where one is sharded or in channels_last."""
+    to lie as the parameter's does, which is otherwise where one is sharded or in channels_last.
+    """
     if not (isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()):
         return state  # of a custom optimizer
     saved, own = state["param_groups"], optimizer.param_groups
@@ -101,7 +102,8 @@ def carry_over(
     comes from there (moments, counters, the place in the schedule), and the next step uses the new
     settings. Without `same_optimizer` its state begins anew. Without `same_schedule` (the same kind
     and settings) the schedule is advanced `place` times, except for one that looks at metrics,
-    which begins."""
+    which begins.
+    """
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
     groups = [
         _merged(group, earlier, new) if same_optimizer else dict(group)
@@ -145,7 +147,8 @@ def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
 def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
     """Return the group as it was saved, except for settings that have changed, and the keys `new`.
 
-    Of a group whose parameters were in several groups nothing is as it was saved."""
+    Of a group whose parameters were in several groups nothing is as it was saved.
+    """
     owner = {
         one: at
         for at, built in enumerate(earlier.optimizer.param_groups)
@@ -197,7 +200,8 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
     """Continue a schedule of which nothing but the learning rate has changed.
 
-    It applies to the new rate what it has done to the old one."""
+    It applies to the new rate what it has done to the old one.
+    """
     new, built, saved = (
         scheduler.state_dict(),
         earlier.scheduler.state_dict(),
@@ -231,7 +235,8 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
 
     Between steps they are in pinned memory; scalars stay where they are. Numbers are those of one
     update of all, for an optimizer that updates each parameter by its own gradient and state.
-    FSDP's CPUOffloadPolicy would move the parameters, too."""
+    FSDP's CPUOffloadPolicy would move the parameters, too.
+    """
     host = HostStates(optimizer)
     update = optimizer.step
 

@@ -36,7 +36,8 @@ def parameter_groups(
     empty groups are left out. Biases and norms, which are all parameters of fewer than two
     dimensions, decay in no group unless `decay_biases_and_norms`. With `layer_decay` the rate is
     multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError for a
-    group that matches nothing."""
+    group that matches nothing.
+    """
     named = dict(module.named_parameters())
     if decay_biases_and_norms and not groups and layer_decay is None:
         return list(named.values())
@@ -97,7 +98,8 @@ def _refuse_idle(
 def scale_rates(optimizer: Optimizer) -> None:
     """Give each group its share of the optimizer's learning rate.
 
-    Raises ConfigError where the optimizer has no such setting, and would pass over a group's."""
+    Raises ConfigError where the optimizer has no such setting, and would pass over a group's.
+    """
     keys = {key for group in optimizer.param_groups for key in group}
     for key, wanted in (("lr", LR_SCALE), ("weight_decay", "weight_decay")):
         if wanted in keys and key not in optimizer.defaults:
@@ -134,7 +136,8 @@ def depths(module: nn.Module) -> dict[str, int]:
     as its elements, and so does the only child of its class that has such below it, such as a ViT's
     encoder. Whatever has no matrix of weights (norms), an embedding after another, and what an
     opened module itself holds (class tokens) belong to the layer before; before the first, to the
-    first. Raises ConfigError where that is a single layer."""
+    first. Raises ConfigError where that is a single layer.
+    """
     layers = (
         _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
     )

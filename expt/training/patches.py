@@ -148,7 +148,8 @@ def give_back_freed() -> None:
 
     What fully_shard gathers comes and goes between what stays: in one heap it leaves gaps that take
     several times a worker's share of the model. By itself glibc does so only with what is larger
-    than all that was freed before."""
+    than all that was freed before.
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
@@ -156,7 +157,8 @@ def give_back_freed() -> None:
 def keep_freed() -> None:
     """Have up to 256 MiB used again rather than returned to the kernel; glibc only.
 
-    Each step frees its activations and takes as many again. See mallopt(3)."""
+    Each step frees its activations and takes as many again. See mallopt(3).
+    """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         if not libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):

@@ -81,7 +81,8 @@ class Precision:
         """Clip and apply the gradients, then drop them; return whether the update was made.
 
         It is left out where a gradient is not finite: in float16, without a warning, and with
-        `skip_non_finite`, for which the device is waited for."""
+        `skip_non_finite`, for which the device is waited for.
+        """
         skips = self._skip and not self.scaler.is_enabled()
         # Before they are clipped: infinity would be no more
         bad = self._any_not_finite(optimizer) if skips else None
@@ -124,7 +125,8 @@ class Precision:
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return whether all values are finite, as a bool [] on their device, without waiting.
 
-    A collective for sharded tensors."""
+    A collective for sharded tensors.
+    """
     given = list(tensors)
     with_values = [
         local(tensor) for tensor in given if local(tensor).numel()

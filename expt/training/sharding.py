@@ -2,7 +2,8 @@
 
 Parameters are DTensors, of which each worker holds a shard (rows of the first dimension). A unit of
 the model is gathered for its forward and its backward pass and resharded after it, so each forward
-pass is a collective."""
+pass is a collective.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def shard(
     `units` are gathered one at a time, the rest with the root. Each unit is filled just before it
     is sharded, so that no device ever has the whole model. Parameters travel and compute in
     `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own. Attributes
-    of parameters, such as `weight.no_decay = True`, are handed on to their shards."""
+    of parameters, such as `weight.no_decay = True`, are handed on to their shards.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     replicas = worker.world_size // shards
@@ -173,7 +175,8 @@ def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.
 
     "auto" takes its blocks, and layers outside of them that have a good part of its numbers. A
     number is the least that a unit has. Regular expressions match whole names of modules. Raises
-    ConfigError for one that matches none, or a module that can be no unit."""
+    ConfigError for one that matches none, or a module that can be no unit.
+    """
     if isinstance(wrap, str):
         chosen = _blocks_and_large_layers(module)
     elif isinstance(wrap, int):
@@ -196,7 +199,8 @@ def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[n
 def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
     """Return what param_dtype=auto means where mixed precision computes in `dtype`.
 
-    None, the parameters' own, for a model with batch norms: their statistics are float32."""
+    None, the parameters' own, for a model with batch norms: their statistics are float32.
+    """
     return None if batch_norm.is_in(module) else dtype
 
 
@@ -298,7 +302,8 @@ def in_step(
 ) -> Iterator[Batch]:
     """Yield this worker's batches of an evaluation, then weightless ones until all workers end.
 
-    `blank` gives a batch of that many samples."""
+    `blank` gives a batch of that many samples.
+    """
     iterator = iter(batches)
     try:
         while True:
@@ -316,7 +321,8 @@ class Unused:
 
     A mixture of experts may use a parameter on some workers only. FSDP averages the gradients that
     there are, so a worker without one gives zeros; a parameter that no worker has used has no
-    gradient, as with DistributedDataParallel."""
+    gradient, as with DistributedDataParallel.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device, *, compiled: bool) -> None:
         self._device = device
@@ -344,7 +350,8 @@ class Unused:
     def drop(self) -> None:
         """Drop gradients of parameters that no worker has used since the last call; a collective.
 
-        Raises ConfigError where some workers used one, and torch is too old to give zeros."""
+        Raises ConfigError where some workers used one, and torch is too old to give zeros.
+        """
         used = [name in self._used for name in self._parameters]
         self._used.clear()
         by_any = torch.tensor(used, dtype=torch.float32, device=self._device)
@@ -372,7 +379,8 @@ def gathered(state: Any, *, keep: bool) -> Any:
     """Return `state` with whole tensors on the CPU, none of which is in use.
 
     A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
-    none."""
+    none.
+    """
 
     def kept(_: Place, tensor: Tensor) -> Tensor:
         full = whole(tensor.detach())
@@ -384,7 +392,8 @@ def gathered(state: Any, *, keep: bool) -> Any:
 def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
     """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
-    The others pass None. A collective, in which each worker holds one whole tensor at a time."""
+    The others pass None. A collective, in which each worker holds one whole tensor at a time.
+    """
     shape: Any = None if state is None else map_tensors(lambda _, tensor: tensor.to("meta"), state)
     wholes: list[Tensor] = []
     if state is not None:

@@ -2,7 +2,8 @@
 
 A gloo all-reduce of a small model takes about 2 ms on two cores, four fifths of a step, nearly all
 of it spent waking threads. Here each worker copies its gradients into a shared slot, says so by a
-counter, and adds up everyone's slots in the order of ranks, so that all get the same bits."""
+counter, and adds up everyone's slots in the order of ranks, so that all get the same bits.
+"""
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's
 # annotations.
@@ -50,7 +51,8 @@ class SharedMemory:
     def average(self, values: torch.Tensor) -> None:
         """Replace float32 `values` [N] by their mean over all workers, who call in the same order.
 
-        Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`."""
+        Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`.
+        """
         began = time.perf_counter()
         for chunk in values.split(CHUNK):
             torch.sum(self._exchanged(chunk), dim=0, out=chunk)

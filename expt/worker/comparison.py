@@ -6,7 +6,8 @@ evaluation must be equal but for rounding. Half-way the run's model is saved and
 one. Gradients come in two sizes, since a clip, for instance, has an effect on large ones only.
 
 After each comparison the run's model is given the whole one's values, so that rounding errors don't
-add up, and a tolerance is that of one computation."""
+add up, and a tolerance is that of one computation.
+"""
 
 from __future__ import annotations
 

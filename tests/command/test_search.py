@@ -223,11 +223,7 @@ def space(
     *words: str, when: tuple[str, ...] = (), beside: tuple[str, ...] = ()
 ) -> dict[str, Parameter]:
     found = space_of(
-        words,
-        when,
-        composer(),
-        lambda fixed: composed(*beside, *fixed),
-        Machine(gpus=(), cpus=2),
+        words, when, composer(), lambda fixed: composed(*beside, *fixed), Machine(gpus=(), cpus=2)
     )
     return {parameter.name: parameter for parameter in found.parameters}
 

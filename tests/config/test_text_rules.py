@@ -23,14 +23,8 @@ TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=lang
             ["model=convnet"],
             "model=convnet: takes images, and dataset=text has tokens; use model=transformer",
         ),
-        (
-            ["task=classification"],
-            "task=classification: dataset=text is of task=language_model",
-        ),
-        (
-            ["task=regression"],
-            "task=regression: dataset=text is of task=language_model",
-        ),
+        (["task=classification"], "task=classification: dataset=text is of task=language_model"),
+        (["task=regression"], "task=regression: dataset=text is of task=language_model"),
         (["model.width=30"], "model.width=30: must divide by model.heads=4; use 28 or 32"),
         (["model.width=2"], "model.width=2: must divide by model.heads=4; use 4"),
         (

@@ -80,10 +80,7 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
 ) -> None:
     (tmp_path / "own_constructor.py").write_text(RAISES)
     monkeypatch.syspath_prepend(tmp_path)
-    name, where = (
-        "own_constructor.Net",
-        f"({tmp_path}/own_constructor.py, line 4)",
-    )
+    name, where = ("own_constructor.Net", f"({tmp_path}/own_constructor.py, line 4)")
     for wrong, told in (
         ("abc", 'TypeError: can only concatenate str (not "int") to str'),
         ([], "TypeError: can only"),

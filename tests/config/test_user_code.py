@@ -132,23 +132,24 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
     assert targets(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
 
 
-def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
-    config = configured(
-        "+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}"
-    )
-    assert targets(config) == ("mine.Metric", "mine.Deep")
-    assert targets(json.loads(json.dumps(shown(config)))) == targets(config), (
-        "else such a run would be stale"
-    )
-
-
-def test_the_transforms_of_a_dataset_count_too(configured: Configured) -> None:
-    config = configured(
-        "dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_:"
-        " mine.Deep}]}]"
-    )
-    assert targets(config) == ("mine.Noise", "a.B", "mine.Deep")
-    assert targets(json.loads(json.dumps(shown(config)))) == targets(config)
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        (
+            "+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}",
+            ("mine.Metric", "mine.Deep"),
+        ),
+        (
+            "dataset.transforms=[{_target_: a.B, then: [{_target_: mine.Deep}]}]",
+            ("a.B", "mine.Deep"),
+        ),
+    ],
+)
+def test_metrics_and_transforms_count_too(
+    configured: Configured, word: str, found: tuple[str, ...]
+) -> None:
+    config = configured(word)
+    assert targets(config) == targets(json.loads(json.dumps(shown(config)))) == found
 
 
 NAME = "twice_written.parts.Part"

@@ -202,11 +202,9 @@ def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main = script(UNGUARDED)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "script.py",
-        "here",
-        "outputs.pt",
-    }, "no worker runs it again"
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, (
+        "no worker runs it again"
+    )
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
     assert first.record["overrides"]["model"] == {

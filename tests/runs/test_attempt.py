@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.config.identity import VERSION, Content, identity, shown
+from expt.config.identity import Content, identity
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt, accept, record_end, record_refusal
@@ -17,7 +17,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from tests.requests import request
+from tests.requests import checkpoint_state, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
@@ -80,8 +80,13 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path)
     attempt(asked).begin()
     leave_metrics(asked.paths)
-    with pytest.raises(ConfigError, match="holds a run already"):
-        attempt(asked).begin()
+    calls = list[str]()
+    with (
+        pytest.raises(ConfigError, match="holds a run already"),
+        attempt(asked).recorded(lambda: calls.append("started")),
+    ):
+        raise AssertionError
+    assert calls == []
     assert asked.paths.metrics.exists()
 
 
@@ -178,14 +183,6 @@ def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
     assert (under_way["status"], failed["status"]) == ("lost", "failed")
 
 
-def test_a_run_that_is_refused_never_starts(tmp_path: Path) -> None:
-    asked, calls = request(tmp_path), list[str]()
-    create_result(asked.paths)
-    with pytest.raises(ConfigError), attempt(asked).recorded(lambda: calls.append("started")):
-        raise AssertionError
-    assert calls == []
-
-
 def test_a_record_that_cannot_be_written_hides_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,18 +216,7 @@ def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) ->
     attempt(first).begin()
     began = read_result(first.paths)
     assert began["weights_from"] == {"file": str(file), "identity": None, "checksum": "of then"}
-    state = {
-        "model": {},
-        "workers": [],
-        "config": shown(first.config),
-        "metrics_bytes": 0,
-        "best": None,
-        "is_best": False,
-        "version": VERSION,
-        "steps_per_epoch": 9,
-    }
-    position = {"epoch": 1, "step": 2, "step_in_epoch": 2}
-    checkpoint.save(first.paths.last, {**state, "position": position, "plan": None})
+    checkpoint.save(first.paths.last, checkpoint_state(first.config, 2))
     file.write_bytes(b"another")
     again = dataclasses.replace(first, config=dataclasses.replace(first.config, resume="auto"))
     attempt(dataclasses.replace(again, content=Content(weights="of now")), 1).begin()
@@ -254,28 +240,14 @@ def gone_on_from(folder: Path) -> RunRequest:
     asked = request(folder, may_have_run=True)
     attempt(asked).begin()
     leave_metrics(asked.paths)
-    position = {"epoch": 1, "step": 1, "step_in_epoch": 1}
-    state = {
-        "model": {},
-        "workers": [],
-        "config": shown(asked.config),
-        "metrics_bytes": 0,
-        "best": None,
-        "is_best": False,
-        "version": VERSION,
-        "steps_per_epoch": 9,
-    }
-    checkpoint.save(asked.paths.last, {**state, "position": position, "plan": None})
+    checkpoint.save(asked.paths.last, checkpoint_state(asked.config, 1))
     update_result(asked.paths, status="completed")
     return asked
 
 
 def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: Path) -> None:
     asked = gone_on_from(tmp_path / "run")
-    update_result(
-        asked.paths,
-        search={"number": 3},
-    )
+    update_result(asked.paths, search={"number": 3})
     attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
     found = read_result(asked.paths)
     assert found["search"] == {"number": 3}

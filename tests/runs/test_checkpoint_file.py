@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from expt.config.identity import VERSION, Content, shown
+from expt.config.identity import Content
 from expt.errors import CheckpointError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import as_forked
-from tests.requests import request
+from tests.requests import checkpoint_state, request
 
 TOLD: dict[str, Any] = {
     "config": {"lr": 0.1, "hidden": [1, 2], "root": None},
@@ -118,16 +118,8 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     Attempt(request=first, started_at=0.0).begin()
     for step in (1, 2, 3):
         position = {"epoch": step, "step": step, "step_in_epoch": 1}
-        about = {
-            "metrics_bytes": 0,
-            "best": None,
-            "is_best": False,
-            "plan": None,
-            "steps_per_epoch": 1,
-            "version": VERSION,
-        }
-        state = {"model": {"w": torch.ones(9)}, "workers": [], "config": shown(first.config)}
-        checkpoint.save(paths.last, {**state, "position": position, **about}, keep=2)
+        more: Any = {"position": position, "steps_per_epoch": 1, "model": {"w": torch.ones(9)}}
+        checkpoint.save(paths.last, checkpoint_state(first.config, step, **more), keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
     fork = f"{paths.folder}@1"
     forked = request(tmp_path / "fork", epochs=9, fork=fork)

@@ -12,31 +12,27 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import VERSION, Content, shown
+from expt.config.identity import VERSION, Content
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file, continuing
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
-from tests.requests import continued, request, resumed
+from tests.requests import checkpoint_state, continued, request, resumed
 
 
 def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:
     """What a checkpoint says after `step` steps, when the best was reached at another."""
-    return {
-        "version": VERSION,
-        "model": {},
-        "workers": [],
-        "config": shown(config),
+    reached = best and {"metric": "loss/val", "value": 1 / best, "epoch": best}
+    known = {
         "position": {"epoch": 1, "step": step, "step_in_epoch": 0},
         "steps_per_epoch": 10,
-        "plan": None,
         "metrics_bytes": 10 * step,
-        "best": best and {"metric": "loss/val", "value": 1 / best, "epoch": best},
+        "best": reached,
         "is_best": best == step,
-        **more,
     }
+    return checkpoint_state(config, step, **{**known, **more})
 
 
 @pytest.fixture

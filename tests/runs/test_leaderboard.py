@@ -73,11 +73,9 @@ def test_the_best_comes_first_whichever_way_the_objective_goes(
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [
-        ["lr=4"],
-        ["lr=5"],
-        ["lr=6"],
-    ], "what has no value, or has failed, comes last"
+    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], (
+        "what has no value, or has failed, comes last"
+    )
 
 
 def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:

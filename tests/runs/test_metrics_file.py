@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, until
@@ -51,16 +50,3 @@ def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_writ
         "the test is after the last checkpoint"
     )
     assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested
-
-
-def test_infinity_is_read_as_what_it_was(tmp_path: Path) -> None:
-    """Of a perplexity beyond what a float holds one is to see that, and not that nothing was
-    measured.
-    """
-    paths = RunPaths(tmp_path)
-    writer = MetricsWriter(paths)
-    writer.write(1, 1, {"perplexity/val": math.inf, "loss/val": 800.0, "f1/val": math.nan})
-    writer.close()
-    found = {point.tag: point.value for point in MetricsReader(paths).read()}
-    assert (found["perplexity/val"], found["loss/val"]) == (math.inf, 800.0)
-    assert math.isnan(found["f1/val"])

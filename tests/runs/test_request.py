@@ -31,11 +31,6 @@ def test_the_next_attempt_follows_those_that_left_logs(
     assert asked.next_attempt() == expected
 
 
-def test_a_request_is_frozen(tmp_path: Path) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        request(tmp_path).may_have_run = True  # type: ignore[misc]
-
-
 def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = dataclasses.replace(request(Path("here"), may_have_run=True), until_epoch=3)

@@ -174,14 +174,6 @@ def test_a_write_that_fails_leaves_the_old_file_alone(paths: RunPaths) -> None:
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
-def test_a_reader_that_has_the_old_file_open_keeps_it(paths: RunPaths) -> None:
-    write_atomically(paths.result, "old")
-    with paths.result.open() as file:
-        write_atomically(paths.result, "new")
-        assert file.read() == "old"
-    assert paths.result.read_text() == "new"
-
-
 def failure() -> Exception:
     try:
         raise ValueError("no such label: 11")

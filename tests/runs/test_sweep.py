@@ -62,10 +62,9 @@ def test_what_has_changed_is_read_anew(tmp_path: Path) -> None:
         "b": 2,
         "d": None,
     }
-    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {
-        "a",
-        "b",
-    }, "of those that have ended"
+    assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {"a", "b"}, (
+        "of those that have ended"
+    )
 
 
 def test_records_that_are_nearly_alike_are_told_apart(

@@ -41,13 +41,9 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
-    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [
-        0.75,
-        1.5,
-        10.0,
-        900.0,
-        None,
-    ], "the best epoch's of its objective"
+    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], (
+        "the best epoch's of its objective"
+    )
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 
@@ -192,11 +188,9 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), width=200)
     conclude_search(console, tmp_path, runs, lambda _: "again")
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[0] for line in lines] == [
-        "limits",
-        "Pareto",
-        "best",
-    ], "no table without a row"
+    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
+        "no table without a row"
+    )
 
 
 @pytest.mark.parametrize(

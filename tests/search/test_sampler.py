@@ -40,11 +40,7 @@ def settings(name: str, **more: object) -> Search:
 
 
 def suggest(
-    space: Space,
-    trials: Sequence[Trial],
-    number: int,
-    settings: Search,
-    goals: Sequence[Goal],
+    space: Space, trials: Sequence[Trial], number: int, settings: Search, goals: Sequence[Goal]
 ) -> Values | None:
     tried = [trial.values for trial in trials]
     return suggested(Known(space, trials, number, settings, goals, tried))

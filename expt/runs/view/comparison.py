@@ -269,7 +269,6 @@ def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
 
 
 def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Correct p for the number of comparisons, by Holm's method; nan stays."""
     known = sorted((value, pair) for pair, value in p.items() if not math.isnan(value))
     steps = ((len(known) - place) * value for place, (value, _) in enumerate(known))
     corrected = itertools.accumulate(steps, max)

@@ -262,7 +262,6 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation, or how many are not finite."""
     bad = [value for value in values if not math.isfinite(value)]
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
@@ -332,7 +331,6 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
 
 
 def _mean(row: Row, key: str) -> Any:
-    """Return the mean of a row's numbers, or the first value where it is none."""
     found: list[Any] = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
     numbers = [each for each in found if type(each) in (int, float)]
     return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])

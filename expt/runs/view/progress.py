@@ -94,7 +94,6 @@ class RunState:
         return bool(self._per_epoch and step % self._per_epoch == 0)
 
     def _end_epoch(self) -> None:
-        """Note the epoch's end, once."""
         if tags.EPOCH_S not in self.of_epoch or self._last_ended >= self.epoch:
             return
         self._last_ended = self.epoch
