@@ -13,7 +13,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expt.command import compose
@@ -49,6 +49,7 @@ def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
         return plain(hydra_compose("config", with_classes_added(words)))
 
 
+@settings(max_examples=12)
 @given(st.lists(st.sampled_from(WORDS), max_size=6, unique_by=lambda word: word.partition("=")[0]))
 def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
     try:
