@@ -170,11 +170,11 @@ def predict(
     Warns of each file that can't be read. Raises ConfigError for what the run's model can't be
     asked about.
     """
-    from expt.inference.plan import plan
+    from expt.inference.plan import Plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths
     folder, checkpoint = run_and_which(run, which)
-    chosen = plan(
+    chosen = Plan(
         folder,
         [*map(Path, given)],
         split=split,

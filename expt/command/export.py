@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
     which = done.source if done.source == "at random" else f"of {done.source}"
     sizes = ", ".join(map(str, done.batches))
-    say(console, f"checked      {done.num_samples} samples {which}, in batches of {sizes}")
+    say(console, f"checked      {done.batches[-1]} samples {which}, in batches of {sizes}")
     say(console, f"difference   at most {done.difference:.1e}, and {done.allowed:.1e} is allowed")
     return 0
 

@@ -17,7 +17,7 @@ from expt import machine, signals
 from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
-from expt.inference.plan import SPLITS, Plan, plan
+from expt.inference.plan import SPLITS, Plan
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.text import say
 
@@ -56,13 +56,13 @@ examples
 def main(words: Sequence[str]) -> int:
     """Predict what `words` ask for.
 
-    Raises ExptError where some could not be read, and what `plan` raises.
+    Raises ExptError where some could not be read, and what `Plan` raises.
     """
     asked = parse(words)
     output, force = asked.pop("output"), asked.pop("force")
     if machine.is_external_worker():
         raise ConfigError("expt predict cannot run inside torchrun; start it alone")
-    chosen, to_file = plan(**asked), output is not None and output != Path("-")
+    chosen, to_file = Plan(**asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
     if masks and not to_file:
         raise ConfigError("masks are no text; name a folder or an .npz, as in --output masks")
@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `plan`, `output`, and `force`, by which that is written over."""
+    """Return the arguments of `Plan`, `output`, and `force`, by which that is written over."""
     parser = Parser(
         "predict", "What a run's model predicts of files, or of a split of its dataset.", EXAMPLES
     )
@@ -109,7 +109,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
     reported, line_at, noun = 0, began, chosen.noun
     with (
-        _writer(chosen, output, force=force) as writer,
+        _output(chosen, output, force=force) as write,
         bars.Progress(
             *("predict", bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn()),
             console=console,
@@ -119,7 +119,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     ):
         task = progress.add_task("predict", total=chosen.total)
         for answers in predictor:
-            writer.write(answers, predictor.form)
+            write(answers, predictor.form)
             for line in predictor.skipped[reported:REPORTED]:
                 warn(line)
             reported = len(predictor.skipped)
@@ -148,20 +148,18 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
 
 
 @contextlib.contextmanager
-def _writer(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Writer]:
+def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Write]:
     if output is None:
-        yield writing.Lines(lambda line: say(Console(highlight=False), line))
-    elif output == Path("-"):
-        with contextlib.closing(writing.CSV(sys.stdout.buffer)) as to_stdout:
-            yield to_stdout
-    elif output.suffix.lower() in writing.SUFFIXES:
-        with writing.writer(output, force=force) as made:
-            yield made
+        yield writing.to_terminal(lambda line: say(Console(highlight=False), line))
+        return
+    if output == Path("-"):
+        opened = writing.to_csv(sys.stdout.buffer)
+    elif output.suffix.lower() in writing.FILES:
+        opened = writing.to_file(output, force=force)
     else:
-        masks = writing.MaskPictures(output, chosen.files, chosen.masks_root, force=force)
-        with contextlib.closing(masks):
-            yield masks
-            masks.finish()
+        opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
+    with opened as write:
+        yield write
 
 
 class _LeftOut(ExptError):

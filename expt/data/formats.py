@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
+import io
 import math
 import pickle
 import struct
 import tarfile
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -59,62 +59,49 @@ def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) 
 
     Raise DataError for a missing or malformed batch.
     """
-    batches = (
-        _from_archive(sources[0], members)
-        if sources[0].name.endswith(".tar.gz")
-        else _from_files(sources)
+    if sources[0].name.endswith(".tar.gz"):
+        batches = members_of(sources[0], members)
+    else:
+        batches = ((str(path), path.read_bytes()) for path in sources)
+    images, labels = zip(
+        *(_read_batch(where, data, label_key) for where, data in batches), strict=True
     )
-    with contextlib.closing(batches):  # a malformed batch must not leave files open
-        images, labels = zip(
-            *(_read_batch(where, stream, label_key) for where, stream in batches), strict=True
-        )
     return Arrays(np.concatenate(images), np.concatenate(labels))
 
 
-def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], None, None]:
-    for path in sources:
-        with path.open("rb") as stream:
-            yield str(path), stream
+def members_of(archive: Path, members: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield where each of an archive's files is, and what it holds, without extracting it.
 
-
-def _from_archive(
-    archive: Path, members: Sequence[str]
-) -> Generator[tuple[str, IO[bytes]], None, None]:
-    """Read members without extracting them: no path in the archive is trusted."""
+    No path in the archive is trusted.
+    """
     try:
         with tarfile.open(archive, "r:gz") as tar:
             found = {Path(info.name).name: info for info in tar if info.isfile()}
             for name in members:
                 stream = tar.extractfile(found[name])
                 assert stream is not None  # regular files only
-                yield f"{name} in {archive}", stream
+                yield f"{name} in {archive}", stream.read()
     except KeyError as error:
         raise DataError(f"{archive} holds no file {error}; {_FIX}") from error
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise DataError(f"{archive} is damaged ({error}); {_FIX}") from error
 
 
-def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_batch(where: str, data: bytes, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     try:
-        content = _ArrayUnpickler(stream, encoding="latin1").load()
-        data, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()
+        images, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
     except Exception as error:  # a malformed pickle raises nearly anything
         raise DataError(
             f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_FIX}"
         ) from error
-    shaped = (
-        isinstance(data, np.ndarray)
-        and data.dtype == np.uint8
-        and data.shape == (len(labels), 3 * 32 * 32)
-    )
-    if not shaped or len(labels) == 0:
-        found = (
-            f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        )
+    found = (getattr(images, "dtype", type(images).__name__), getattr(images, "shape", ()))
+    if found != (np.uint8, (len(labels), 3 * 32 * 32)) or len(labels) == 0:
         raise DataError(
-            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_FIX}"
+            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found[0]} {found[1]};"
+            f" {_FIX}"
         )
-    return data.reshape(-1, 3, 32, 32), labels
+    return images.reshape(-1, 3, 32, 32), labels
 
 
 def _latin1(text: str, _encoding: str) -> bytes:

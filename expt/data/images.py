@@ -82,11 +82,13 @@ def image_part(
     originals: Dataset[Any] | None = None,
     memory: Part | None = None,
     sample_s: float = math.inf,
+    eval_as_training: bool = False,
 ) -> Part:
     """Return a part of images, each of a class if there are `num_classes`.
 
     They are read one by one while a run trains, or are taken from the `memory`. Transforms get the
-    `originals`, which may be of any size.
+    `originals`, which may be of any size. With `eval_as_training` an evaluation takes no more of
+    them at a time than a step.
     """
     how: Any = {}
     if num_classes is not None:
@@ -99,6 +101,9 @@ def image_part(
             chosen = Transformed(originals or images, options.transforms, shape)
         elif memory is not None:
             return memory.load(indices, options)
+        if eval_as_training:
+            share = max(1, options.batch_size // options.shard.world_size)
+            options = replace(options, eval_batch_size=share)
         loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
         return loads(indices, options)
 
@@ -195,7 +200,7 @@ Sets = TypeVar("Sets", bound=Pictures)
 def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
     """Return the shape of all images, and what refuses those of another."""
     first = next(iter(sets.values()))
-    height, width = first.size or first[0][0].shape[1:]
+    height, width = first.size or first.opened(0)[0].size[::-1]
     shape = first.channels, height, width
     return shape, {part: replace(each, one_size=shape[1:]) for part, each in sets.items()}
 
@@ -248,13 +253,24 @@ def of_numbers(
     `standardises`, of what the training samples give, once these are chosen.
     """
 
+    shape, sets = of_one_shape(sets)
+
     def found(by: Scales, **more: Any) -> Source:
         scale = _scaling(by, names)
         scaled = {
             part: replace(each, target=lambda target: scale(row(target)))
             for part, each in sets.items()
         }
-        return _of_numbers(scaled, scale(targets), names, num_workers, **more)
+        parts = {
+            part: image_part(each, shape, num_workers, originals=each.as_is())
+            for part, each in scaled.items()
+        }
+        number, values = targets.shape[1], scale(targets)
+        shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
+        example, alike = (torch.zeros(shape), torch.zeros(number)), torch.zeros(len(targets))
+        more |= {"val": parts.get("val"), "normalises": True, "target_names": tuple(names)}
+        more |= {"targets_of": values.__getitem__}
+        return Source(shapes, (), example, parts["train"], parts.get("test"), alike, **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()
@@ -275,22 +291,3 @@ def _scaling(by: Scales, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
     known = [tuple(by.get(name, (0.0, 1.0))) for name in names]
     mean, std = torch.tensor(known, dtype=torch.float64).T
     return lambda target: ((target.double() - mean) / std).float()
-
-
-def _of_numbers(
-    sets: Mapping[str, Pictures],
-    targets: Tensor,
-    names: Sequence[str],
-    num_workers: int,
-    **more: Any,
-) -> Source:
-    shape, sets = of_one_shape(sets)
-    parts = {
-        part: image_part(each, shape, num_workers, originals=each.as_is())
-        for part, each in sets.items()
-    }
-    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": targets.shape[1]}
-    example, alike = (torch.zeros(shape), torch.zeros(targets.shape[1])), torch.zeros(len(targets))
-    more |= {"val": parts.get("val"), "normalises": True, "target_names": tuple(names)}
-    more |= {"targets_of": targets.__getitem__}
-    return Source(shapes, (), example, parts["train"], parts.get("test"), alike, **more)

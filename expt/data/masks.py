@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,7 @@ from expt.data.checked_samples import labelled
 from expt.data.image_files import open_picture, stretch
 from expt.data.images import Pictures, image_part, of_one_shape
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Loader, LoaderOptions
-from expt.data.source import NOTHING, Part, Source
+from expt.data.source import NOTHING, Source
 from expt.errors import DataError
 
 _MODES = ("1", "L", "P", "I", "I;16")  # one number for each pixel
@@ -100,18 +98,11 @@ def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: in
     """Return the parts `train`, `val` and `test` that there are."""
     shape, sets = of_one_shape(sets)
 
-    def part(pictures: MaskPictures) -> Part:
-        whole = image_part(pictures, shape, num_workers)
-
-        def load(indices: Tensor, options: LoaderOptions) -> Loader:
-            # Logits of many classes are as large as an image: no more of them at a time than in
-            # training.
-            chunk = max(1, options.batch_size // options.shard.world_size)
-            return whole.load(indices, dataclasses.replace(options, eval_batch_size=chunk))
-
-        return whole._replace(load=load)
-
-    parts = {name: part(pictures) for name, pictures in sets.items()}
+    # Logits of many classes are as large as an image.
+    parts = {
+        part: image_part(each, shape, num_workers, eval_as_training=True)
+        for part, each in sets.items()
+    }
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": num_classes}
     example = torch.zeros(shape), torch.zeros(shape[1:], dtype=torch.int64)
     train = parts.get("train", NOTHING)

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,7 +22,6 @@ from expt.data.checked_samples import Check, CheckedSamples, checked, in_words, 
 from expt.data.indexing import Piece, mix
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import (
-    Batch,
     Finish,
     Load,
     Loader,
@@ -30,13 +29,12 @@ from expt.data.loading import (
     Order,
     leaves,
     mapped,
-    prefetched,
 )
 from expt.data.stream import (
     Finishing,
+    ReadingLoader,
     SampleLoader,
     as_it_is,
-    loaded_batches,
     loading_settings,
     seeded,
 )
@@ -65,7 +63,7 @@ def loading(
         how: Any = {"collate": collate or functools.partial(collated, own=own)}
         if labelled and own:
             mixes = options.mixing is not None
-            how["collate"] = functools.partial(_labelled, own=own, kind=labelled, mixes=mixes)
+            how["collate"] = functools.partial(labelled.collated, own=own, mixes=mixes)
         if channels is not None:
             how["finish"] = Finish(options, channels=channels)
         how["num_workers"] = num_workers
@@ -106,12 +104,6 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         )
     found: tuple[Any, Any] = mapped(_single, (inputs, targets))
     return found
-
-
-def _labelled(
-    samples: list[Any], own: Callable[[list[Any]], Any], kind: Labelled, *, mixes: bool
-) -> tuple[Any, Any]:
-    return kind.checked(collated(samples, own), mixes=mixes)
 
 
 def _single(tensor: Tensor) -> Tensor:
@@ -169,12 +161,14 @@ class Labelled:
         is_image = isinstance(inputs, Tensor) and inputs.dim() == 3 and _has_pixels(inputs)
         return dataclasses.replace(self, channels=inputs.shape[0] if is_image else None)
 
-    def checked(self, batch: tuple[Any, Any], *, mixes: bool) -> tuple[Any, Any]:
-        """Return a batch of `collate`. Raise DataError for one that makes no sense.
+    def collated(
+        self, samples: list[Any], own: Callable[[list[Any]], Any], *, mixes: bool
+    ) -> tuple[Any, Any]:
+        """Return a batch of the dataset's `collate`. Raise DataError for one that makes no sense.
 
         Only class numbers can be drawn, and mixed.
         """
-        inputs, targets = batch
+        inputs, targets = collated(samples, own)
         if self.channels is not None:
             is_batch = isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_pixels(inputs)
             if not is_batch or inputs.shape[1] != self.channels:
@@ -218,7 +212,7 @@ def _told(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
 
 
-class IterableLoader(Loader):
+class IterableLoader(ReadingLoader):
     """Batches of the samples at given positions, in the order in which they come; see Loader.
 
     Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps
@@ -237,7 +231,7 @@ class IterableLoader(Loader):
         check: Check,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
-        finish: Finishing = lambda inputs, drawn: inputs,
+        finish: Finishing | None = None,
     ) -> None:
         if options.balanced is not None:
             raise ConfigError(
@@ -245,9 +239,9 @@ class IterableLoader(Loader):
                 " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
                 " map-style Dataset"
             )
-        super().__init__(indices.sort().values, options)
+        super().__init__(indices.sort().values, options, finish)
         self._dataset, self._check, self._collate = dataset, check, collate
-        self._num_workers, self._finish = min(num_workers, 1), finish
+        self._num_workers = min(num_workers, 1)
 
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
@@ -259,19 +253,12 @@ class IterableLoader(Loader):
     def _order(self, epoch: int) -> Tensor:
         return self._indices
 
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        return prefetched(self._read(order, list(pieces)), self._options.device)
-
-    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
-        if not pieces:
-            return
-        device = self._options.device
+    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
         seeds = self._options.seed, order.epoch
         chosen = _Chosen(self._dataset, self._check, self._collate, wanted, seeds)
-        how = loading_settings(device, self._num_workers)
-        loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=as_it_is, **how)
-        yield from loaded_batches(loader, order, pieces, device, self._finish)
+        how = loading_settings(self._options.device, self._num_workers)
+        return DataLoader(chosen, batch_size=None, collate_fn=as_it_is, **how)
 
 
 class _Chosen(IterableDataset[Any]):

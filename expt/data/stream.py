@@ -15,13 +15,14 @@ import statistics
 import sys
 import time
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
@@ -45,7 +46,49 @@ Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 """Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
 
 
-class SampleLoader(Loader):
+class ReadingLoader(Loader):
+    """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
+
+    def __init__(self, indices: Tensor, options: LoaderOptions, finish: Finishing | None) -> None:
+        super().__init__(indices, options)
+        self._finish = finish
+
+    @abstractmethod
+    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+        """Return what reads (inputs, targets), or an error for a person, for each of `pieces`."""
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order, list(pieces)), self._options.device)
+
+    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
+        if not pieces:
+            return
+        device = self._options.device
+        drawn = None if order.drawn is None else to_device(order.drawn, device)
+        batches = _read_ahead(self._loaded(order, pieces))
+        for loaded, piece in zip(batches, pieces, strict=True):
+            inputs, targets = tree_to_device(loaded, device)
+            if self._finish is not None:
+                numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+                inputs = self._finish(inputs, numbers)
+            yield Batch(inputs, targets, piece.global_size, piece.weightless)
+
+
+def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
+        # parent's.
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        batches = iter(loader)
+    for loaded in batches:
+        if isinstance(loaded, ExptError):
+            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+            # processes 5 s late.
+            raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
+        yield loaded
+
+
+class SampleLoader(ReadingLoader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
     `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
@@ -64,61 +107,24 @@ class SampleLoader(Loader):
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
         sample_s: float = math.inf,
-        finish: Finishing = lambda inputs, drawn: inputs,
+        finish: Finishing | None = None,
     ) -> None:
-        super().__init__(indices, options)
+        super().__init__(indices, options, finish)
         if _is_cheap(sample_s, options):
             num_workers = 0
-        self._device, self._finish = options.device, finish
-        self._sampler = _BatchSampler()
+        self._keys = _EpochKeys()
         self._loader: DataLoader[Any] = DataLoader(
             _Batches(dataset, collate),
-            sampler=self._sampler,
+            sampler=self._keys,
             batch_size=None,
             collate_fn=as_it_is,
             persistent_workers=num_workers > 0,
             **loading_settings(options.device, num_workers),
         )
 
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        return prefetched(self._read(order, list(pieces)), self._device)
-
-    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
-        if pieces:
-            self._sampler.choose(order, pieces, self._options.seed)
-            yield from loaded_batches(self._loader, order, pieces, self._device, self._finish)
-
-
-def loaded_batches(
-    loader: DataLoader[Any],
-    order: Order,
-    pieces: list[Piece],
-    device: torch.device,
-    finish: Finishing,
-) -> Iterator[Batch]:
-    """One for each of the `pieces`, of what the loader's processes read.
-
-    Raises the errors that they hand on.
-    """
-    drawn = None if order.drawn is None else to_device(order.drawn, device)
-    for loaded, piece in zip(_read_ahead(loader), pieces, strict=True):
-        inputs, targets = tree_to_device(loaded, device)
-        numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-        yield Batch(finish(inputs, numbers), targets, piece.global_size, piece.weightless)
-
-
-def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
-        # parent's.
-        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-        batches = iter(loader)
-    for loaded in batches:
-        if isinstance(loaded, ExptError):
-            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
-            # processes 5 s late.
-            raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
-        yield loaded
+    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+        self._keys.keys = _keys(order, pieces, self._options.seed)
+        return self._loader
 
 
 def seconds_for(dataset: Dataset[Any]) -> float:
@@ -153,27 +159,20 @@ class _Keys(NamedTuple):
             yield mix(self.seed, self.epoch, index, *([often] if often else []))
 
 
-class _BatchSampler(Sampler[Any]):
-    """This worker's keys, batch by batch; one object, so that loader processes outlive an epoch."""
+def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[_Keys]:
+    for piece in pieces:
+        here, times = slice(piece.start, piece.stop), order.times
+        often = None if times is None else times[here].tolist()
+        yield _Keys(seed, order.epoch, order.samples[here].tolist(), often)
 
-    def __init__(self) -> None:
-        self._order = Order(torch.empty(0, dtype=torch.int64))
-        self._pieces: list[Piece] = []
-        self._seed = 0
 
-    def choose(self, order: Order, pieces: list[Piece], seed: int) -> None:
-        self._order, self._pieces, self._seed = order, pieces, seed
+class _EpochKeys:
+    """This worker's keys of an epoch; one object, so that loader processes outlive the epoch."""
 
-    def __len__(self) -> int:
-        return len(self._pieces)
+    keys: Iterable[_Keys] = ()
 
     def __iter__(self) -> Iterator[_Keys]:
-        seed, (samples, epoch, _, times) = self._seed, self._order
-        for piece in self._pieces:
-            here = slice(piece.start, piece.stop)
-            yield _Keys(
-                seed, epoch, samples[here].tolist(), None if times is None else times[here].tolist()
-            )
+        return iter(self.keys)
 
 
 class _Batches(Dataset[Any]):

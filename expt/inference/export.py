@@ -7,8 +7,6 @@ import dataclasses
 import importlib
 import json
 import logging
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +22,8 @@ from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
-from expt.inference.preprocess import Normalised, Undone, scales_of
-from expt.runs.paths import take_name
+from expt.inference.preprocess import scales_of
+from expt.inference.writing import new_file
 from expt.tasks.task import Facts
 
 Format = Literal["torch_export", "onnx"]
@@ -50,20 +48,57 @@ Call = Callable[[Sequence[Any]], Sequence[Tensor]]
 class Exported(NamedTuple):
     """A file that has passed its check."""
 
-    file: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     meaning: str
     """What the outputs are; empty where only a custom task knows."""
     source: str
     """The split that it was checked with, or "at random"."""
-    num_samples: int
     batches: tuple[int, ...]
     """The sizes of the batches that it was checked with."""
     difference: float
     """The largest."""
     allowed: float
     epoch: int
+
+
+class Complete(nn.Module):
+    """A model of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F].
+
+    Numbers come out in the targets' own units, as float64, which keeps the digits of those far from
+    0.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, trained: TrainedModel, *, scaled: bool) -> None:
+        super().__init__()
+        self.model, self._preprocess = trained.model, trained.preprocess
+        scales = [*trained.preprocess.scales.targets.values()] if scaled else []
+        mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("deviation", deviation.clone())
+
+    def forward(self, samples: Tensor) -> Any:
+        """Return what the model gives of them, in units."""
+        output = self.standardised(samples)
+        if not len(self.mean):
+            return output
+        columns = output.double().reshape(output.shape[0], -1)
+        return (columns * self.deviation + self.mean).reshape(output.shape)
+
+    def standardised(self, samples: Tensor) -> Any:
+        """Return what the model gives of them."""
+        given = self._preprocess(samples)
+        return self.model(given if samples.dim() > 2 else given.flatten(1))
+
+    def without_units(self, output: Tensor) -> Tensor:
+        """Return what the model gave, of what came out."""
+        if not len(self.mean):
+            return output
+        columns = output.reshape(len(output), -1)
+        return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
 
 
 def export(
@@ -86,63 +121,41 @@ def export(
     Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
     record, state = saved(run, which)
-    data = record["data"]
-    model, other = (rebuilt(record, state, torch.device("cpu"), plain=True) for _ in range(2))
+    data, trained = record["data"], rebuilt(record, state, torch.device("cpu"), plain=True)
     with importable_from_here():
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, data, number, normalised=not preprocess)
-        task = config.task.build(Facts(shapes=data, class_names=model.class_names))
+        task = config.task.build(Facts(shapes=data, class_names=trained.class_names))
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
-    module, units = model.model, None
-    expected_of: Callable[..., Any] = other.model
-    scales = scales_of(config.dataset, data).targets
-    if preprocess:
-        module, expected_of = Normalised(module, config.dataset, data), _preprocessed(other)
-        if config.task.TARGETS == "numbers" and scales:
-            module = units = Undone(module, scales.values())
+    if preprocess and ("channels" not in data or config.dataset.passes_as_is):
+        raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+    complete = Complete(trained, scaled=config.task.TARGETS == "numbers") if preprocess else None
+    module = complete or trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    about = _metadata(run, model, config, record, state, preprocess=preprocess)
+    about = _metadata(run, trained, config, data, preprocess=preprocess)
+    about["epoch"] = json.dumps(state["position"]["epoch"])
     dims = {} if batch_size else _dynamic(data)
-    with torch.no_grad(), _beside(file) as beside:
+    with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
-        inputs, outputs = _write(format, beside, module, shown, dims, about)
-        call = _call_of(format, beside)
-        parts = [_cut(arguments, size) for size in sizes]
-        allowed, difference = _compared(expected_of, call, parts, tolerance, units)
+        inputs, outputs = _write(format, Path(beside.name), module, shown, dims, about)
+        call, allowed, difference = _call_of(format, Path(beside.name)), tolerance, 0.0
+        for part in (_cut(arguments, size) for size in sizes):
+            wanted = [*leaves((complete.standardised if complete else module)(*part))]
+            got = [complete.without_units(each) if complete else each for each in call(part)]
+            largest = max((float(each.abs().max()) for each in wanted), default=0.0)
+            allowed = max(allowed, tolerance * largest / LARGE)
+            difference = max(difference, _difference(wanted, got))
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
-        _publish(beside, file, force=force)
-    meaning = _GIVES.get(config.task.TARGETS, "")
-    epoch = state["position"]["epoch"]
-    return Exported(
-        file, inputs, outputs, meaning, source, number, sizes, difference, allowed, epoch
-    )
-
-
-def _compared(
-    expected_of: Callable[..., Any],
-    call: Call,
-    parts: Sequence[Sequence[Any]],
-    tolerance: float,
-    units: Undone | None,
-) -> tuple[float, float]:
-    """Return the difference of outputs that is allowed, and the largest one."""
-    allowed, difference = tolerance, 0.0
-    for part in parts:
-        wanted, got = [*leaves(expected_of(*part))], call([*leaves(part)])
-        if units is not None:  # compared as the model gives them: in deviations
-            got = [units.standardised(each).to(wanted[0].dtype) for each in got]
-        largest = max((float(each.abs().max()) for each in wanted), default=0.0)
-        allowed = max(allowed, tolerance * largest / LARGE)
-        difference = max(difference, _difference(wanted, got))
-    return allowed, difference
+    meaning, epoch = _GIVES.get(config.task.TARGETS, ""), state["position"]["epoch"]
+    return Exported(inputs, outputs, meaning, source, sizes, difference, allowed, epoch)
 
 
 def _samples(
@@ -193,41 +206,26 @@ def _random(
     return Batch(rows, None, number)
 
 
-def _preprocessed(trained: TrainedModel) -> Callable[[Tensor], Any]:
-    """Return the model after its own `preprocess`."""
-
-    def call(samples: Tensor) -> Any:
-        given = trained.preprocess(samples)
-        return trained(
-            given if samples.dim() > 2 else given.flatten(1)
-        )  # rows, as loaders have them
-
-    return call
-
-
 def _metadata(
     run: Path,
-    model: TrainedModel,
+    trained: TrainedModel,
     config: RunConfig,
-    record: Mapping[str, Any],
-    state: Mapping[str, Any],
+    data: Mapping[str, Any],
     *,
     preprocess: bool,
 ) -> dict[str, str]:
     """Return what the file says of its numbers, each value in JSON."""
-    data, scales = record["data"], scales_of(config.dataset, record["data"])
     about: dict[str, Any] = {
-        "class_names": model.class_names,
+        "class_names": trained.class_names,
         "feature_names": data.get("feature_names"),
-        "target_names": None if model.class_names else data.get("target_names"),
+        "target_names": None if trained.class_names else data.get("target_names"),
         "preprocess": preprocess,
         "run": run.resolve().name,
-        "epoch": state["position"]["epoch"],
     }
     if not preprocess:
-        both = {"features": scales.features, "targets": scales.targets}
+        scales = trained.preprocess.scales._asdict().items()
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["standardised"] = {key: value for key, value in both.items() if value}
+        about["standardised"] = {key: value for key, value in scales if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 
@@ -293,9 +291,7 @@ def _write(
             outputs = module(*arguments)
     except Exception as error:  # what torch's exporters raise is of many kinds
         hint = "; --batch-size N may do for one size" if dims else ""
-        raise RunFailed(
-            f"{file.name}: the model cannot be exported ({secrets.said(error)}){hint}"
-        ) from error
+        raise RunFailed(f"the model cannot be exported ({secrets.said(error)}){hint}") from error
     given, out = (
         tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs)
     )
@@ -344,26 +340,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """Yield a file of that name in a folder of its own next to it, which is gone in the end."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", dir=file.parent))
-    except OSError as error:
-        raise ConfigError(f"{file.parent}: {error.strerror}; use --output FILE") from error
-    try:
-        yield folder / file.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(beside: Path, file: Path, *, force: bool) -> None:
-    if force:
-        beside.replace(file)
-        return
-    try:
-        take_name(beside, file)
-    except FileExistsError:
-        raise ConfigError(f"{file}: is there by now; --force replaces it") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,67 @@ from expt.inference.files import (
     ARRAYS,
     PICTURES,
     ROWS,
+    TABLES,
     TEXTS,
-    Kind,
-    Samples,
     kind_of,
     list_files,
     open_samples,
 )
 from expt.runs.named_checkpoint import Which, found
-from expt.runs.result import Record
 
 SPLITS = ("train", "val", "test")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is read, with what of a run; see `python -m expt predict --help`."""
 
-    run: Path
-    which: Which
-    split: str | None
-    batch_size: int | None
-    device: str
-    amp: Any
-    """See Amp of expt.inference.load."""
-    top: int | None
-    record: Record
-    config: RunConfig
-    kind: Kind
-    files: list[str]
-    samples: list[Samples]
-    """Of arrays and tables."""
+    def __init__(
+        self,
+        run: Path,
+        paths: Sequence[Path] = (),
+        *,
+        which: Which = "best",
+        split: str | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+        amp: Any = "recorded",
+        top: int | None = None,
+    ) -> None:
+        """Raise ConfigError for no run, and for samples that it does not take."""
+        self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
+        self.device, self.amp, self.top = device, amp, top
+        self.record, _ = found(run, which)
+        self.config: RunConfig = recorded(self.record["config"])
+        self._check(paths)
+        dataset, data = self.config.dataset, self.data
+        self.kind = kind_of(dataset, data)
+        self.files = list_files(self.kind, paths)
+        if self.kind is PICTURES and self.files and dataset.custom_class:
+            warn(
+                f"{dataset.custom_class}: what this class does to a picture is not known: it is"
+                f" scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
+                " and std; --split has its own"
+            )
+        several = TABLES if self.kind is ROWS else () if self.kind is TEXTS else ARRAYS
+        of_several = [path for path in self.files if path.lower().endswith(several)]
+        self.samples = [open_samples(path, self.kind, dataset, data) for path in of_several]
+        """Of arrays and tables."""
+
+    def _check(self, paths: Sequence[Path]) -> None:
+        split, top, task = self.split, self.top, self.config.task
+        if bool(paths) == bool(split):
+            raise ConfigError(
+                "name files or folders, or --split test for a part of the run's dataset"
+            )
+        there = [name for name in SPLITS if self.data.get(f"{name}_size")]
+        if split is not None and split not in there:
+            raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
+        if top is not None and task.TARGETS != "class":
+            raise ConfigError(f"--top {top}: is of classes, and the task is {task.name}")
+        if top is not None and not 1 <= top <= self.data["num_classes"]:
+            raise ConfigError(f"--top {top}: the run has {self.data['num_classes']} classes")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: must be 1 or more")
 
     @property
     def data(self) -> dict[str, Any]:
@@ -84,53 +113,3 @@ class Plan:
         root = os.path.abspath(getattr(self.config.dataset, "root", ""))
         part = os.path.join(root, self.split)
         return os.path.join(part if os.path.isdir(part) else os.path.join(root, "train"), "images")
-
-
-def plan(
-    run: Path,
-    paths: Sequence[Path] = (),
-    *,
-    which: Which = "best",
-    split: str | None = None,
-    batch_size: int | None = None,
-    device: str = "auto",
-    amp: Any = "recorded",
-    top: int | None = None,
-) -> Plan:
-    """Return the plan. Raise ConfigError for no run, and for samples that it does not take."""
-    record, _ = found(run, which)
-    config, data = recorded(record["config"]), record["data"]
-    if bool(paths) == bool(split):
-        raise ConfigError("name files or folders, or --split test for a part of the run's dataset")
-    there = [name for name in SPLITS if data.get(f"{name}_size")]
-    if split is not None and split not in there:
-        raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
-    if top is not None and config.task.TARGETS != "class":
-        raise ConfigError(f"--top {top}: is of classes, and the task is {config.task.name}")
-    if top is not None and not 1 <= top <= data["num_classes"]:
-        raise ConfigError(f"--top {top}: the run has {data['num_classes']} classes")
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"--batch-size {batch_size}: must be 1 or more")
-    kind = kind_of(config.dataset, data)
-    files = list_files(kind, paths)
-    if kind is PICTURES and files and config.dataset.custom_class:
-        warn(
-            f"{config.dataset.custom_class}: what this class does to a picture is not known: it"
-            f" is scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
-            " and std; --split has its own"
-        )
-    several = kind is not TEXTS and [f for f in files if kind is ROWS or f.lower().endswith(ARRAYS)]
-    return Plan(
-        run=run,
-        which=which,
-        split=split,
-        batch_size=batch_size,
-        device=device,
-        amp=amp,
-        top=top,
-        record=record,
-        config=config,
-        kind=kind,
-        files=files,
-        samples=[open_samples(path, kind, config.dataset, data) for path in several or ()],
-    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expt.data.image_files import MODES, fit, open_picture, stretch
 from expt.data.kinds import DatasetConfig
@@ -136,59 +136,3 @@ def _tensor(given: Any) -> Tensor:
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given if given.flags.writeable else given.copy())
     raise ConfigError(f"a {type(given).__name__}: give a tensor, with a batch's dimension")
-
-
-class Normalised(nn.Module):
-    """A model of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F]."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: nn.Module, dataset: DatasetConfig, data: Mapping[str, Any]) -> None:
-        """Wrap the model. Raise ConfigError for samples that it takes as they are."""
-        super().__init__()
-        if "channels" not in data or dataset.passes_as_is:
-            raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-        self.model, self._has_rows = model, dataset.has_rows
-        if dataset.has_rows:
-            scales = [*scales_of(dataset, data).features.values()] or [(0.0, 1.0)]
-            mean, std = torch.tensor(scales, dtype=torch.float64).T.contiguous()
-        else:
-            shape, channels = (1, data["channels"], 1, 1), data["channels"]
-            mean = torch.tensor(dataset.mean or [0.0] * channels).view(shape)
-            std = torch.tensor(dataset.std or [1.0] * channels).view(shape)
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("std", std.clone())
-
-    def forward(self, samples: Tensor) -> Any:
-        """Return what the model gives of them."""
-        samples = samples.double() if self._has_rows else samples
-        return self.model(((samples - self.mean) / self.std).float())
-
-
-class Undone(nn.Module):
-    """A model whose numbers come out in the targets' own units, float64.
-
-    It keeps the digits of numbers far from 0.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, model: nn.Module, scales: Iterable[tuple[float, float]]) -> None:
-        super().__init__()
-        self.model = model
-        mean, deviation = torch.tensor([*scales], dtype=torch.float64).T
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("deviation", deviation.clone())
-
-    def forward(self, samples: Tensor) -> Tensor:
-        """Return numbers of the shape that the model gives."""
-        output: Tensor = self.model(samples)
-        columns = output.double().reshape(output.shape[0], -1)
-        return (columns * self.deviation + self.mean).reshape(output.shape)
-
-    def standardised(self, output: Tensor) -> Tensor:
-        """Return what the model gave, of what came out."""
-        columns = output.reshape(len(output), -1)
-        return ((columns - self.mean) / self.deviation).reshape(output.shape)

@@ -6,12 +6,13 @@ import collections
 import contextlib
 import csv
 import io
+import itertools
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from expt.errors import ConfigError
 from expt.runs.paths import dumps, written
@@ -22,29 +23,16 @@ if TYPE_CHECKING:
 
     from expt.inference.answers import Answers, Form, Record
 
+Write: TypeAlias = "Callable[[Answers, Form], None]"
+"""Takes answers as they come."""
 _SHOWN = 3
-SUFFIXES = (".csv", ".jsonl", ".npz")
-
-
-class Writer:
-    """Takes answers as they come."""
-
-    def write(self, answers: Answers, form: Form) -> None:
-        """Add them."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Write what waits for the end."""
-
-    def close(self) -> None:
-        """Let go of what is open, whether it was finished or not."""
 
 
 def check(output: Path, *, masks: bool, force: bool) -> None:
     """Raise ConfigError where the output can't be written, before anything is computed."""
-    allowed = ("", ".npz") if masks else SUFFIXES
+    allowed = ("", ".npz") if masks else tuple(FILES)
     if output.suffix.lower() not in allowed or (masks and not output.suffix and output.is_file()):
-        wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(SUFFIXES)}"
+        wanted = "a folder (of PNGs) or an .npz" if masks else f"a file: {', '.join(FILES)}"
         raise ConfigError(f"--output {output}: name {wanted}")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(output if output.is_dir() else parent, os.W_OK):
@@ -54,85 +42,79 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def writer(output: Path, *, force: bool) -> Iterator[Writer]:
-    """Yield what writes a file that takes its name where the block ends well.
+def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """Open a file that takes its name where the block ends well.
 
     Raise ConfigError for one that is there.
     """
-    kinds: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": CSV, ".jsonl": JSONL, ".npz": NPZ}
     try:
-        with (
-            written(output, may_exist=force) as file,
-            contextlib.closing(kinds[output.suffix.lower()](file)) as made,
-        ):
-            yield made
-            made.finish()
+        with written(output, may_exist=force) as file:
+            yield file
     except FileExistsError:
         raise ConfigError(f"--output {output}: is there by now; use --force") from None
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}") from error
 
 
-class CSV(Writer):
-    """A line for each sample under one of names; no cell is a formula to a spreadsheet."""
+@contextlib.contextmanager
+def to_file(output: Path, *, force: bool) -> Iterator[Write]:
+    """Yield what writes to a new file of one of FILES."""
+    with (
+        new_file(output, force=force) as file,
+        FILES[output.suffix.lower()](file) as write,
+    ):
+        yield write
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        self._writer = csv.writer(self._text, lineterminator="\n")
-        self._keys: list[str] = []
 
-    def write(self, answers: Answers, form: Form) -> None:
-        """See Writer."""
+@contextlib.contextmanager
+def to_csv(file: IO[bytes]) -> Iterator[Write]:
+    """Yield what writes a line for each sample under one of names.
+
+    No cell is a formula to a spreadsheet.
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+    writer, keys = csv.writer(text, lineterminator="\n"), list[str]()
+
+    def write(answers: Answers, form: Form) -> None:
         for record in form.records(answers):
             cells = flat(record)
-            if not self._keys:
-                self._keys = list(cells)
-                self._writer.writerow(map(in_csv, self._keys))
-            self._writer.writerow([in_csv(cells.get(key)) for key in self._keys])
+            if not keys:
+                keys.extend(cells)
+                writer.writerow(map(in_csv, keys))
+            writer.writerow([in_csv(cells.get(key)) for key in keys])
 
-    def close(self) -> None:
-        """Leave the file to who opened it."""
-        self._text.detach()
+    try:
+        yield write
+    finally:
+        text.detach()  # the file stays open
 
 
-class JSONL(Writer):
-    """A JSON object on each line."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, answers: Answers, form: Form) -> None:
-        """See Writer."""
+@contextlib.contextmanager
+def _to_jsonl(file: IO[bytes]) -> Iterator[Write]:
+    def write(answers: Answers, form: Form) -> None:
         for record in form.records(answers):
             text = dumps(record, ensure_ascii=False)
-            self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
+            file.write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+    yield write
 
 
-class NPZ(Writer):
-    """Arrays by name, one entry for each sample, and the names of what they have by number."""
+@contextlib.contextmanager
+def _to_npz(file: IO[bytes]) -> Iterator[Write]:
+    """Yield what writes arrays by name, one entry for each sample, and names of what they have."""
+    import numpy as np
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._arrays = file, dict[str, Any]()
-        self._parts = collections.defaultdict[str, list[Any]](list)
+    parts, names = collections.defaultdict[str, list[Any]](list), dict[str, Any]()
 
-    def write(self, answers: Answers, form: Form) -> None:
-        """See Writer."""
-        import numpy as np
-
-        self._arrays = dict(form.beside)
+    def write(answers: Answers, form: Form) -> None:
+        names.update(form.beside)
         for name in answers.about[0]:
-            column = [_as_utf8(about[name]) for about in answers.about]
-            self._parts[name].append(np.array(column))
+            parts[name].append(np.array([_as_utf8(about[name]) for about in answers.about]))
         for name, array in answers.arrays.items():
-            self._parts[name].append(array)
+            parts[name].append(array)
 
-    def finish(self) -> None:
-        """See Writer."""
-        import numpy as np
-
-        for name, parts in self._parts.items():
-            self._arrays[name] = np.concatenate(parts)
-        np.savez(self._file, **self._arrays)
+    yield write
+    np.savez(file, **names, **{name: np.concatenate(several) for name, several in parts.items()})  # type: ignore[arg-type]
 
 
 def _as_utf8(value: str | int) -> str | int:
@@ -140,35 +122,36 @@ def _as_utf8(value: str | int) -> str | int:
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
-class Lines(Writer):
-    """For a person: a line for each sample, with its likeliest classes."""
+FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}
 
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print = print_line
 
-    def write(self, answers: Answers, form: Form) -> None:
-        """See Writer."""
+def to_terminal(print_line: Callable[[str], None]) -> Write:
+    """Return what prints a line for each sample, with its likeliest classes."""
+
+    def write(answers: Answers, form: Form) -> None:
         for about, record in zip(answers.about, form.records(answers), strict=True):
             place = (str(v) if name == "path" else f"{name} {v}" for name, v in about.items())
             predicted = {key: value for key, value in record.items() if key not in about}
-            self._print(f"{' '.join(place)}  {_in_words(predicted)}")
+            print_line(f"{' '.join(place)}  {_in_words(predicted)}")
+
+    return write
 
 
-def _in_words(told: Record) -> str:
-    chances = told.get("probabilities", {})
-    if "top" in told:
-        chances = {each["class"]: each["probability"] for each in told["top"]}
-    elif "labels" in told:
-        chances = {name: chances[name] for name in told["labels"]}
+def _in_words(predicted: Record) -> str:
+    chances = predicted.get("probabilities", {})
+    if "top" in predicted:
+        chances = {each["class"]: each["probability"] for each in predicted["top"]}
+    elif "labels" in predicted:
+        chances = {name: chances[name] for name in predicted["labels"]}
     else:
         chances = dict(sorted(chances.items(), key=lambda each: -each[1])[:_SHOWN])
-    if chances or "labels" in told:
+    if chances or "labels" in predicted:
         words = ", ".join(f"{name} {chance:.4f}" for name, chance in chances.items()) or "none"
-        target = told.get("target", "")
+        target = predicted.get("target", "")
         truth = ", ".join(target) if isinstance(target, list) else target
-        return f"{words}  target {truth or 'none'}" if "target" in told else words
-    return "  ".join(f"{name} {each:.6g}" if isinstance(each, float) else f"{name} {each}"
-                     for name, each in flat(told).items())  # fmt: skip
+        return f"{words}  target {truth or 'none'}" if "target" in predicted else words
+    cells = flat(predicted).items()
+    return "  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in cells)
 
 
 def flat(record: Record) -> dict[str, Any]:
@@ -184,67 +167,57 @@ def flat(record: Record) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             prefix = {"probabilities": "p_", "target": "target_"}.get(key, f"{key}_")
             cells |= {f"{prefix}{name}": each for name, each in value.items()}
-        elif isinstance(value, list) and key in ("labels", "target"):
-            cells[key] = ";".join(value)
         elif isinstance(value, list):
-            cells[key] = dumps(value)
+            cells[key] = ";".join(value) if key in ("labels", "target") else dumps(value)
         else:
             cells[key] = "" if isinstance(value, float) and math.isnan(value) else value
     return cells
 
 
-class MaskPictures(Writer):
-    """A PNG of class numbers for each picture, of its size, named as it is below their folder."""
+@contextlib.contextmanager
+def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> Iterator[Write]:
+    """Yield what writes a PNG of class numbers for each of the pictures, of its size.
 
-    def __init__(self, folder: Path, paths: Sequence[str], root: str, *, force: bool) -> None:
-        """Name the masks of `paths`, which lie below `root`.
+    It is named as the picture is below `root`. Raise ConfigError where two pictures would have one
+    mask, or a mask its picture's place.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    names: dict[Path, str] = {}
+    for path in paths:
+        mask = _name({"path": path}, root)
+        if names.setdefault(mask, path) != path:
+            raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
+        if os.path.abspath(folder / mask) == os.path.abspath(path):
+            raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
 
-        Raise ConfigError where two pictures would have one mask, or a mask its picture's place.
-        """
-        self._folder, self._root, self._force = folder, root, force
-        self._beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-        names: dict[Path, str] = {}
-        for path in paths:
-            mask = self._named(path)
-            if names.setdefault(mask, path) != path:
-                raise ConfigError(f"{names[mask]} and {path} would have one mask {mask}")
-            if os.path.abspath(folder / mask) == os.path.abspath(path):
-                raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
-
-    def write(self, answers: Answers, form: Form) -> None:
-        """See Writer."""
-        for place, about in enumerate(answers.about):
-            path = self._beside / self._name(about)
+    def write(answers: Answers, form: Form) -> None:
+        sizes = answers.sizes or itertools.repeat(None)
+        for about, mask, size in zip(answers.about, answers.arrays["masks"], sizes, strict=False):
+            path = beside / _name(about, root)
             path.parent.mkdir(parents=True, exist_ok=True)
-            size = answers.sizes[place] if answers.sizes else None
-            _picture(answers.arrays["masks"][place], size).save(path, format="PNG")
+            _picture(mask, size).save(path, format="PNG")
 
-    def finish(self) -> None:
-        """Give all their names at once; in a folder that holds others, one by one."""
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
-            self._folder.rmdir()
-        if not self._folder.exists():
-            self._beside.rename(self._folder)
-            return
-        for path in sorted(self._beside.rglob("*.png")):
-            place = self._folder / path.relative_to(self._beside)
+    try:
+        yield write
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        if not folder.exists():
+            beside.rename(folder)
+        for waiting in sorted(beside.rglob("*.png")):  # in a folder that holds others, one by one
+            place = folder / waiting.relative_to(beside)
             place.parent.mkdir(parents=True, exist_ok=True)
-            if place.exists() and not self._force:
+            if place.exists() and not force:
                 raise ConfigError(f"{place}: is there by now; use --force, or another folder")
-            path.replace(place)
+            waiting.replace(place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
-    def close(self) -> None:
-        """See Writer."""
-        shutil.rmtree(self._beside, ignore_errors=True)
 
-    def _name(self, about: Mapping[str, Any]) -> Path:
-        if "index" not in about:
-            return self._named(about["path"])
+def _name(about: Mapping[str, Any], root: str) -> Path:
+    if "index" in about:
         stem = f"{Path(about['path']).stem}_" if "path" in about else ""
         return Path(f"{stem}{about['index']:06d}.png")
-
-    def _named(self, path: str) -> Path:
-        return Path(os.path.relpath(os.path.abspath(path), self._root)).with_suffix(".png")
+    return Path(os.path.relpath(os.path.abspath(about["path"]), root)).with_suffix(".png")
 
 
 def _picture(mask: np.ndarray, size: tuple[int, int] | None) -> Any:

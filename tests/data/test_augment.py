@@ -135,47 +135,6 @@ def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_s
         assert torch.equal(images, whole.inputs)
 
 
-@make_loader
-def test_a_run_that_goes_on_in_the_middle_of_an_epoch_draws_the_same(
-    make: Callable[..., Loader],
-) -> None:
-    whole, rest = (list(make(augment=ALL_THREE).epoch(1, skip=skip)) for skip in (0, 9))
-    assert all(
-        torch.equal(one.inputs, other.inputs) for one, other in zip(whole[9:], rest, strict=True)
-    )
-
-
-@make_loader
-def test_epochs_and_seeds_differ_in_more_than_order(make: Callable[..., Loader]) -> None:
-    def images(seed: int, epoch: int) -> Tensor:
-        batches = make(augment=ALL_THREE, shuffle=False, seed=seed).epoch(epoch)
-        return torch.cat([batch.inputs for batch in batches])
-
-    assert torch.equal(images(0, 1), images(0, 1))
-    assert not torch.equal(images(0, 1), images(0, 2))
-    assert not torch.equal(images(0, 1), images(1, 1))
-
-
-@make_loader
-def test_an_evaluation_is_not_augmented(make: Callable[..., Loader]) -> None:
-    for batch, plain in zip(make(augment=ALL_THREE).evaluation(), make().evaluation(), strict=True):
-        assert torch.equal(batch.inputs, plain.inputs)
-
-
-def test_streamed_and_stored_images_are_augmented_alike() -> None:
-    for one, other in zip(
-        in_memory(augment=ALL_THREE).epoch(1), streamed(augment=ALL_THREE).epoch(1), strict=True
-    ):
-        assert torch.equal(one.inputs, other.inputs)
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
-    batch = next(in_memory(augment=ALL_THREE, channels_last=channels_last).epoch(0))
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert batch.inputs.is_contiguous(memory_format=layout)
-
-
 def digits(**augment: Any) -> Digits:
     return Digits(
         name="digits",

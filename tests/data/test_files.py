@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Digits, Downloaded
+from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, ORIGINALS, Downloaded
 from expt.errors import DataError
 
 NAMES = (
@@ -321,24 +321,6 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
     assert "expected images as uint8 (4, 3072), found uint8 (4, 3071)" in message(dataset)
     archive.write_bytes(archive.read_bytes()[:60])
     assert f"{archive} is damaged" in message(dataset)
-
-
-def test_digits_are_real_and_split_once() -> None:
-    dataset = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
-    dataset.prepare()
-    train, test = dataset.load("train"), dataset.load("test")
-    assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
-    assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == (
-        "uint8",
-        "int64",
-        255,
-    )
-    assert np.bincount(train.labels).min() > 100
-    assert np.bincount(test.labels).min() > 20
-    # The nearest class mean recognises most of them, so labels and images belong together.
-    means = np.stack([train.images[train.labels == digit].mean(0) for digit in range(10)])
-    distances = ((test.images[:, None] - means[None]) ** 2).sum((2, 3, 4))
-    assert (distances.argmin(1) == test.labels).mean() > 0.85
 
 
 @pytest.mark.skipif(

@@ -16,12 +16,10 @@ from PIL import Image
 
 import expt
 from expt.config.identity import Content, identity, shown
-from expt.config.parse import parse_again
 from expt.data import cache, fingerprint
 from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
-from expt.machine import detect
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
@@ -244,14 +242,6 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not before & {result.folder for result in expt.sweep(*sweep)}
 
 
-def _as_an_older_version(result: expt.Result) -> None:
-    """Make the record what a version that knew runs by their settings would have written."""
-    record = dict(read_result(RunPaths(result.folder)))
-    record["identity"] = identity(parse_again(result.record["config"], detect()))
-    del record["content"]
-    write_atomically(RunPaths(result.folder).result, json.dumps(record))
-
-
 def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
     first = trained(
         "epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first"
@@ -327,33 +317,6 @@ def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
         expt.sweep(*sweep)
     assert {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*.jsonl")} == kept
     assert {read_result(RunPaths(path.parent))["status"] for path in kept} == {"interrupted"}
-
-
-def test_an_old_record_answers_for_one_folder_of_images(tmp_path: Path) -> None:
-    roots = [images(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    words = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        *QUICK,
-        f"hydra.sweep.dir='{tmp_path / 'sweep'}'",
-    )
-    (first,) = expt.sweep(f"dataset.root='{roots[0]}'", *words, "seed=0")
-    _as_an_older_version(first)
-    both = expt.sweep(f"dataset.root='{roots[0]}','{roots[1]}'", *words)
-    assert len({result.folder for result in both}) == 2
-
-
-@pytest.mark.parametrize("damage", ["cut short", "not gzip", "flipped"])
-def test_a_damaged_file_is_named(tmp_path: Path, fashion_mnist: str, damage: str) -> None:
-    shutil.copytree(fashion_mnist, tmp_path / "set")
-    path = tmp_path / "set/train-labels-idx1-ubyte.gz"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(
-        {"cut short": bytes(content[:999]), "not gzip": b"hello"}.get(damage, bytes(content))
-    )
-    with pytest.raises(DataError, match=path.name):
-        digits_of(known("fashion_mnist", tmp_path / "set"))
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:

@@ -67,19 +67,6 @@ def test_images_have_folds_of_equal_classes_and_the_test_set_stays() -> None:
     assert digits(folds=4, fold=0, train_limit=100).info.train_size == 100
 
 
-def test_what_a_fold_validates_on_is_trained_on_in_all_others_and_nowhere_else() -> None:
-    seen = list[int]()
-    for fold in range(4):
-        data = digits(folds=4, fold=fold)
-        assert data.val is not None
-        indices = torch.cat([data.train.indices(1, number) for number in range(len(data.train))])
-        of_val = data.val.samples.tolist()
-        assert not {*indices.tolist()} & {*of_val}
-        assert len({*indices.tolist()}) == len(indices) == (1437 - len(of_val)) // 64 * 64
-        seen += of_val
-    assert sorted(seen) == list(range(1437))
-
-
 def test_more_folds_than_samples_are_refused() -> None:
     with pytest.raises(
         ConfigError, match="folds=1438: there are 1437 training samples; use 1437 or fewer"

@@ -17,6 +17,7 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
+from expt.data.kinds import huggingface
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.inference.preprocess import Preprocess
@@ -320,3 +321,28 @@ def test_an_evaluation_has_the_rows_of_the_run(
     for mine, theirs in zip(again.batches(), data.test.evaluation(), strict=True):
         torch.testing.assert_close(mine.inputs, theirs.inputs)
         torch.testing.assert_close(mine.targets, theirs.targets)
+
+
+class Split(dict[str, list[int]]):
+    """One column of a ClassLabel."""
+
+    def __init__(self, names: list[str], cells: list[int]) -> None:
+        super().__init__(label=cells)
+        self.features: Any = {"label": self}
+        self.names = names
+
+    def select_columns(self, _: list[str]) -> Split:
+        return self
+
+
+def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
+    configured: Configured,
+) -> None:
+    dataset: Any = configured("dataset=huggingface", "dataset.path=set").dataset
+    splits = {
+        "train": Split(["ant", "bee", "cat"], [0, 1, 2]),
+        "test": Split(["cat", "bee", "ant"], [0, 1, 2]),
+    }
+    names, numbers = huggingface._classes(dataset, splits)
+    assert names == ["ant", "bee", "cat"]
+    assert numbers == {"train": [0, 1, 2], "test": [2, 1, 0]}

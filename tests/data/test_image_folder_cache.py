@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import pwd
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -24,7 +22,6 @@ from expt.data.image_files import decode
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, list_images
 from expt.errors import ConfigError, DataError
-from tests.conftest import environment
 
 SIZE = (6, 8)
 
@@ -224,28 +221,6 @@ def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     (root / "train" / "cat" / "back").symlink_to("..")
     (root / "train" / "cat" / "self").symlink_to(".")
     assert list_images(root, "train").files == before
-
-
-def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(
-    root: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(
-        "print('script', flush=True)\n"
-        "import functools, sys\n"
-        "from expt.data.kinds import image_folder\n"
-        "from tests.data.test_image_folder_cache import config\n"
-        "image_folder.usable_cpus = lambda: 2\n"
-        f"config({str(root)!r}).prepare()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "script\n", done.stderr
 
 
 def test_what_a_killed_command_has_half_written_is_removed_by_the_next(

@@ -46,24 +46,6 @@ def test_workers_together_take_each_global_batch_in_order(
             assert all(piece.stop - piece.start == 1 for piece in pieces if piece.weightless)
 
 
-@given(sizes, batch_sizes, st.booleans(), st.integers(0, 20))
-def test_skip_is_the_tail_of_the_epoch(
-    size: int, batch_size: int, drop_last: bool, skip: int
-) -> None:
-    whole = list(indexing.train_pieces(size, batch_size, drop_last, 1, 3))
-    assert list(indexing.train_pieces(size, batch_size, drop_last, 1, 3, skip)) == whole[skip:]
-
-
-@given(sizes, st.integers(1, 50), st.integers(1, 9))
-def test_an_evaluation_takes_each_sample_once(size: int, chunk: int, world_size: int) -> None:
-    taken: list[int] = []
-    for rank in range(world_size):
-        for piece in indexing.eval_pieces(size, chunk, rank, world_size):
-            assert piece.global_size == piece.stop - piece.start <= chunk
-            taken += range(piece.start, piece.stop)
-    assert taken == list(range(size))
-
-
 @example(2, 0.99, None)
 @given(st.integers(2, 300), st.floats(0, 0.99), st.none() | st.integers(1, 300))
 def test_a_split_is_disjoint_and_ordered(size: int, fraction: float, limit: int | None) -> None:
@@ -124,9 +106,3 @@ def test_a_permutation_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(indexing.permutation(1000, *other).tolist()) for other in others}) == len(
         others
     )
-
-
-@pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])
-def test_number_of_batches(drop_last: bool, batches: int) -> None:
-    assert indexing.num_batches(25, 10, drop_last) == batches
-    assert indexing.num_batches(20, 10, drop_last) == 2

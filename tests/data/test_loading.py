@@ -78,7 +78,13 @@ def streamed(
     return part.load(indices, dataclasses.replace(FIVE, **options))
 
 
+def rows(indices: Tensor = ALL, **options: Any) -> Loader:
+    chosen = dataclasses.replace(FIVE, **options)
+    return InMemoryLoader(IMAGES.flatten(1).float(), LABELS, indices, chosen)
+
+
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
+make_any = pytest.mark.parametrize("make", [in_memory, streamed, rows])
 
 
 def same(left: list[Batch], right: list[Batch]) -> bool:
@@ -90,7 +96,7 @@ def same(left: list[Batch], right: list[Batch]) -> bool:
     )
 
 
-@make_loader
+@make_any
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_workers_together_see_what_one_sees(
@@ -100,6 +106,9 @@ def test_workers_together_see_what_one_sees(
     loaders = [
         make(drop_last=drop_last, shard=Shard(rank, world_size)) for rank in range(world_size)
     ]
+    for loader in loaders:
+        for number, batch in enumerate(loader.epoch(3)):
+            assert torch.equal(loader.indices(3, number), batch.targets)
     assert {len(loader) for loader in loaders} == {len(alone)}
     for whole, *parts in zip(alone, *(loader.epoch(3) for loader in loaders), strict=True):
         counted = [part for part in parts if not part.weightless]
@@ -115,7 +124,7 @@ def test_a_worker_without_a_sample_still_takes_part(make: Callable[..., Loader])
     assert (last.inputs.shape, last.weightless, last.global_size) == ((1, 2, 4, 3), True, 3)
 
 
-@make_loader
+@make_any
 def test_epochs_differ_and_repeat(make: Callable[..., Loader]) -> None:
     loader = make(seed=7)
     first, second = list(loader.epoch(0)), list(loader.epoch(1))
@@ -126,7 +135,7 @@ def test_epochs_differ_and_repeat(make: Callable[..., Loader]) -> None:
     assert torch.cat([batch.targets for batch in in_order.epoch(4)]).equal(LABELS)
 
 
-@make_loader
+@make_any
 @pytest.mark.parametrize("skip", [0, 1, 4, 5, 9])
 def test_skip_gives_the_tail_of_the_epoch(make: Callable[..., Loader], skip: int) -> None:
     shard = Shard(1, 2)
@@ -142,7 +151,7 @@ def test_skipped_samples_are_not_read() -> None:
     assert len(dataset.read) == 5
 
 
-@make_loader
+@make_any
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 25])
 def test_an_evaluation_counts_each_sample_once(
     make: Callable[..., Loader], world_size: int

@@ -120,7 +120,7 @@ def test_workers_together_see_what_one_sees(make: Any, world_size: int) -> None:
 def test_a_run_that_goes_on_in_the_middle_of_an_epoch_sees_the_same(make: Any) -> None:
     options = {
         "mixing": BOTH,
-        "augment": Augmentation(flip=True),
+        "augment": Augmentation(crop_padding=1, flip=True, cutout=2),
         "shard": Shard(1, 2),
         "balanced": LABELS // 5,
     }
@@ -154,5 +154,6 @@ def test_rows_of_a_table_are_mixed_too() -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    for batch in in_memory(mixing=BOTH, channels_last=channels_last).epoch(1):
+    options = {"augment": Augmentation(crop_padding=2, flip=True, cutout=3), "mixing": BOTH}
+    for batch in in_memory(channels_last=channels_last, **options).epoch(1):
         assert batch.inputs.is_contiguous(memory_format=layout)

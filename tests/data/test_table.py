@@ -16,8 +16,7 @@ from expt.data.indexing import split
 from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.table import Diabetes, Table
-from expt.data.loading import Batch, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader
+from expt.data.loading import Batch, Shard
 from expt.errors import ConfigError, DataError
 from expt.inference.files import ROWS, open_samples
 from expt.tasks.classification import Config as Classification
@@ -358,32 +357,6 @@ def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
     assert built(diabetes(test_fraction=0.0)).test is None
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_rows_in_memory_are_gathered_as_their_indices_say(world_size: int, drop_last: bool) -> None:
-    numbers = torch.arange(14)
-    for rank in range(world_size):
-        options = LoaderOptions(
-            batch_size=4,
-            shard=Shard(rank, world_size),
-            device=CPU,
-            shuffle=True,
-            drop_last=drop_last,
-        )
-        loader = InMemoryLoader(numbers[:, None] * 2.0, numbers * 3, torch.arange(1, 14), options)
-        batches = list(loader.epoch(2))
-        assert len(batches) == len(loader) == (3 if drop_last else 4)
-        for number, batch in enumerate(batches):
-            chosen = loader.indices(2, number)
-            assert batch.targets.tolist() == (chosen * 3).tolist()
-            assert batch.inputs.tolist() == (chosen[:, None] * 2.0).tolist()
-            assert batch.global_size == (4 if number < 3 else 1)
-            assert batch.weightless == (number == 3 and rank > 0)
-        assert [batch.targets.tolist() for batch in loader.epoch(2, skip=2)] == [
-            b.targets.tolist() for b in batches[2:]
-        ]
-
-
 def measured(
     task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0
 ) -> dict[str, float]:
@@ -394,32 +367,6 @@ def measured(
         batch = Batch(None, target, len(target))
         sums.add(made.loss(out, batch), out, batch)
     return dict(sums.averages(sums.values).values)
-
-
-def drawn_numbers() -> tuple[torch.Tensor, torch.Tensor]:
-    drawn = torch.Generator().manual_seed(0)
-    targets = 100 + torch.randn(40, 1, generator=drawn)
-    return targets + torch.randn(40, 1, generator=drawn), targets
-
-
-def drawn_labels() -> tuple[torch.Tensor, torch.Tensor]:
-    drawn = torch.Generator().manual_seed(1)
-    return torch.randn(40, 3, generator=drawn), (torch.rand(40, 3, generator=drawn) < 0.3).float()
-
-
-def test_metrics_are_those_of_the_whole_set() -> None:
-    outputs, targets = drawn_numbers()
-    y, error = targets.double().numpy(), (outputs - targets).double().numpy()
-    mse = np.square(error).mean()
-    expected = {"loss": mse, "mae": np.abs(error).mean(), "rmse": mse**0.5, "r2": 1 - mse / y.var()}
-    assert measured(NUMBER, outputs, targets) == pytest.approx(expected, rel=1e-5)
-    logits, labels = drawn_labels()
-    hits, given = ((logits > 0) & (labels > 0)).sum(), labels.sum()
-    logit, y = logits.double().numpy(), labels.numpy()
-    loss = (np.logaddexp(0, logit) - y * logit).mean()
-    f1 = float(2 * hits / ((logits > 0).sum() + given))
-    expected = {"loss": loss, "accuracy": ((logit > 0) == (y > 0)).mean(), "f1": f1}
-    assert measured(LABEL, logits, labels) == pytest.approx(expected, abs=1e-6)
 
 
 class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):

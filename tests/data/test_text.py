@@ -21,7 +21,7 @@ from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.preprocess import Preprocess
-from tests.conftest import Configured, Trained, run
+from tests.conftest import Configured, Trained
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -201,12 +201,6 @@ def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) ->
     metrics = runs[1].result["metrics"]
     assert metrics["perplexity/test"] == pytest.approx(2 ** metrics["bits_per_token/test"])
     assert runs[1].result["objective"] is not None
-
-
-def test_a_text_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    done = run("experiment=char_lm", "dataset.root=absent.txt", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: dataset.root=absent.txt: no text is there; ")
 
 
 LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20

@@ -161,9 +161,7 @@ def test_a_model_that_cannot_be_exported_is_told(
     folder = train(
         *FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout"
     ).folder
-    with pytest.raises(
-        RunFailed, match=r"model\.pt2: the model cannot be exported \(\w+: "
-    ) as raised:
+    with pytest.raises(RunFailed, match=r"the model cannot be exported \(\w+: ") as raised:
         command.main([str(folder), "--format", "torch_export", "--which", "last"])
     assert "\n" not in str(raised.value)
     assert "model.pt2" not in left_in(folder)

@@ -19,7 +19,7 @@ from expt.command import predict
 from expt.errors import ConfigError, ExptError
 from expt.inference import files, writing
 from expt.inference.answers import Answers
-from expt.inference.plan import plan
+from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
 from tests.conftest import run
 from tests.inference.conftest import CLASSES, Made
@@ -206,33 +206,40 @@ def test_masks_are_pngs_of_their_pictures_size(segmented: Made, tmp_path: Path) 
 
 
 def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None:
-    predictor = Predictor(plan(photos.folder, split="test"))
+    predictor = Predictor(Plan(photos.folder, split="test"))
     (answers,) = predictor
     done: list[Path] = []
     for name in ("o.csv", "o.jsonl", "o.npz"):
-        broken_off = writing.writer(tmp_path / name, force=False)
-        broken_off.__enter__().write(answers, predictor.form)
-        assert broken_off.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is not True
+        with (
+            pytest.raises(KeyboardInterrupt),
+            writing.to_file(tmp_path / name, force=False) as write,
+        ):
+            write(answers, predictor.form)
+            raise KeyboardInterrupt
         assert [*tmp_path.iterdir()] == done
-        late = writing.writer(tmp_path / name, force=False)
-        late.__enter__().write(answers, predictor.form)
-        (tmp_path / name).write_text("another's")
-        with pytest.raises(ConfigError, match="is there by now"):
-            late.__exit__(None, None, None)
+        with (
+            pytest.raises(ConfigError, match="is there by now"),
+            writing.to_file(tmp_path / name, force=False) as write,
+        ):
+            write(answers, predictor.form)
+            (tmp_path / name).write_text("another's")
         assert (tmp_path / name).read_text() == "another's"
         done = [*tmp_path.iterdir()]
-    masks = writing.MaskPictures(tmp_path / "masks", [], str(tmp_path), force=False)
     mask = Answers(
         [{"path": str(tmp_path / "a.jpg")}],
         {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
         [(4, 6)],
     )
-    masks.write(mask, predictor.form)
-    (waiting,) = tmp_path.glob(".masks.*/a.png")
-    assert np.asarray(Image.open(waiting)).tolist() == 2 * [[0, 0, 0, 9, 9, 9]] + 2 * [
-        [5, 5, 5, 2, 2, 2]
-    ]
-    masks.close()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        writing.to_masks(tmp_path / "masks", [], str(tmp_path), force=False) as write,
+    ):
+        write(mask, predictor.form)
+        (waiting,) = tmp_path.glob(".masks.*/a.png")
+        assert np.asarray(Image.open(waiting)).tolist() == 2 * [[0, 0, 0, 9, 9, 9]] + 2 * [
+            [5, 5, 5, 2, 2, 2]
+        ]
+        raise KeyboardInterrupt
     assert {path.name for path in tmp_path.iterdir()} == {"o.csv", "o.jsonl", "o.npz"}
 
 

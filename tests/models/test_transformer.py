@@ -33,11 +33,6 @@ def test_a_token_sees_itself_and_those_before_it() -> None:
     )
 
 
-def test_the_same_token_elsewhere_is_another() -> None:
-    logits = small()(torch.tensor([[1, 1, 1]]))
-    assert not torch.allclose(logits[:, 0], logits[:, 1], atol=1e-6)
-
-
 LLAMA = {"norm": "rms", "positions": "rotary", "mlp": "swiglu", "bias": False}
 
 

@@ -148,6 +148,12 @@ CASES = {
     "language_model": Case(
         LanguageModel(), normal(6, CLASSES), without(classes(6), NO_TARGET), of_tokens
     ),
+    "a class that is nowhere": Case(
+        Segmentation(CLASSES + 1, IGNORED),
+        torch.nn.functional.pad(normal(CLASSES, 3, 5), (0, 0, 0, 0, 0, 1), value=-100),
+        without(classes(3, 5), IGNORED),
+        lambda logits, masks: of_pixels(logits[:, :CLASSES], masks),
+    ),
 }
 
 

@@ -4,7 +4,6 @@ plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,55 +32,11 @@ COLOURS = torch.tensor(
 )
 
 
-def batches(num_classes: int, *, without: int | None = None) -> Iterator[tuple[Tensor, Batch]]:
-    """Logits and masks of unequal batches, a third of the pixels ignored; one class may occur
-    nowhere.
-    """
-    generator = torch.Generator().manual_seed(0)
-    for size in (1, 5, 3):
-        logits = torch.randn(size, num_classes, 7, 6, generator=generator)
-        masks = torch.randint(num_classes, (size, 7, 6), generator=generator)
-        if without is not None:
-            logits[:, without] = -100
-            masks[masks == without] = 0
-        masks[torch.rand(masks.shape, generator=generator) < size / 9] = IGNORED
-        yield logits, Batch(logits, masks, size)
-
-
 def counted(task: Segmentation, found: list[tuple[Tensor, Batch]]) -> dict[str, float]:
     sums = Sums(task, CPU)
     for logits, batch in found:
         sums.add(task.loss(logits, batch), logits, batch)
     return dict(sums.averages(sums.values).values)
-
-
-@pytest.mark.parametrize("without", [None, 2])
-def test_metrics_are_those_of_the_whole_set(without: int | None) -> None:
-    """A class that occurs nowhere is left out."""
-    num_classes = 4
-    found = list(batches(num_classes, without=without))
-    values = counted(Segmentation(num_classes, IGNORED), found)
-    logits, masks = (
-        torch.cat([each for each, _ in found]),
-        torch.cat([batch.targets for _, batch in found]),
-    )
-    jaccard = classification.MulticlassJaccardIndex(
-        num_classes, average="macro", ignore_index=IGNORED
-    )(logits, masks)
-    assert values["mean_iou"] == pytest.approx(jaccard.item(), abs=1e-6)
-    here = masks != IGNORED
-    predicted, classes = logits.argmax(1)[here], masks[here]
-    assert values["accuracy"] == pytest.approx(
-        (predicted == classes).float().mean().item(), abs=1e-6
-    )
-    assert values["loss"] == pytest.approx(
-        functional.cross_entropy(logits, masks, ignore_index=IGNORED).item(), 1e-6
-    )
-    dice = segmentation.dice_score(
-        predicted[None], classes[None], num_classes, average="none", input_format="index"
-    )[0]
-    occurring = [number for number in range(num_classes) if number != without]
-    assert values["dice"] == pytest.approx(dice[occurring].mean().item(), abs=1e-6)
 
 
 def test_samples_of_which_nothing_counts_are_no_divergence() -> None:

@@ -338,7 +338,7 @@ def counted(*weights: Any) -> Sums:
     return sums
 
 
-def test_a_metrics_weight_below_0_is_refused() -> None:
+def test_a_metrics_weight_below_0_or_not_finite_is_refused() -> None:
     with pytest.raises(
         ConfigError,
         match=r"^Counted.measure: mean has the weight -1; give",
@@ -347,9 +347,6 @@ def test_a_metrics_weight_below_0_is_refused() -> None:
     sums = counted(3, torch.tensor(-1))
     with pytest.raises(ConfigError, match=r"^Counted.measure: the weights of mean add up to -inf"):
         sums.averages(sums.values)
-
-
-def test_a_metrics_weight_that_is_not_finite_is_refused() -> None:
     sums = counted(3, math.nan)
     with pytest.raises(
         ConfigError,

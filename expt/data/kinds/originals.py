@@ -6,10 +6,10 @@ Files are prepared once by the driver, then mapped into memory by every worker.
 from __future__ import annotations
 
 import functools
-import tarfile
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -184,7 +184,8 @@ class Downloaded(Images):
         with Checksums("known") as checksums:
             if len(paths) == 1:
                 names = original.names("train") + original.names("test")
-                sums = checksums.once(paths[0], " ".join(names), _members(paths[0], names)).split()
+                read = functools.partial(_sums_of_members, paths[0], names)
+                sums = checksums.once(paths[0], " ".join(names), read).split()
             else:
                 sums = [checksums.of(path) for path in paths]
         known = next((name for name, each in ORIGINALS.items() if each.sums == sums), None)
@@ -308,16 +309,10 @@ def _warn_once(text: str) -> None:  # not for each run of a sweep
     warn(text)
 
 
-def _members(archive: Path, names: Sequence[str]) -> Callable[[], str]:
-    def read() -> str:
-        with tarfile.open(archive) as opened:
-            found = {Path(member.name).name: member for member in opened if member.isfile()}
-            streams: list[IO[bytes] | None] = [
-                opened.extractfile(found[name]) if name in found else None for name in names
-            ]
-            return " ".join(md5(stream) if stream else "-" for stream in streams)
+def _sums_of_members(archive: Path, names: Sequence[str]) -> str:
+    from expt.data.formats import members_of
 
-    return read
+    return " ".join(md5(io.BytesIO(data)) for _, data in members_of(archive, names))
 
 
 def _file(folder: Path, name: str) -> Path | None:
