@@ -145,7 +145,8 @@ class Composer:
                 OmegaConf.copy_cache(from_config=self._first, to_config=composed)
             self._first = self._first or composed
             with open_dict(composed), read_write(composed):
-                _say_what_was_typed(composed, words)
+                composed.hydra.overrides.task = list(words)
+                composed.hydra.job.override_dirname = ",".join(sorted(words))
             return composed
 
     def settings(
@@ -427,11 +428,6 @@ def _without(composed: DictConfig, key: str) -> DictConfig:
 def _typed_in(hydra: Any) -> list[str]:
     words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(word) for word in words]
-
-
-def _say_what_was_typed(composed: DictConfig, words: Sequence[str]) -> None:
-    composed.hydra.overrides.task = list(words)
-    composed.hydra.job.override_dirname = ",".join(sorted(words))
 
 
 def _listed(word: str) -> list[str]:
