@@ -190,7 +190,8 @@ def _random(data: Mapping[str, Any], number: int, scales: Scales, *, rows: bool)
     """Return random tokens, pixels or rows; None where nobody knows what samples are like."""
     drawn = torch.Generator().manual_seed(0)
     if "vocab_size" in data:
-        return torch.randint(data["vocab_size"], (number, data["context"]), generator=drawn)
+        shape = (number, data["context"])
+        return torch.randint(data["vocab_size"], shape, generator=drawn)
     if "image_size" not in data:
         return None
     shape = (number, data["channels"], *data["image_size"])
@@ -198,7 +199,7 @@ def _random(data: Mapping[str, Any], number: int, scales: Scales, *, rows: bool)
         return torch.rand(shape, generator=drawn)
     found = torch.randn(shape, generator=drawn).flatten(1)
     mean, deviation = torch.tensor([*scales.values()] or [(0.0, 1.0)]).T
-    return found * deviation + mean
+    return torch.addcmul(mean, found, deviation)
 
 
 def _metadata(
