@@ -143,11 +143,6 @@ def mps_runs() -> bool:
     return os.path.basename(program) == MPS_DAEMON.encode()
 
 
-def free_descriptors() -> int:
-    """Return how many more files and pipes this process may open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd"))
-
-
 def available_memory() -> int:
     """Return the bytes that this process may still take.
 

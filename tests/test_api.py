@@ -199,7 +199,7 @@ def interrupt():
 threading.Thread(target=interrupt, daemon=True).start()
 argv, out, environ = list(sys.argv), sys.stdout, dict(os.environ)
 try:
-    expt.run(epochs=500, world_size=1, tensorboard={"images": False}, folder="run", quiet=True)
+    expt.run(epochs=100_000, world_size=1, tensorboard={"images": False}, folder="run", quiet=True)
 except expt.errors.Interrupted:
     print("interrupted")
 assert (sys.argv, sys.stdout, dict(os.environ)) == (argv, out, environ)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +42,8 @@ from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
-from expt.runs.request import quoted, unquoted
+from expt.runs.request import quoted
+from expt.runs.sweep import run_name
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
@@ -124,9 +123,10 @@ class Composer:
         searched = [each for word in hydra_words if word not in typed for each in _listed(word)]
         own = [each if "://" in each else f"file://{Path(each).resolve()}" for each in where.own]
         paths = ",".join(map(quoted, [*own, *searched]))
+        self._folders = [word for word in typed if word.startswith(("hydra.run.", "hydra.sweep."))]
+        typed = [word for word in typed if word not in self._folders]
         self._hydra_words = [*([f"hydra.searchpath=[{paths}]"] if paths else []), *typed]
-        self._bases: dict[tuple[str, ...], _Base] = {}
-        self._options: dict[str, list[str]] = {}
+        self._bases, self._options = _kept(where, tuple(self._hydra_words))
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -137,13 +137,16 @@ class Composer:
         with _lock, self._explained(words):
             base, values = self._split(words)
             composed = copy.deepcopy(base.composed)
-            for value in values:
-                self._set(composed, value)
+            with read_write(composed.hydra):
+                composed.hydra.overrides.hydra += self._folders
+                for value in [*map(parse_one, self._folders), *values]:
+                    self._set(composed, value)
             if self._first is not None:  # `${now:}` is the same in all runs of a command
                 OmegaConf.copy_cache(from_config=self._first, to_config=composed)
             self._first = self._first or composed
             with open_dict(composed), read_write(composed):
-                _say_what_was_typed(composed, words)
+                composed.hydra.overrides.task = list(words)
+                composed.hydra.job.override_dirname = ",".join(sorted(words))
             return composed
 
     def settings(
@@ -249,6 +252,24 @@ class Composer:
             yield
         except COMPOSING as error:
             raise as_config_error(error, words, self.where.folders) from error
+
+
+_Bases = dict[tuple[str, ...], "_Base"]
+_of_process: dict[object, tuple[_Bases, dict[str, list[str]]]] = {}
+
+
+def _kept(where: Where, hydra_words: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
+    """Return what earlier commands of this process have composed of expt's own YAML, unchanged.
+
+    So that a further `expt.run` does not wait 0.15 s for it."""
+    if where.own or where.config_dir or hydra_words:
+        return {}, {}
+    files = ((path, path.stat()) for path in sorted(conf_dir().rglob("*.yaml")))
+    state = where, *((path, seen.st_mtime_ns, seen.st_size) for path, seen in files)
+    with _lock:
+        if state not in _of_process:
+            _of_process.clear()
+        return _of_process.setdefault(state, ({}, {}))
 
 
 class _Base:
@@ -409,11 +430,6 @@ def _typed_in(hydra: Any) -> list[str]:
     return [str(word) for word in words]
 
 
-def _say_what_was_typed(composed: DictConfig, words: Sequence[str]) -> None:
-    composed.hydra.overrides.task = list(words)
-    composed.hydra.job.override_dirname = ",".join(sorted(words))
-
-
 def _listed(word: str) -> list[str]:
     found = parse_one(word).value()
     if not isinstance(found, list):
@@ -452,50 +468,3 @@ def _is_of_a_class(composed: DictConfig, key: str) -> bool:
     """Return whether the key is an argument of a custom class."""
     above = composed.get(key.partition(".")[0])
     return isinstance(above, DictConfig) and "_target_" in above
-
-
-MAX_NAME_BYTES = 180
-"""File systems take 255; this leaves room for a suffix, and for `.tmp`."""
-
-
-def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
-    """Return a name for each run, of the settings that differ: `lr=0.1,model=mlp`.
-
-    `swept` are keys that vary, whether or not they do among these. Equal names are equal runs.
-    """
-    settings = [dict(map(_split, point)) for point in points]
-    given = list(dict.fromkeys(key for point in settings for key in point))
-    varied = [
-        key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
-    ]
-    keys = varied or given
-    short = _short_keys(keys)
-    return [
-        run_name({short[key]: point[key] for key in keys if key in point}) for point in settings
-    ]
-
-
-def run_name(settings: Mapping[str, str]) -> str:
-    """Return a name for a folder; one that a file system would not take is changed, and unique."""
-    text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
-    name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
-    while len(name.encode()) > MAX_NAME_BYTES:
-        name = name[:-1]
-    if name != text:  # two texts may have become one
-        name = f"{name},{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    return name or "run"
-
-
-def _split(override: str) -> tuple[str, str]:
-    key, _, value = override.lstrip("+~").partition("=")
-    # Of a custom class the last part of its name, and its arguments.
-    own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
-    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
-
-
-def _short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Shorten `optimizer.lr` to `lr`, unless another key would be `lr` too."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return {
-        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
-    }

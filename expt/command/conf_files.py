@@ -148,12 +148,10 @@ def unknown_key(word: str, key: str, own: bool) -> str:
         return f"{word}: the chosen {group} has no key '{key}'; another {group}=... has"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
-    near = nearest(key)
-    return f"{word}: there is no key '{key}'{near and '.'}{near or _as_group(word, key)}"
-
-
-def _as_group(word: str, key: str) -> str:
-    return f"; {own_group(key)}" if "." not in key and "=" in word else "."
+    if near := nearest(key):
+        return f"{word}: there is no key '{key}'.{near}"
+    end = f"; {own_group(key)}" if "." not in key and "=" in word else "."
+    return f"{word}: there is no key '{key}'{end}"
 
 
 def nearest(key: str) -> str:

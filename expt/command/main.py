@@ -75,9 +75,9 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     how = launcher()
     if several:
         how.refuse_sweep("-m")
-    if how.starts_workers:
-        _start_importing(options, several=several)
     try:
+        if how.starts_workers:
+            _start_importing(options, several=several)
         from expt.command.invoke import command  # late: it imports Hydra
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -92,6 +92,7 @@ def _start_importing(options: Options, *, several: bool) -> None:
         return
     sweep = forkserver.SWEEP_MODULES if several else ()
     forkserver.warm([*sweep, *forkserver.libraries_in(options.settings)])
+    forkserver.yield_cores()
 
 
 def _refuse_lost_folder() -> None:

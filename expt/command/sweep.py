@@ -158,13 +158,17 @@ class Sweep:
         """
         runs, outcome, self._command.began = observer.runs, self._command.outcome, True
         runner = self._runner(observer)
-        self.save_record()
+        record = OmegaConf.to_yaml(self.config)  # what was asked for, as Hydra writes it
+        (self.folder / paths.SWEEP_RECORD).write_text(record, encoding="utf-8")
         try:
             with observer:
                 for source in rounds(observer, runner):
                     runner.run(source)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; to go on: {self._command_again()}") from None
+            words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
+            words.append(f"hydra.sweep.dir={quoted(self.folder)}")
+            again = joined(["python", "-m", "expt", *words])
+            raise Interrupted(f"interrupted; to go on: {again}") from None
         finally:
             outcome.sweep_folder = self.folder
             outcome.add_jobs(runs, spared)
@@ -199,11 +203,6 @@ class Sweep:
         if not (self.is_dry_run or self.is_preflight):
             self._command.sending.follow(run.job.request.config, self.folder)
 
-    def save_record(self) -> None:
-        """Write what the sweep was asked for, as Hydra does."""
-        text = OmegaConf.to_yaml(self.config)
-        (self.folder / paths.SWEEP_RECORD).write_text(text, encoding="utf-8")
-
     def _jobs(self, found: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
         for run in found:
             self.send_along(run)
@@ -220,10 +219,6 @@ class Sweep:
         forkserver.warm(forkserver.SWEEP_MODULES)
         how = Options(**self._options)
         return Pool(self.machine, how, observer, waits_for_folders=True)
-
-    def _command_again(self) -> str:
-        words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-        return joined(["python", "-m", "expt", *words, f"hydra.sweep.dir={quoted(self.folder)}"])
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""

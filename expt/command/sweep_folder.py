@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 
 from expt.command import compose
 from expt.command.command_line import Parents
-from expt.command.compose import folder_names
 from expt.command.hydra_files import about_run, write_hydra_files
 from expt.config import user_code
 from expt.config.identity import Content, identity
@@ -26,7 +25,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, OfSearch, Record
-from expt.runs.sweep import has_own_name, results_of_sweep
+from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""

@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,14 +30,7 @@ def console(*, quiet: bool) -> Console:
     """Return the terminal; with `quiet` one that prints nothing."""
     from rich.console import Console  # late: takes 20 ms
 
-    return Console(file=cast(TextIO, _Nowhere()), quiet=True) if quiet else Console()
-
-
-class _Nowhere(io.TextIOBase):
-    """A stream that drops what is written to it."""
-
-    def write(self, text: str) -> int:
-        return len(text)
+    return Console(file=io.StringIO(), quiet=True) if quiet else Console()
 
 
 def _open_closed() -> None:

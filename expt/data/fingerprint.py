@@ -13,7 +13,7 @@ from expt.data.cache import of_content
 from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import continuing
-from expt.runs.named_checkpoint import weights_file
+from expt.runs.named_checkpoint import chosen
 
 
 def content_of(
@@ -68,7 +68,7 @@ def of_weights(config: RunConfig) -> str | None:
     if config.weights is None:
         return None
     try:
-        return of_content([weights_file(config.weights)], "weights")
+        return of_content([chosen(config.weights).file], "weights")
     except ConfigError:
         if config.resume is not None:  # its checkpoint has what came of them
             return None

@@ -1,7 +1,7 @@
 """The process that every worker is forked from, with torch and expt imported.
 
 The driver starts it, and asks for a process by sending one end of a new socket pair. The new
-process gets its work through that and says there when it is done; the forkserver adds its exit
+process says its pid there, gets its work and says when it is done; the forkserver adds its exit
 code. The forkserver dies when the driver does: the kernel kills it as soon as a pipe closes whose
 other end only the driver has, also in the middle of its imports. Its children are killed with it.
 
@@ -33,7 +33,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from expt import signals
+from expt import machine, signals
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
@@ -49,6 +49,8 @@ FINISHED = 93
 LENGTH = struct.Struct("!Q")
 """What each message begins with."""
 _MOST_DESCRIPTORS = 16
+_LONGEST_LOAD_S = 1.0
+"""How long the driver leaves both cores of a machine to the forkserver, at most."""
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -95,10 +97,19 @@ class Server:
         """Fork a process that gets this end of a pair. Raises OSError if the server is gone."""
         socket.send_fds(self._control, [b"f"], [line.fileno()])
 
+    def wait_for_a_core(self) -> None:
+        """Wait while it can use two cores, see `leave_a_core`."""
+        wait([self._control], _LONGEST_LOAD_S)
+
     @property
     def is_gone(self) -> bool:
         """Whether it has died."""
-        return bool(wait([self._control], 0))  # it sends nothing, so this is an end
+        try:
+            return not self._control.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
 
     def kill(self) -> None:
         """End it at once, and all of its workers. It has no state to lose."""
@@ -122,6 +133,12 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
     if _server is None:
         _modules = (*WORKER_MODULES, *extra_modules)
     ensure_running()
+
+
+def yield_cores() -> None:
+    """Wait, on a machine of two cores, while the forkserver can use both."""
+    if machine.usable_cpus() <= 2:
+        ensure_running().wait_for_a_core()
 
 
 def ensure_running() -> Server:
@@ -160,8 +177,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for number in _ignored():
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
+    global _driver
     control, alive, *modules = arguments
     _die_with(int(alive))
+    _driver = socket.socket(fileno=int(control))
     set_title("expt forkserver")
     gc.disable()  # a fifth of the time goes to it else
     for module in modules:
@@ -170,7 +189,19 @@ def main(arguments: Sequence[str]) -> NoReturn:
             load(module)
     gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
     gc.enable()
-    _serve(socket.socket(fileno=int(control)), int(alive))
+    leave_a_core()
+    _serve(_driver, int(alive))
+
+
+_driver: socket.socket | None = None
+"""In the forkserver, what connects it with the driver."""
+
+
+def leave_a_core() -> None:
+    """Let the driver know, in the forkserver, that it uses a single core from now on."""
+    if _driver is not None:
+        with contextlib.suppress(OSError):
+            _driver.send(b".")
 
 
 def load(name: str) -> None:
@@ -225,8 +256,6 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 control.close()
                 os.close(alive)
                 _work_through(line)
-            with contextlib.suppress(OSError):
-                send(line, ("pid", pid))
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, line))
 
 
@@ -291,6 +320,9 @@ def _work_through(line: socket.socket) -> NoReturn:
     """Do in this process, which was just forked, what comes by the line, and end with it."""
     code = 1
     try:
+        with contextlib.suppress(OSError):  # the driver has closed it
+            # Only here: who knows this process may count on its death with the forkserver.
+            send(line, ("pid", os.getpid()))
         os.register_at_fork(after_in_child=line.close)  # else its end would not be seen
         set_title("expt worker")
         if (found := receive(line)) is None:

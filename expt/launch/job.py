@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLost, warn
-from expt.launch.workers import Live
+from expt.launch.workers import Workers
 from expt.runs.attempt import in_one_line, mistake_in
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
@@ -44,7 +44,7 @@ class Job:
     devices: tuple[str, ...] = ()
     retries: int = 0
     """How often it has been started again."""
-    workers: Live | None = field(default=None, repr=False)
+    workers: Workers | None = field(default=None, repr=False)
     started_at: float = 0.0
     """By time.monotonic, which is no time of day."""
     ended_at: float = 0.0
@@ -187,7 +187,7 @@ def request_of(job: Job) -> RunRequest:
     return job.request
 
 
-def workers_of(job: Job) -> Live:
+def workers_of(job: Job) -> Workers:
     """Return the workers of a job that has started."""
     assert job.workers is not None
     return job.workers

@@ -6,9 +6,7 @@ Free of torch, and quick: see each method for what it imports.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,56 +60,13 @@ class Launcher:
         one_run.run(request, on_start, console)
 
 
-class ExternalWorker(Launcher):
-    """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
-
-    starts_workers = False
-
-    def refuse_sweep(self, word: str) -> None:
-        """Refuse it, in the words of rank 0."""
-        if os.environ["RANK"] != "0":
-            sys.exit(ConfigError.exit_code)
-        raise ConfigError(
-            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m"
-            " expt -m ..."
-        )
-
-    def follow(self, typed_at: float) -> RunPaths | None:
-        """Follow on every rank but 0. Raises ConfigError if the others can't be found."""
-        check(os.environ)
-        if os.environ["RANK"] == "0":
-            return None
-        from expt.launch import torchrun
-
-        return torchrun.follow(typed_at)
-
-    def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """Let the other ranks end if what they wait for is refused."""
-        from expt.launch import torchrun
-
-        return torchrun.refusal_told()
-
-    def earlier_folder(self) -> Path | None:
-        """Ask the store that the workers meet at."""
-        from expt.launch import torchrun
-
-        return torchrun.earlier_folder()
-
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
-        """Do rank 0's part."""
-        from expt.launch import torchrun
-
-        torchrun.lead(request, on_start)
-
-
 def launcher() -> Launcher:
     """Return this process's, by its environment."""
-    return ExternalWorker() if machine.is_external_worker() else Launcher()
+    if not machine.is_external_worker():
+        return Launcher()
+    from expt.launch.torchrun import ExternalWorker  # late: it imports torch
+
+    return ExternalWorker()
 
 
 REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -37,13 +37,13 @@ from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import RAISED, Attempt
+from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import resume_command, shown_path
+from expt.runs.view.text import resume_command
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
@@ -116,27 +116,15 @@ def _run_workers(
 def way_on(request: RunRequest, error: ExptError) -> str:
     """Return how to continue after the `error` of a run that has a checkpoint.
 
-    Empty where that would fail again: in its folder no run continues by other source of its custom
-    classes than it began with.
+    Empty where that would fail again.
     """
-    paths, command, changed = request.paths, resume_command(request.paths), ""
+    command = resume_command(request.paths)
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
-        if request.content.code and RAISED in str(error):  # not killed, say, or out of memory
-            changed = f"\nafter a change of your own code: {_by_other_code(request)}"
-        return f"\nto continue from its last checkpoint: {command}{changed}"
-    if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
-        # A sample that nobody had read before, and not a refusal, after which the record is what it
-        # was.
-        if request.content.code:
-            changed = f"; after a change of your own code {_by_other_code(request)}"
-        return f"; then continue by {command}{changed}"
+        return f"\nto continue from its last checkpoint: {command}"
+    # a sample that nobody had read before, and not a refusal, after which the record is as before
+    if isinstance(error, ConfigError) and read_result(request.paths).get("error") == str(error):
+        return f"; then continue by {command}"
     return ""
-
-
-def _by_other_code(request: RunRequest) -> str:
-    trained = continuing.is_trained(request.config, request.paths)
-    folder = Path(shown_path(request.paths.folder))
-    return continuing.after_other_code(folder, trained=trained)
 
 
 def _run_in_process(

@@ -10,22 +10,18 @@ from multiprocessing.connection import wait
 from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
-from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed, warn
+from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes, workers
 from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
 from expt.launch.packing import GpuLocks, Packing, demand_of
-from expt.launch.workers import Live
-from expt.machine import Machine, free_descriptors, gpu_uuid
+from expt.launch.workers import Workers
+from expt.machine import Machine, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 
 POLL_S = 0.02
-SPARE_DESCRIPTORS = 96
-"""How many files and pipes a run's start may take: two for each of its workers, and a few for a
-moment.
-"""
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
 
@@ -44,7 +40,7 @@ class Pool:
         observer: Observer,
         *,
         waits_for_folders: bool = False,
-        start: Callable[[Attempt], Live] | None = None,
+        start: Callable[[Attempt], Workers] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
@@ -66,7 +62,6 @@ class Pool:
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
         self._finishing: str | None = None  # why those that run are to end
-        self._full = False  # it was said that descriptors are short
         self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job | None]) -> None:
@@ -208,7 +203,7 @@ class Pool:
     def _start_ready(self) -> None:
         self._look_at_folders()
         for packing in (self._gpus, self._cores):
-            while self._clock() >= self._next_start and not self._is_full():
+            while self._clock() >= self._next_start:
                 ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
                 if ready is None:
                     break
@@ -230,19 +225,7 @@ class Pool:
             return
         for packing in (self._gpus, self._cores):
             if (number := packing.next) is not None:
-                job = self._jobs[number]
-                self._observer.job_next(job)
-
-    def _is_full(self) -> bool:
-        """Whether a run must wait since this process may open no further files and pipes."""
-        short = bool(self._active and self._waiting()) and free_descriptors() < SPARE_DESCRIPTORS
-        if short and not self._full:
-            warn(
-                f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others"
-                " wait"
-            )
-        self._full |= short
-        return short
+                self._observer.job_next(self._jobs[number])
 
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
         job, request = self._jobs[number], request_of(self._jobs[number])

@@ -32,6 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
+from expt.launch.launcher import Launcher, check
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, RunRequest, received, setting_word
@@ -49,58 +50,108 @@ class Terminal(NamedTuple):
     err: TextIO
 
 
-def earlier_folder() -> Path | None:
-    """Return the run's folder, where torchrun has started its workers again."""
-    folder = of_environment().earlier()
-    return Path(folder) if folder else None
+class ExternalWorker(Launcher):
+    """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
 
+    starts_workers = False
 
-def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
-    """Do rank 0's part: prepare the run's folder, tell the others, train.
-
-    Raises ExptError.
-    """
-    config, paths = request.config, request.paths
-    meeting = of_environment()
-    arrivals = meeting.gather()
-    with at_work(paths):
-        ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
-        if ran and not paths.checkpoints.exists():
-            warn(
-                f"{paths.folder}: has no checkpoint on this machine, the run starts from the"
-                " beginning"
-            )
-        request = dataclasses.replace(
-            request,
-            may_have_run=request.may_have_run or ran,
-            about={**request.about, **_where(arrivals)},
+    def refuse_sweep(self, word: str) -> None:
+        """Refuse it, in the words of rank 0."""
+        if os.environ["RANK"] != "0":
+            sys.exit(ConfigError.exit_code)
+        raise ConfigError(
+            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m"
+            " expt -m ..."
         )
-        # The logs of the first attempt may be on another machine's disk.
-        attempt = Attempt(
-            request=request,
-            number=max(request.next_attempt(), int(ran)),
-            started_at=time.monotonic(),
-        )
-        with attempt.recorded(on_start) as source:
-            sent = request.to_send()
-            sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-            told = {**sent, "source": str(source) if source else None, "attempt": attempt.number}
-            meeting.tell(arrivals, told)
-            with (
-                last_word.kept(paths.folder, attempt.number),
-                _logged(paths, attempt.number, 0) as terminal,
-            ):
-                console = Console(file=terminal.out)
-                display = RunDisplay(
-                    paths,
-                    console,
-                    epochs=config.epochs,
-                    print_every=config.print_every,
-                    errors=terminal.err,
+
+    def earlier_folder(self) -> Path | None:
+        """Return the run's folder, where torchrun has started its workers again."""
+        folder = of_environment().earlier()
+        return Path(folder) if folder else None
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Let the other ranks end silently where the configuration is refused; for rank 0."""
+        try:
+            yield
+        except ConfigError as error:
+            with contextlib.suppress(RunFailed):
+                meeting = of_environment()
+                meeting.tell(meeting.gather(), {"refused": error.exit_code})
+            raise
+
+    def follow(self, typed_at: float) -> RunPaths | None:
+        """Do the part of every rank but 0. Raises ConfigError if the others can't be found."""
+        check(os.environ)
+        if os.environ["RANK"] == "0":
+            return None
+        meeting = of_environment()
+        told = meeting.listen()
+        if "refused" in told:  # rank 0 tells the person
+            sys.exit(told["refused"])
+        request = received(told, machine.detect(), typed_at=typed_at)
+        os.environ.update(request.env)
+        source = Path(told["source"]) if told["source"] else None
+        attempt = Attempt(request=request, number=told["attempt"], started_at=time.monotonic())
+        with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
+            try:
+                _train(attempt, source, meeting, terminal)
+            except Interrupted:  # rank 0 says so
+                sys.exit(signals.exit_code())
+        return request.paths
+
+    def carry_out(
+        self,
+        request: RunRequest,
+        on_start: Callable[[], None] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """Do rank 0's part: prepare the run's folder, tell the others, train."""
+        config, paths = request.config, request.paths
+        meeting = of_environment()
+        arrivals = meeting.gather()
+        with at_work(paths):
+            ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
+            if ran and not paths.checkpoints.exists():
+                warn(
+                    f"{paths.folder}: has no checkpoint on this machine, the run starts from the"
+                    " beginning"
                 )
-                with watched(display):
-                    _train(attempt, source, meeting, terminal)
-    print_summary(Console(), paths)
+            request = dataclasses.replace(
+                request,
+                may_have_run=request.may_have_run or ran,
+                about={**request.about, **_where(arrivals)},
+            )
+            # The logs of the first attempt may be on another machine's disk.
+            attempt = Attempt(
+                request=request,
+                number=max(request.next_attempt(), int(ran)),
+                started_at=time.monotonic(),
+            )
+            with attempt.recorded(on_start) as source:
+                sent = request.to_send()
+                sent["settings"] |= {key: getattr(config, key) for key in agreed()}
+                told = {
+                    **sent,
+                    "source": str(source) if source else None,
+                    "attempt": attempt.number,
+                }
+                meeting.tell(arrivals, told)
+                with (
+                    last_word.kept(paths.folder, attempt.number),
+                    _logged(paths, attempt.number, 0) as terminal,
+                ):
+                    console = Console(file=terminal.out)
+                    display = RunDisplay(
+                        paths,
+                        console,
+                        epochs=config.epochs,
+                        print_every=config.print_every,
+                        errors=terminal.err,
+                    )
+                    with watched(display):
+                        _train(attempt, source, meeting, terminal)
+        print_summary(Console(), paths)
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -109,36 +160,6 @@ def _started_again(meeting: Rendezvous) -> bool:
     return (
         meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     )
-
-
-def follow(typed_at: float) -> RunPaths:
-    """Do the part of every other rank; return the run's folder. Raises ExptError."""
-    meeting = of_environment()
-    told = meeting.listen()
-    if "refused" in told:  # rank 0 tells the person
-        sys.exit(told["refused"])
-    request = received(told, machine.detect(), typed_at=typed_at)
-    os.environ.update(request.env)
-    source = Path(told["source"]) if told["source"] else None
-    attempt = Attempt(request=request, number=told["attempt"], started_at=time.monotonic())
-    with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
-        try:
-            _train(attempt, source, meeting, terminal)
-        except Interrupted:  # rank 0 says so
-            sys.exit(signals.exit_code())
-    return request.paths
-
-
-@contextlib.contextmanager
-def refusal_told() -> Iterator[None]:
-    """Let the other ranks end silently where the configuration is refused; for rank 0."""
-    try:
-        yield
-    except ConfigError as error:
-        with contextlib.suppress(RunFailed):
-            meeting = of_environment()
-            meeting.tell(meeting.gather(), {"refused": error.exit_code})
-        raise
 
 
 def _where(arrivals: list[Arrival]) -> Record:

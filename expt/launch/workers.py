@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from expt import signals
 from expt.errors import (
@@ -44,29 +44,6 @@ LATE_S = 1.0
 """After a worker has waited in vain, or lost another, how long the others get to notice, and to say
 why.
 """
-
-
-class Live(Protocol):
-    """Workers under way, as the pool sees them."""
-
-    def poll(self) -> bool:
-        """Whether all have ended, with the run completed or paused.
-
-        Raises the failure, with everything stopped, once one has failed.
-        """
-
-    def ask_to_stop(self) -> None:
-        """Let all of them finish the step, save, and end."""
-
-    def stop(self) -> None:
-        """End all of them, now."""
-
-    def close(self) -> None:
-        """Give back what is held of them; they have ended."""
-
-    @property
-    def sentinels(self) -> Sequence[int]:
-        """Handles for multiprocessing.connection.wait, each ready once a worker has ended."""
 
 
 @dataclass

@@ -313,14 +313,6 @@ def _is_trained(config: RunConfig, found: Checkpoint) -> bool:
     return bool(found.step >= min(steps, config.max_steps or steps))
 
 
-def is_trained(config: RunConfig, paths: RunPaths) -> bool:
-    """Return whether the run has a checkpoint of the end of its training."""
-    try:
-        return _is_trained(config, read(paths.last))
-    except Exception:  # missing, or damaged in one of many ways
-        return False
-
-
 def after_other_code(run: Path, *, trained: bool) -> str:
     """Return what to type for a run whose custom classes have other source now."""
     program, folder = provenance.program(), shlex.quote(str(run))

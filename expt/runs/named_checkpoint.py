@@ -178,11 +178,6 @@ class Weights(NamedTuple):
     """The name of the checkpoint."""
 
 
-def weights_file(given: str) -> Path:
-    """Return the file that `weights` names, see `chosen`."""
-    return chosen(given).file
-
-
 def chosen(given: str) -> Weights:
     """Return a file, or a run's best checkpoint or else the last, or the one after the @.
 

@@ -431,9 +431,9 @@ def total_costs(records: Iterable[Record]) -> dict[str, Cost]:
     for record in records:
         if device_s(record) > 0:
             by_kind.setdefault("GPU" if record.get("devices") else "core", []).append(record)
-    return {kind: _total_cost(found) for kind, found in sorted(by_kind.items())}
-
-
-def _total_cost(records: Sequence[Record]) -> Cost:
-    energies = [record["energy_j"] for record in records if "energy_j" in record]
-    return Cost(sum(map(device_s, records)), len(records), sum(energies), len(energies))
+    costs: dict[str, Cost] = {}
+    for kind, found in sorted(by_kind.items()):
+        energies = [record["energy_j"] for record in found if "energy_j" in record]
+        total_s = sum(map(device_s, found))
+        costs[kind] = Cost(total_s, len(found), sum(energies), len(energies))
+    return costs

@@ -21,7 +21,7 @@ from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import chosen, weights_file
+from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.training import collectives, optim
@@ -68,7 +68,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
     loaded = Loaded()
     fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
-        file = weights_file(given)
+        file = chosen(given).file
         content = _read(file, given)
         state = _weights_in(content, file, given, module.state_dict().keys())
         fit = what_fits(module, state)

@@ -5,11 +5,8 @@ all its state.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.search.space import Parameter
 from tests.composing import composed, composer
-from tests.conftest import run, start
+from tests.conftest import run
 
 SMALL = {
     "epochs": 1,
@@ -394,44 +391,6 @@ def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:
     assert {name: each.when for name, each in found.items()} == {"model.hidden": None}
     with pytest.raises(ConfigError, match=r"^search: nothing to search"):
         space(when=blocks[1:])
-
-
-def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_path: Path) -> None:
-    """By SIGKILL, after its second point has begun; nothing but the run folders is left of it."""
-    folder = tmp_path / "killed"
-    words = [
-        "-m",
-        "search=tpe",
-        "search.runs=3",
-        "optimizer.lr=tag(log,interval(0.001,1.0))",
-        "model.hidden=[8],[16]",
-        "epochs=1",
-        "world_size=1",
-        "dataset.train_limit=64",
-        "tensorboard.images=false",
-        "hydra.launcher.max_concurrent=1",
-        f"hydra.sweep.dir={folder}",
-    ]
-    process = start(*words, cwd=tmp_path)
-    while process.poll() is None and len(list(folder.glob("*/result.json"))) < 2:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert len(list(folder.glob("*/result.json"))) == 2
-    held = FileLock(folder / ".lock")
-    with held:
-        refused = run(*words, cwd=tmp_path)
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        f"error: hydra.sweep.dir={folder}: another command is at work there; wait for it\n",
-    )
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "best so far" in done.stdout
-    found, undisturbed = points(folder), points(searched)
-    assert {number: value for number, (_, value) in found.items()} == {
-        number: value for number, (_, value) in undisturbed.items()
-    }
 
 
 def test_runs_of_other_settings_in_the_folder_do_not_count(

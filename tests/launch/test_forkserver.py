@@ -294,14 +294,24 @@ def test_it_dies_with_its_driver_in_the_middle_of_its_imports(
         gone_with(process, {child}, stopped=stopped)
 
 
+LEAKS = """
+import os, time
+from expt import signals
+
+class Leak:  # as nanobind would say, in a terminal that has its prompt again, what was not freed
+    def __del__(self, write=os.write):
+        write(1, b'leaked')
+
+def slowly(parent, die_with_parent=signals.die_with_parent):
+    time.sleep(0.5)  # a process that is stopped before could not die
+    die_with_parent(parent)
+
+leak, signals.die_with_parent = Leak(), slowly
+"""
+
+
 def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: Path) -> None:
-    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not
-    freed.
-    """
-    (tmp_path / "leaks.py").write_text(
-        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1,"
-        " b'leaked')\nleak = Leak()\n"
-    )
+    (tmp_path / "leaks.py").write_text(LEAKS)
     code = 'forkserver.warm(["leaks"]); start("time:sleep", 60)'
     with driver(tmp_path, code) as process:
         (server,) = children_of(process.pid)

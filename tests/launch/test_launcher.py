@@ -13,7 +13,6 @@ import pytest
 from expt.errors import ConfigError
 from expt.launch import torchrun
 from expt.launch.launcher import (
-    ExternalWorker,
     Launcher,
     adopt,
     check,
@@ -51,7 +50,7 @@ def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, RANK="0", WORLD_SIZE="2", **TORCHRUN)
     how = launcher()
-    assert isinstance(how, ExternalWorker)
+    assert isinstance(how, torchrun.ExternalWorker)
     assert (how.starts_workers, how.follow(0.0)) == (False, None)  # rank 0 decides
     with pytest.raises(ConfigError, match="-m: a sweep cannot run inside torchrun"):
         how.refuse_sweep("-m")

@@ -22,7 +22,7 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
 from expt.launch import pool
 from expt.launch.job import Job, Observer, Options
 from expt.launch.packing import GpuLocks
-from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
+from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool
 from expt.machine import Machine
 from expt.runs import paths, result
 from expt.runs.attempt import Attempt
@@ -128,7 +128,7 @@ class World:
         self.plans: dict[str, list[dict[str, Any]]] = {}
         """What the attempts of a run are like, by its name."""
 
-    def start(self, attempt: Attempt) -> FakeWorkers:
+    def start(self, attempt: Attempt) -> Any:
         attempt.begin()
         name = attempt.paths.folder.name
         attempt.paths.stdout(attempt.number, 0).parent.mkdir(parents=True)
@@ -273,7 +273,7 @@ def test_a_full_disk_fails_the_run_and_names_the_file(
 ) -> None:
     job = world.job("a")
 
-    def start(attempt: Attempt) -> FakeWorkers:
+    def start(attempt: Attempt) -> Any:
         if begun:
             create_result(attempt.paths)
         raise OSError(28, "No space left on device", "result")
@@ -570,24 +570,6 @@ def test_a_pause_is_no_interruption(world: World) -> None:
     world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
     world.run(job)
     assert job.status == PAUSED
-
-
-def test_at_the_limit_of_open_files_the_others_wait(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def free() -> int:
-        return SPARE_DESCRIPTORS if sum(not workers.closed for workers in world.started) < 2 else 3
-
-    monkeypatch.setattr(pool, "free_descriptors", free)
-    jobs = [world.job(name) for name in "abcd"]
-    world.plans = {name: [{"looks": 3}] for name in "abcd"}
-    world.run(*jobs, cpus=4)
-    assert {job.status for job in jobs} == {COMPLETED}
-    assert [event[0] for event in world.told.events[:3]] == ["starting", "starting", "ended"]
-    assert (
-        capsys.readouterr().err
-        == "warning: 2 runs are as many as `ulimit -n` allows at a time; the others wait\n"
-    )
 
 
 def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) -> None:

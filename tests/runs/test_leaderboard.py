@@ -166,14 +166,6 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
         ("accuracy/val", "2.5"),
     ]
     assert lines_of(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
-    (tmp_path / "none").mkdir()
-    for number in range(2):
-        leave_run(
-            tmp_path / "none", f"run={number}", overrides={"objective": "loss/val", "lr": number}
-        )
-    leaderboard.write_summary(tmp_path / "none", leaderboard.read_runs(tmp_path / "none"))
-    head = lines_of(tmp_path / "none", "summary.md")[0].split(" | ")
-    assert len({*head}) == len(head)
 
 
 def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import weights_file
+from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.training.callback import Observer
@@ -131,18 +131,18 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="has no checkpoint; give a run's folder, a checkpoint, or a file of"
     ):
-        weights_file(str(tmp_path / "run"))
+        chosen(str(tmp_path / "run"))
     (folder / "last.pt").touch()
-    assert weights_file(str(tmp_path / "run")) == folder / "last.pt"
+    assert chosen(str(tmp_path / "run")).file == folder / "last.pt"
     (folder / "best.pt").touch()
-    assert weights_file(str(tmp_path / "run")) == folder / "best.pt"
-    assert weights_file(f"{tmp_path / 'run'}@last") == folder / "last.pt"
-    assert weights_file(f"{tmp_path / 'run'}@best") == folder / "best.pt"
+    assert chosen(str(tmp_path / "run")).file == folder / "best.pt"
+    assert chosen(f"{tmp_path / 'run'}@last").file == folder / "last.pt"
+    assert chosen(f"{tmp_path / 'run'}@best").file == folder / "best.pt"
     (folder / "best.pt").unlink()
     last = "run/checkpoints/last.pt@last"
     for given in ("nowhere", "nowhere@last", "run@best", "run@lats", last):
         with pytest.raises(ConfigError, match=f"^weights={tmp_path / given}: "):
-            weights_file(str(tmp_path / given))
+            chosen(str(tmp_path / given))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
 def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: str) -> None:
     (tmp_path / "multirun.yaml").touch()
     with pytest.raises(ConfigError, match="is a sweep"):
-        weights_file(str(tmp_path))
+        chosen(str(tmp_path))
     for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
         paths = RunPaths(tmp_path / f"seed={seed}")
         task = {"task": {"name": "classification"}}
@@ -159,7 +159,7 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.checkpoints.mkdir()
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
-        weights_file(f"{tmp_path}@last")
+        chosen(f"{tmp_path}@last").file
     assert f"'weights=\"{tmp_path}/{best}@last\"', the best by {objective}" in str(refused.value)
 
 

@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -201,8 +201,14 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
             f" others, seed=0,1,2,3,4 ({metric}: {sum(map(bool, seeds))} rows of at most"
             f" {max(seeds, default=0)} seeds)"
         )
-    p = _holm({pair: _test(*map(finite.__getitem__, pair))[3] for pair in _pairs(seeds)})
-    several = [index for index, number in enumerate(seeds) if number > 1]
+    measured = [index for index, number in enumerate(seeds) if number]
+    p = _holm(
+        {
+            pair: _test(*map(finite.__getitem__, pair))[3]
+            for pair in itertools.combinations(measured, 2)
+        }
+    )
+    several = [index for index in measured if seeds[index] > 1]
     # Of a row with a run that is not finite the mean of the others says nothing.
     best = max(
         several,
@@ -231,10 +237,6 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
     if any((run.get("config") or {}).get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
     return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
-
-
-def _pairs(seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return itertools.combinations((index for index, number in enumerate(seeds) if number), 2)
 
 
 def _values(row: Row, metric: str) -> Values:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expt.command.compose import folder_names, run_name
+from expt.runs.sweep import folder_names, run_name
 
 
 @pytest.mark.parametrize(
