@@ -41,9 +41,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         nn.Module, "to", lambda module, *_, **__: module
     )  # they are made there; torch moves no such
-    tensorboard._group_of_each.cache_clear()
     yield
-    tensorboard._group_of_each.cache_clear()  # it is without numbers, too
 
 
 @contextlib.contextmanager
