@@ -81,13 +81,10 @@ def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> Non
         sender.send(runs, last=True)
         sender.end()
     except Exception as error:  # what these clients raise is of many kinds
-        sender.error = error
+        why = in_a_line(error)
+        raise ExptError(f"{name}: {why}; type it again later, nothing is sent twice") from error
     finally:
         logging.disable(logging.NOTSET)
-    if sender.error is not None:
-        raise ExptError(
-            f"{name}: {in_a_line(sender.error)}; type it again later, nothing is sent twice"
-        )
     console = Console()
     say(console, f"{name:<13}{sender.num_sent} of {len(runs)} runs had something new")
     for address in sender.addresses:
