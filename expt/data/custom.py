@@ -18,6 +18,7 @@ from expt.config import user_code
 from expt.data import masks, samples
 from expt.data.checked_samples import (
     Check,
+    checked,
     class_of,
     in_words,
     labelled,
@@ -65,9 +66,8 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
     if getattr(task, "TARGETS", None) == "mask":
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    if getattr(task, "TARGETS", None) == "any" and _is_integer(
-        found.example[1]
-    ):  # a class, or a count
+    # An integer is a class, or a count.
+    if getattr(task, "TARGETS", None) == "any" and _is_integer(found.example[1]):
         shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
         return dataclasses.replace(found, shapes=shapes)
     return found
@@ -82,12 +82,8 @@ def _of_classes(
 ) -> Source:
     """Return samples (inputs, label): images, or inputs of any kind."""
     names = _names(dataset, train)
-    try:
-        inputs, _ = first = samples.first(train)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}"
-        ) from error
+    first = samples.first(train)
+    inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))

@@ -252,7 +252,6 @@ def of_numbers(
     `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
     `standardises`, of what the training samples give, once these are chosen.
     """
-
     shape, sets = of_one_shape(sets)
 
     def found(by: Scales, **more: Any) -> Source:

@@ -137,11 +137,6 @@ def local_slice(batch_len: int, rank: int, world_size: int) -> slice:
     return slice(start, start + base + (rank < extra))
 
 
-def eval_range(size: int, rank: int, world_size: int) -> slice:
-    """Return the rank's contiguous share of an evaluation: unequal, so each sample counts once."""
-    return local_slice(size, rank, world_size)
-
-
 def train_pieces(
     size: int, batch_size: int, drop_last: bool, rank: int, world_size: int, skip: int = 0
 ) -> Iterator[Piece]:
@@ -175,8 +170,11 @@ def with_partners(
 
 
 def eval_pieces(size: int, chunk: int, rank: int, world_size: int) -> Iterator[Piece]:
-    """Yield the rank's share of an evaluation, in chunks; none where there are too few samples."""
-    mine = eval_range(size, rank, world_size)
+    """Yield the rank's share of an evaluation, in chunks; none where there are too few samples.
+
+    Shares are unequal, so that each sample counts once.
+    """
+    mine = local_slice(size, rank, world_size)
     for start in range(mine.start, mine.stop, chunk):
         stop = min(start + chunk, mine.stop)
         yield Piece(start, stop, stop - start, False)

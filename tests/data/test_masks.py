@@ -11,11 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.data import build
 from expt.data.checked_samples import CheckedSamples
 from expt.data.image_files import parts_there
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.loading import Shard
 from expt.data.masks import MaskPictures, MaskValues, checked_mask
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
@@ -150,33 +148,6 @@ def test_a_persons_own_samples_are_checked() -> None:
 
 
 WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")
-
-
-def test_every_worker_gets_its_share_and_images_are_normalised(
-    root: Path, configured: Configured
-) -> None:
-    words = ("dataset.image_size=[6,4]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.1,0.2,0.5]")
-    config = configured(*WORDS, f"dataset.root={root}", *words, "dataset.val_fraction=0.5")
-    for rank in range(2):
-        data = build.build(
-            config.dataset,
-            config.task,
-            batch_size=2,
-            shard=Shard(rank, 2),
-            device=torch.device("cpu"),
-            seed=0,
-            drop_last=False,
-            channels_last=False,
-        )
-        assert (data.info.train_size, data.info.val_size, data.info.num_classes) == (2, 2, 3)
-        (batch,) = data.train.epoch(1)
-        assert (batch.inputs.shape, batch.targets.shape, batch.global_size) == (
-            (1, 3, 6, 4),
-            (1, 6, 4),
-            2,
-        )
-        grey = (100 / 255 - 0.5) / torch.tensor([0.1, 0.2, 0.5])
-        assert torch.allclose(batch.inputs.mean((0, 2, 3)), grey, atol=0.05)
 
 
 def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured) -> None:

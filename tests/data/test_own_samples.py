@@ -192,12 +192,9 @@ def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, tol
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"), [("image", "sample 5: it is 3 values, expected (image, label)")]
-)
-def test_an_image_comes_with_its_label_alone(kind: str, told: str) -> None:
-    with pytest.raises(DataError, match=r"^" + told.replace("(", r"\(").replace(")", r"\)")):
-        batches("Rows", kind, num_classes=2)
+def test_an_image_comes_with_its_label_alone() -> None:
+    with pytest.raises(DataError, match=r"^sample 5: it is 3 values, expected \(image, label\)"):
+        batches("Rows", "image", num_classes=2)
 
 
 class OfClasses(Rows):

@@ -184,19 +184,6 @@ def test_images_and_labels_are_the_files(chosen: Callable[..., RunConfig], tmp_p
     assert data.info.class_names[3] == "texture03"
 
 
-def test_transforms_take_images_as_they_lie(
-    chosen: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    gtsrb(tmp_path / "data")
-    crop = (
-        "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomResizedCrop, size: [6, 7]}]"
-    )
-    data = build_data(
-        chosen("GTSRB", "dataset.image_size=[6,7]", crop, "dataset.sampling=balanced"), ALONE
-    )
-    assert next(data.train.epoch(1)).inputs.shape == (8, 3, 6, 7)
-
-
 def test_the_content_is_part_of_what_a_run_is(
     chosen: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
