@@ -1,4 +1,4 @@
-"""What is asked of a run's model, and the files that it may be asked about, checked without torch."""
+"""What is asked of a run's model, and the files that it may be asked about; free of torch."""
 
 from __future__ import annotations
 
@@ -282,15 +282,13 @@ def _chosen(
     }
     if not names:
         names = [part for part, (name, _) in parts.items() if not {part, name} & {*targets}]
-    for name in names:
-        if name not in parts:
-            has = ", ".join([*parts][:20])
-            raise ConfigError(
-                f"{path}: has no column {name} of one number in each row, which the model takes; it"
-                f" has {has}.{did_you_mean(name, [*parts])}"
-            )
-    if len(names) != number:
-        raise ConfigError(f"{path}: has {len(names)} columns of features; the model takes {number}")
+    missing = next((name for name in names if name not in parts), None)
+    if missing is not None or len(names) != number:
+        first = f"no column {missing} of one number in each row" if missing else f"{len(names)}"
+        raise ConfigError(
+            f"{path}: has {first}, and the model takes {number} columns; it has"
+            f" {', '.join([*parts][:20])}.{did_you_mean(missing or '', [*parts])}"
+        )
     return [parts[name] for name in names]
 
 
