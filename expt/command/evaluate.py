@@ -12,7 +12,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
-from expt.runs.named_checkpoint import found, run_and_which
+from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result, results
@@ -46,26 +46,13 @@ def main(words: Sequence[str]) -> int:
     Raises as `evaluate`, and RunFailed where one of several has failed.
     """
     parser = Parser("evaluate", ABOUT, EXAMPLES)
-    about = "the folder of a run, or of a sweep; and settings, see below"
-    parser.usage = f"{parser.prog} RUN [KEY=VALUE ...] [--best N] [--config-dir DIR]"
-    parser.add_argument("words", nargs="*", metavar="RUN", help=about)
-    parser.add_argument(
-        "--best",
-        type=int,
-        metavar="N",
-        help="of a sweep: so many of its runs, by their objective [1]",
-    )
-    parser.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]"
-    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
+    add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
+    add("--best", type=int, metavar="N", help="of a sweep: so many runs, by their objective [1]")
+    add("--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
-    folder = Path(asked.words[0] if asked.words else "")
-    if not asked.words or ("=" in folder.name and not run_and_which(folder)[0].exists()):
-        first = f"{folder}: " if asked.words else ""
-        raise ConfigError(
-            f"{first}the folder of a run comes first, as in {parser.prog} RUN split=val"
-        )
-    evaluate(folder, asked.words[1:], best=asked.best, config_dir=asked.config_dir)
+    evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
     return 0
 
 

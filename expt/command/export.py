@@ -7,7 +7,6 @@ import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -17,9 +16,6 @@ from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
 from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import elapsed, say, shown_path
-
-if TYPE_CHECKING:
-    from expt.inference.export import Exported
 
 ABOUT = """\
 Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's
@@ -69,14 +65,8 @@ def main(words: Sequence[str]) -> int:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
-    say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
-    if done.meaning:
-        say(console, f"out          {done.meaning}; names and scales are in the file's metadata")
-    say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
-    which = done.source if done.source == "at random" else f"of {done.source}"
-    sizes = ", ".join(map(str, done.batches))
-    say(console, f"checked      {done.batches[-1]} samples {which}, in batches of {sizes}")
-    say(console, f"difference   at most {done.difference:.1e}, and {done.allowed:.1e} is allowed")
+    for name, words in done.items():
+        say(console, f"{name:<13}{words}")
     return 0
 
 
@@ -89,7 +79,7 @@ def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
     return file
 
 
-def _export(asked: argparse.Namespace, file: Path) -> Exported:
+def _export(asked: argparse.Namespace, file: Path) -> dict[str, str]:
     with Console(stderr=True).status("exporting"):
         from expt.inference.export import export  # late: it imports torch
 

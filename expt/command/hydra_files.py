@@ -15,9 +15,6 @@ from expt.runs import paths
 from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
 
-_OF_FOLDERS = ("submitit_folder",)
-
-
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 
@@ -34,7 +31,9 @@ def named_axes(composed: DictConfig) -> list[str]:
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
     """Return the keys of `hydra.launcher`, without what names a folder, which is made at once."""
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
-    return {key: value for key, value in found.items() if key not in ("_target_", *_OF_FOLDERS)}
+    return {
+        key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
+    }
 
 
 def launcher_name(composed: DictConfig) -> str:

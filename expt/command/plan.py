@@ -36,11 +36,10 @@ GPT2_VOCABULARY = 50_257
 def main(words: Sequence[str]) -> int:
     """Print the plan. Raises ConfigError for settings that cannot be, or be measured so."""
     parser = Parser("plan", ABOUT, EXAMPLES)
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
-    parser.add_argument(
-        "--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here"
-    )
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own YAML [conf]")
+    add = parser.add_argument
+    add("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
+    add("--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here")
+    add("--config-dir", type=Path, metavar="DIR", help="your own YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
     config, vocabulary = _asked(options)
     with Console(stderr=True).status("planning"):

@@ -33,15 +33,14 @@ def main(words: Sequence[str]) -> int:
     parser = Parser(
         "send", "Send runs to MLflow or W&B, or what these have missed of them.", EXAMPLES
     )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or what holds some"
-    )
-    parser.add_argument("--to", choices=TRACKERS, help="[what each run's `send` names]")
-    parser.add_argument("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
-    parser.add_argument("--experiment", metavar="NAME", help="of MLflow [the run's]")
-    parser.add_argument("--project", metavar="NAME", help="of W&B [the run's]")
-    parser.add_argument("--entity", metavar="NAME", help="of W&B [the run's]")
-    parser.add_argument("--checkpoints", action="store_true", help="the last and the best, too")
+    add = parser.add_argument
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="runs, sweeps, or what holds some")
+    add("--to", choices=TRACKERS, help="[what each run's `send` names]")
+    add("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
+    add("--experiment", metavar="NAME", help="of MLflow [the run's]")
+    add("--project", metavar="NAME", help="of W&B [the run's]")
+    add("--entity", metavar="NAME", help="of W&B [the run's]")
+    add("--checkpoints", action="store_true", help="the last and the best, too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):
@@ -82,13 +81,10 @@ def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> Non
         sender.send(runs, last=True)
         sender.end()
     except Exception as error:  # what these clients raise is of many kinds
-        sender.error = error
+        why = in_a_line(error)
+        raise ExptError(f"{name}: {why}; type it again later, nothing is sent twice") from error
     finally:
         logging.disable(logging.NOTSET)
-    if sender.error is not None:
-        raise ExptError(
-            f"{name}: {in_a_line(sender.error)}; type it again later, nothing is sent twice"
-        )
     console = Console()
     say(console, f"{name:<13}{sender.num_sent} of {len(runs)} runs had something new")
     for address in sender.addresses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import time
@@ -19,11 +20,10 @@ from expt.runs.paths import EVENT_FILES, RunPaths, written
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
     from torch.utils.tensorboard import SummaryWriter
-
-    from expt.dashboards.pictures import Picture
 
 _OF_THE_RUN = ("_hparams_/", "custom_scalars__config__")
 
@@ -167,13 +167,14 @@ class Writer:
         for tag, value in values.items():
             self._open().add_scalar(tag, value, step)
 
-    def picture(self, tag: str, picture: Picture, step: int) -> None:
+    def picture(self, tag: str, picture: Image, step: int) -> None:
         """Add a picture to the IMAGES tab."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
-        # SummaryWriter.add_image would compress it a second time, and more slowly.
+        # SummaryWriter.add_image takes arrays, and compresses more slowly.
+        picture.save(file := io.BytesIO(), "PNG", compress_level=1)
         image = Summary.Image(
-            height=picture.height, width=picture.width, encoded_image_string=picture.png
+            height=picture.height, width=picture.width, encoded_image_string=file.getvalue()
         )
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 

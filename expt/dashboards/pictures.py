@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -38,22 +37,14 @@ MOST_CLASSES = 400
 _NAMED, _NUMBERED, _READABLE = 100, 20, 10
 
 
-class Picture(NamedTuple):
-    """A PNG."""
-
-    png: bytes
-    width: int
-    height: int
-
-
-def whole(image: Bytes) -> Picture:
+def whole(image: Bytes) -> Image:
     """Return an image [H, W, C] of 1 or 3 channels as a picture of its size."""
     from PIL import Image  # late, as below
 
-    return _encoded(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image))
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
-def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
+def image_grid(images: Bytes, captions: Sequence[str]) -> Image:
     """Draw images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
     from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for
 
@@ -73,10 +64,10 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
         for line, text in enumerate(caption.split("\n")):
             fitted = _shortened(text, _TILE, 10)
             draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(10), fill="black")
-    return _encoded(canvas)
+    return canvas
 
 
-def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Picture:
+def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Image:
     """Draw the numbers of samples [true class, predicted class].
 
     The darker a cell, the larger its share of the true class.
@@ -113,7 +104,7 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
             draw.text(middle, str(counts[row, column]), font=font, fill=fill, anchor="mm")
     ramp = np.linspace((255, 255, 255), _DARK, 256).astype(np.uint8)
     canvas.putpalette(ramp.tobytes())
-    return _encoded(canvas)
+    return canvas
 
 
 def _write_names(
@@ -167,25 +158,14 @@ def _shortened(text: str, width: int, size: int = 11) -> str:
     return text + "..."
 
 
-def _encoded(canvas: Image) -> Picture:
-    file = io.BytesIO()
-    canvas.save(file, "PNG", compress_level=1)
-    return Picture(file.getvalue(), canvas.width, canvas.height)
-
-
 class Mistakes(NamedTuple):
-    """Wrongly classified samples, the most costly first."""
+    """Wrongly classified samples [K], the most costly first; images [K, C, H, W] as they are."""
 
-    losses: Tensor
-    """[K], cross-entropy"""
+    losses: Tensor  # cross-entropy
     labels: Tensor
-    """int64 [K]"""
     predicted: Tensor
-    """int64 [K]"""
-    probabilities: Tensor
-    """[K], which the model gave to the predicted class"""
+    probabilities: Tensor  # which the model gave to the predicted class
     images: Tensor
-    """[K, C, H, W] as the model saw them"""
 
 
 class Review:

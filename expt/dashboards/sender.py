@@ -78,18 +78,15 @@ class Sender:
         self._name, self._settings = name, settings
         self._runs: dict[Path, _Run] = {}
         self._sweeps: dict[Path, _Sent] = {}
-        self.error: Exception | None = None
-        """Why something could not be sent the last time."""
         self.num_sent = 0
         self.addresses: dict[str, None] = {}
         """Where a person sees what was sent, in order."""
 
-    def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> bool:
-        """Send what is new of these runs, and return whether all could be sent.
+    def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> None:
+        """Send what is new of these runs. Raise what the dashboard's client raises.
 
         A run that may still be refused, and its folder removed, waits for the `last` time.
         """
-        self.error = None
         for paths in folders:
             run = self._runs.setdefault(paths.folder, _Run(paths))
             try:
@@ -97,13 +94,10 @@ class Sender:
             except Timeout:
                 if last:
                     warn(f"{paths.folder}: another command is sending it to {self._name}")
-            except Exception as error:  # what these clients raise is of many kinds
+            except Exception as error:
                 run.close()
-                if isinstance(error, FileNotFoundError) and not paths.folder.exists():
-                    continue
-                self.error = error
-                return False
-        return True
+                if not isinstance(error, FileNotFoundError) or paths.folder.exists():
+                    raise
 
     def _send(self, run: _Run, *, last: bool) -> bool:
         found = snapshot(run.paths, even_lost=last)
@@ -216,49 +210,43 @@ def in_a_line(error: BaseException) -> str:
     return text if len(text) <= 160 else f"{text[:160]}..."
 
 
-class _Command:
-    """The command that this process works for."""
-
-    def __init__(self) -> None:
-        self.has_ended = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        words = sys.stdin.read()
-        patience_s = float(words) if words.strip() else END_S
-        self.has_ended.set()
-        time.sleep(patience_s)  # the main thread ends this process, or waits for a server
-        with contextlib.suppress(OSError):
-            os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
-        os._exit(1)
+def _listen(has_ended: threading.Event) -> None:
+    """Wait until the command has ended, and then end this process after the seconds it says."""
+    words = sys.stdin.read()
+    patience_s = float(words) if words.strip() else END_S
+    has_ended.set()
+    time.sleep(patience_s)  # the main thread ends this process, or waits for a server
+    with contextlib.suppress(OSError):
+        os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
+    os._exit(1)
 
 
 def main(name: str, folder: Path) -> None:
     """Send until the command ends, and then what is left."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    command, sender, failures = _Command(), Sender(name), 0
+    has_ended, sender, failures = threading.Event(), Sender(name), 0
+    threading.Thread(target=_listen, args=(has_ended,), daemon=True).start()
     with contextlib.suppress(ImportError):
         __import__(name)  # it takes seconds, in which no run has come to a number yet
-    while not command.has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
-        failures = 0 if sender.send(runs_in(folder)) else failures + 1
-        if failures == 1:
-            warn(
-                f"{name}: {in_a_line(sender.error or OSError())}; runs train on, it is tried again"
-            )
+    while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
+        try:
+            sender.send(runs_in(folder))
+            failures = 0
+        except Exception as error:  # what these clients raise is of many kinds
+            failures += 1
+            if failures == 1:
+                warn(f"{name}: {in_a_line(error)}; runs train on, it is tried again")
     end = time.monotonic() + 3.0  # workers of a killed command may still be there
     while time.monotonic() < end and any(map(_is_at_work, runs_in(folder))):
         time.sleep(0.1)
+    left = ""
     try:
-        sent = sender.send(runs_in(folder), last=True)
+        sender.send(runs_in(folder), last=True)
         sender.end()
     except Exception as error:
-        sender.error, sent = error, False
-    for address in sender.addresses:
-        print(f"{AT}{address}")
-    if not sent and sender.error:
-        print(f"{LEFT}{in_a_line(sender.error)}")
-    sys.stdout.flush()
+        left = f"{LEFT}{in_a_line(error)}"
+    print(*(f"{AT}{address}" for address in sender.addresses), left, sep="\n", flush=True)
 
 
 def _is_at_work(paths: RunPaths) -> bool:

@@ -15,8 +15,8 @@ from torch.nn import functional
 from expt.data.loading import leaves, mapped
 from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError
+from expt.inference.load import Scales
 from expt.inference.plan import Plan
-from expt.inference.preprocess import scales_of
 
 About: TypeAlias = "dict[str, str | int]"
 """Where a sample is from: a path, and of a file with several which one."""
@@ -209,17 +209,17 @@ def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, in
     return about, sum(tokens), math.fsum(losses)
 
 
-def form_of(plan: Plan) -> Form:
-    """Return the form of the run's task."""
+def form_of(plan: Plan, scales: Scales) -> Form:
+    """Return the form of the run's task, whose targets were standardised by `scales`."""
     task, data, names = plan.config.task, plan.data, plan.target_names
-    number = data.get("num_classes", 0)
+    numbers = [str(place) for place in range(data.get("num_classes", 0))]
     if task.TARGETS == "class":
-        return Classes(data.get("class_names") or [str(i) for i in range(number)], plan.top)
+        return Classes(data.get("class_names") or numbers, plan.top)
     if task.TARGETS == "labels":
-        labels = names if len(names) == number else [f"label_{place}" for place in range(number)]
+        labels = names if len(names) == len(numbers) else [f"label_{place}" for place in numbers]
         return Labels(labels, task.threshold)
     if task.TARGETS == "numbers":
-        return Numbers(names, [*scales_of(plan.config.dataset, data).targets.values()])
+        return Numbers(names, [*scales.values()])
     return {"mask": Masks, "tokens": Likelihoods}.get(task.TARGETS, Form)()
 
 

@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,7 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
-from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
-from expt.inference.preprocess import scales_of
+from expt.inference.load import Scales, TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
 
@@ -45,23 +44,6 @@ Call = Callable[[Sequence[Any]], Sequence[Tensor]]
 """From the tensors of a batch to those of the outputs."""
 
 
-class Exported(NamedTuple):
-    """A file that has passed its check."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    meaning: str
-    """What the outputs are; empty where only a custom task knows."""
-    source: str
-    """The split that it was checked with, or "at random"."""
-    batches: tuple[int, ...]
-    """The sizes of the batches that it was checked with."""
-    difference: float
-    """The largest."""
-    allowed: float
-    epoch: int
-
-
 class Complete(nn.Module):
     """A model of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F].
 
@@ -75,7 +57,7 @@ class Complete(nn.Module):
     def __init__(self, trained: TrainedModel, *, scaled: bool) -> None:
         super().__init__()
         self.model, self._preprocess = trained.model, trained.preprocess
-        scales = [*trained.preprocess.scales.targets.values()] if scaled else []
+        scales = [*trained.preprocess.targets.values()] if scaled else []
         mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
         self.register_buffer("mean", mean.clone())
         self.register_buffer("deviation", deviation.clone())
@@ -111,8 +93,8 @@ def export(
     preprocess: bool = False,
     tolerance: float = 1e-4,
     force: bool = False,
-) -> Exported:
-    """Write the model of a run to `file`, for batches of any size, or of one.
+) -> dict[str, str]:
+    """Write the model of a run to `file`, for batches of any size, or of one; return what it is.
 
     With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
     normalises them itself, and gives a regression's numbers in the targets' own units. It is there
@@ -125,7 +107,7 @@ def export(
     with importable_from_here():
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
-        batch, source = _samples(config, data, number, normalised=not preprocess)
+        batch, source = _samples(config, data, trained, number, normalised=not preprocess)
         task = config.task.build(Facts(shapes=data, class_names=trained.class_names))
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
@@ -154,14 +136,25 @@ def export(
                 f"{file}: is not written: its outputs differ from the model's by up to"
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
-    meaning, epoch = _GIVES.get(config.task.TARGETS, ""), state["position"]["epoch"]
-    return Exported(inputs, outputs, meaning, source, sizes, difference, allowed, epoch)
+    told = {"takes": f"{inputs}, and gives {outputs}"}
+    if meaning := _GIVES.get(config.task.TARGETS):
+        told["out"] = f"{meaning}; names and scales are in the file's metadata"
+    return told | {
+        "weights": f"of epoch {about['epoch']}, the {which}",
+        "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
+        "difference": f"at most {difference:.1e}, and {allowed:.1e} is allowed",
+    }
 
 
 def _samples(
-    config: RunConfig, data: Mapping[str, Any], number: int, *, normalised: bool
+    config: RunConfig,
+    data: Mapping[str, Any],
+    trained: TrainedModel,
+    number: int,
+    *,
+    normalised: bool,
 ) -> tuple[Batch, str]:
-    """Return up to `number` samples of the run's dataset and their split, or random ones.
+    """Return up to `number` samples of the run's dataset, or random ones, and in words which.
 
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
     stand in the table. Raise ConfigError where it is not known what samples are like.
@@ -182,28 +175,31 @@ def _samples(
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")
     except (ExptError, OSError, ImportError) as error:
-        return _random(config, data, number, error, normalised=normalised), "at random"
+        scales = {} if normalised else trained.preprocess.features
+        inputs = _random(data, number, scales, rows=dataset.has_rows)
+        if inputs is None:
+            raise ConfigError(
+                f"what the model takes is not known without its dataset: {error}"
+            ) from error
+        return Batch(inputs, None, number), "at random"
     inputs, targets = mapped(lambda tensor: tensor[:number], (batch.inputs, batch.targets))
-    return Batch(inputs, targets, number), split
+    return Batch(inputs, targets, number), f"of {split}"
 
 
-def _random(
-    config: RunConfig, data: Mapping[str, Any], number: int, error: Exception, *, normalised: bool
-) -> Batch:
+def _random(data: Mapping[str, Any], number: int, scales: Scales, *, rows: bool) -> Tensor | None:
+    """Return random tokens, pixels or rows; None where nobody knows what samples are like."""
     drawn = torch.Generator().manual_seed(0)
     if "vocab_size" in data:
         shape = (number, data["context"])
-        return Batch(torch.randint(data["vocab_size"], shape, generator=drawn), None, number)
+        return torch.randint(data["vocab_size"], shape, generator=drawn)
     if "image_size" not in data:
-        raise ConfigError(f"what the model takes is not known without its dataset: {error}")
-    if not config.dataset.has_rows:
-        shape = (number, data["channels"], *data["image_size"])
-        return Batch(torch.rand(shape, generator=drawn), None, number)
-    rows = torch.randn((number, data["image_size"][1]), generator=drawn)
-    if (scales := scales_of(config.dataset, data).features) and not normalised:
-        mean, deviation = torch.tensor([*scales.values()]).T
-        rows = mean + deviation * rows
-    return Batch(rows, None, number)
+        return None
+    shape = (number, data["channels"], *data["image_size"])
+    if not rows:
+        return torch.rand(shape, generator=drawn)
+    found = torch.randn(shape, generator=drawn).flatten(1)
+    mean, deviation = torch.tensor([*scales.values()] or [(0.0, 1.0)]).T
+    return torch.addcmul(mean, found, deviation)
 
 
 def _metadata(
@@ -223,9 +219,9 @@ def _metadata(
         "run": run.resolve().name,
     }
     if not preprocess:
-        scales = trained.preprocess.scales._asdict().items()
+        scales = {"features": trained.preprocess.features, "targets": trained.preprocess.targets}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["standardised"] = {key: value for key, value in scales if value}
+        about["standardised"] = {key: value for key, value in scales.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
 
@@ -273,7 +269,7 @@ def _write(
     arguments: tuple[Any, ...],
     dims: Mapping[int, Any],
     about: Mapping[str, str],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[str, str]:
     """Write the file; return its inputs and outputs in words. Raise RunFailed if torch can't."""
     dynamic: Any = mapped(lambda _: dict(dims) or None, arguments)
     try:
@@ -292,18 +288,17 @@ def _write(
     except Exception as error:  # what torch's exporters raise is of many kinds
         hint = "; --batch-size N may do for one size" if dims else ""
         raise RunFailed(f"the model cannot be exported ({secrets.said(error)}){hint}") from error
-    given, out = (
-        tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs)
-    )
-    return given, out
+    return _in_words(arguments, dims), _in_words(outputs, dims)
 
 
-def _in_words(tensor: Tensor, dims: Mapping[int, Any]) -> str:
-    shape = ", ".join(
-        dims[place].__name__ if place in dims else str(size)
-        for place, size in enumerate(tensor.shape)
-    )
-    return f"{str(tensor.dtype).removeprefix('torch.')} [{shape}]"
+def _in_words(tree: Any, dims: Mapping[int, Any]) -> str:
+    """Return the type and the shape of each tensor."""
+    found = []
+    for tensor in leaves(tree):
+        named = {place: dim.__name__ for place, dim in dims.items()}
+        shape = [named.get(place, str(size)) for place, size in enumerate(tensor.shape)]
+        found.append(f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
+    return ", ".join(found)
 
 
 def _call_of(format: Format, file: Path) -> Call:

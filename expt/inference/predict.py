@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar, cast
@@ -14,18 +13,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from expt import machine
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.image_files import open_picture
-from expt.data.loading import Batch, LoaderOptions, mapped, to_device
+from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError, DataError, OutOfMemory, warn
 from expt.inference.answers import About, Answers, Form, form_of
-from expt.inference.files import PICTURES, ROWS, SAMPLES, TEXTS
 from expt.inference.load import TrainedModel, importable_from_here, load
-from expt.inference.plan import Plan
+from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
 
@@ -37,7 +36,7 @@ _AHEAD = 2
 
 
 class Chunk(NamedTuple):
-    """Some samples, in order; none where all of a batch could not be read."""
+    """Some samples, in order."""
 
     about: Sequence[About]
     inputs: Any
@@ -46,8 +45,6 @@ class Chunk(NamedTuple):
     """On the device, where they are known."""
     sizes: Sequence[tuple[int, int]] = ()
     """Height and width of pictures as they lie."""
-    skipped: Sequence[str] = ()
-    """What could not be read, a line each."""
 
 
 class Predictor:
@@ -61,7 +58,7 @@ class Predictor:
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
-        self.form: Form = form_of(plan)
+        self.form: Form = form_of(plan, self.model.preprocess.targets)
         self.seen = 0
         """Samples so far, with those that are left out."""
         self.skipped: list[str] = []
@@ -77,10 +74,12 @@ class Predictor:
     def _answers(self) -> Iterator[Answers]:
         with _multiplying_as(self._plan.config), importable_from_here():
             for chunk in self._chunks():
-                self.seen += len(chunk.about) + len(chunk.skipped)
-                self.skipped += chunk.skipped
-                if chunk.about:
-                    yield self._answer(chunk)
+                self.seen += len(chunk.about)
+                yield self._answer(chunk)
+
+    def _skip(self, lines: Sequence[str]) -> None:
+        self.seen += len(lines)
+        self.skipped += lines
 
     @torch.no_grad()
     def _answer(self, chunk: Chunk) -> Answers:
@@ -120,6 +119,7 @@ class Predictor:
             warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
             batch_size=config.batch_size,
+            eval_batch_size=size,
             device=self.device,
             mean=dataset.mean,
             std=dataset.std,
@@ -129,15 +129,10 @@ class Predictor:
         (loader,) = build.load(
             dataset, config.task, part, record["data"], options, own=True, num_workers=workers
         ).loaders
-        about, done = dataset.origin(config.task, split), 0
-        numbers: list[int] = loader.samples.tolist()
+        about, numbers = dataset.origin(config.task, split), iter(loader.samples.tolist())
         for batch in loader.evaluation():
-            for start in range(0, batch.size, size or batch.size):
-                piece = slice(start, min(start + (size or batch.size), batch.size))
-                inputs, targets = mapped(operator.itemgetter(piece), (batch.inputs, batch.targets))
-                here = numbers[done + piece.start : done + piece.stop]
-                yield Chunk([about(index) for index in here], inputs, targets)
-            done += batch.size
+            here = itertools.islice(numbers, batch.size)
+            yield Chunk([about(index) for index in here], batch.inputs, batch.targets)
 
     def _pictures(self, size: int) -> Iterator[Chunk]:
         """Yield pictures, decoded by threads ahead of the model."""
@@ -147,55 +142,55 @@ class Predictor:
             try:
                 picture = open_picture(path)
                 return path, preprocess.picture(picture, path), (picture.height, picture.width)
+            except DataError as error:
+                return str(error)
             except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-                told = f"{path} cannot be read as an image ({type(error).__name__}: {error})"
-                return str(error) if isinstance(error, DataError) else told
+                return f"{path} cannot be read as an image ({type(error).__name__}: {error})"
 
         for found in _ahead(read, self._plan.files, size):
-            good = [each for each in found if not isinstance(each, str)]
-            bad = [each for each in found if isinstance(each, str)]
-            inputs = None
-            if good:
-                pixels = to_device(torch.stack([each[1] for each in good]), self.device)
-                inputs = preprocess(pixels)
-            about: list[About] = [{"path": path} for path, _, _ in good]
-            yield Chunk(about, inputs, sizes=[each[2] for each in good], skipped=bad)
+            self._skip([each for each in found if isinstance(each, str)])
+            if good := [each for each in found if not isinstance(each, str)]:
+                paths, pixels, sizes = zip(*good, strict=True)
+                inputs = preprocess(to_device(torch.stack(pixels), self.device))
+                yield Chunk([{"path": path} for path in paths], inputs, sizes=sizes)
 
     def _several(self, size: int) -> Iterator[Chunk]:
         """Yield the samples of arrays, or the rows of tables."""
-        kind, first = self._plan.kind, int(self._plan.kind is ROWS)
+        kind, name, first = self._plan.kind, "index", 0
+        if kind is ROWS:
+            name, first = "row", 1
         in_unit = kind is PICTURES and not self._plan.config.dataset.custom_class
         for path, array, wrong in self._plan.samples:
             for start in range(0, len(array), size):
-                piece = np.array(array[start : start + size])  # a copy: files are mapped read-only
-                places = range(start, start + len(piece))
+                places = range(start, min(start + size, len(array)))
+                self._skip([f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong])
+                good = [at for at in places if at not in wrong]
+                # A copy: files are mapped read-only.
+                piece = np.array(
+                    array[start : start + size] if len(good) == len(places) else array[good]
+                )
                 if in_unit:
                     _check_unit(path, piece)
                 if kind is SAMPLES and piece.dtype == np.float64:
                     piece = piece.astype(np.float32)
-                bad = [f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong]
-                if bad:
-                    piece = piece[[at - start for at in places if at not in wrong]]
-                name = "row" if first else "index"
-                about: list[About] = [
-                    {"path": path, name: at + first} for at in places if at not in wrong
-                ]
-                yield Chunk(about, self.model.preprocess(piece) if about else None, skipped=bad)
+                if good:
+                    about: list[About] = [{"path": path, name: at + first} for at in good]
+                    yield Chunk(about, self.model.preprocess(piece))
 
     def _texts(self, context: int, size: int) -> Iterator[Chunk]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
         windows = (each for path in self._plan.files for each in _windows(path, context))
         while several := list(itertools.islice(windows, size)):
-            longest = max(len(window) for _, window in several) - 1
-            inputs = np.zeros((len(several), longest), np.int64)
-            targets = np.full((len(several), longest), NO_TARGET)
-            for place, (_, window) in enumerate(several):
-                inputs[place, : len(window) - 1] = window[:-1]
-                targets[place, : len(window) - 1] = window[1:]
-            given, following = (
-                to_device(torch.from_numpy(each), self.device) for each in (inputs, targets)
+            about, tokens = zip(*several, strict=True)
+            inputs = [torch.from_numpy(window[:-1]) for window in tokens]
+            targets = [torch.from_numpy(window[1:]) for window in tokens]
+            yield Chunk(
+                about,
+                to_device(pad_sequence(inputs, batch_first=True), self.device),
+                to_device(
+                    pad_sequence(targets, batch_first=True, padding_value=NO_TARGET), self.device
+                ),
             )
-            yield Chunk([about for about, _ in several], given, following)
 
 
 def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:

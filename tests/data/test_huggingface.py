@@ -20,7 +20,7 @@ from expt.data.fingerprint import content_of
 from expt.data.kinds import huggingface
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
-from expt.inference.preprocess import Preprocess
+from expt.inference.load import Preprocess
 from expt.training.collectives import Worker
 from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured

@@ -18,7 +18,7 @@ from expt.data.kinds.custom import Custom
 from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, Shard
 from expt.errors import ConfigError, DataError
-from expt.inference.files import ROWS, open_samples
+from expt.inference.plan import ROWS, open_samples
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression

@@ -20,7 +20,7 @@ from expt.data.kinds.text import Extent, Text
 from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
-from expt.inference.preprocess import Preprocess
+from expt.inference.load import Preprocess
 from tests.conftest import Configured, Trained
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes

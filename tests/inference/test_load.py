@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
-from expt.inference.preprocess import Preprocess
+from expt.inference.load import Preprocess
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run

@@ -17,7 +17,8 @@ from PIL import Image
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
-from expt.inference import files, writing
+from expt.inference import plan as files
+from expt.inference import writing
 from expt.inference.answers import Answers
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
