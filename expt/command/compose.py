@@ -349,9 +349,9 @@ def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
     """Return the files in `.hydra` of a run by their names, interpolations as they were written."""
     with _lock:
         return {
-            "config.yaml": OmegaConf.to_yaml(_without(composed, "hydra")),
-            "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
-            "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(list(words))),
+            "config": OmegaConf.to_yaml(_without(composed, "hydra")),
+            "hydra": OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
+            "overrides": OmegaConf.to_yaml(OmegaConf.create(list(words))),
         }
 
 

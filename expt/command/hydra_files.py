@@ -76,7 +76,7 @@ def write_hydra_files(paths: RunPaths, files: Mapping[str, str]) -> None:
     """Write `.hydra` of a run."""
     paths.hydra.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (paths.hydra / name).write_text(text, encoding="utf-8")
+        (paths.hydra / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def remove_unused(run_paths: RunPaths) -> None:
