@@ -31,7 +31,7 @@ from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_p
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
 from expt.dashboards.trackers import MLflowCopy, WandbCopy
 from expt.errors import WARNING, ConfigError, warn
-from expt.runs.metrics_file import MetricsReader, Point
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.provenance import program
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
@@ -109,30 +109,30 @@ class Sender:
             return False
         if run.sent is None:
             run.sent = _Sent(run.paths.folder, self._name)
-        if found.has_ended and run.sent.state.get("ended") == digest:
+        is_new = False
+        if not found.has_ended or run.sent.state.get("ended") != digest:
+            is_new = self._copy(run, run.sent, found, settings)
+            if found.has_ended:
+                run.sent.state["ended"], is_new = digest, True
+            run.sent.save()
+        run.seen = digest
+        if found.has_ended:
             run.close()
-            run.seen = digest
-            return False
+        return is_new
+
+    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: MLflow | Wandb) -> bool:
         if run.copy is None:
-            run.copy = self._open(found, run.sent.state, settings)
+            run.copy = self._open(found, sent.state, settings)
             run.reader, run.described = MetricsReader(run.paths), None
             self.addresses[run.copy.address] = None
         if found.record.get("started") != run.described or found.has_ended:
             run.copy.describe(found)
             run.described = found.record.get("started")
         if found.has_ended:  # all of it once more: the dashboard says what is new
-            run.reader, run.pending = MetricsReader(run.paths), []
-        run.pending += with_epochs(run.reader.read())
-        is_new = run.copy.add(run.pending, time.time())
-        run.pending = []
+            run.reader = MetricsReader(run.paths)
+        is_new = run.copy.add([*with_epochs(run.reader.read())], time.time())
         if found.has_ended:
             run.copy.end(found, _sweep_status(found.sweep))
-            run.sent.state["ended"] = digest
-            is_new = True
-        run.sent.save()
-        run.seen = digest
-        if found.has_ended:
-            run.close()
         return is_new
 
     def _open(
@@ -156,17 +156,17 @@ class Sender:
 
 
 class _Run:
-    """A run on its way; its points that were read and not sent are kept after an error."""
+    """A run on its way."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self.paths, self.reader, self.pending = paths, MetricsReader(paths), list[Point]()
+        self.paths, self.reader = paths, MetricsReader(paths)
         self.copy: MLflowCopy | WandbCopy | None = None
         self.sent: _Sent | None = None
         self.described: float | None = None
         self.seen = ""
 
     def close(self) -> None:
-        self.copy, self.pending = None, []
+        self.copy = None
         if self.sent is not None:
             self.sent.close()
             self.sent = None

@@ -107,15 +107,20 @@ _READERS: dict[str, Callable[[Path], Mapping[str, Column]]] = {
 
 
 def numbers_of(
-    path: Path, columns: Mapping[str, Column], names: Sequence[str], fix: str = FIX
+    path: Path,
+    columns: Mapping[str, Column],
+    names: Sequence[str],
+    fix: str = FIX,
+    damaged: dict[int, str] | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the columns `names` as float64 [N, K], and the names of these K.
 
-    An array of an .npz may hold several numbers in each row. Raise DataError for what is none.
+    An array of an .npz may hold several numbers in each row. Raise DataError for what is none, or
+    note its row in `damaged`, if given.
     """
     import numpy as np
 
-    found = [_numbers(path, name, columns[name], fix) for name in names]
+    found = [_numbers(path, name, columns[name], fix, damaged) for name in names]
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)
@@ -124,23 +129,31 @@ def numbers_of(
     return np.concatenate(found, axis=1), parts
 
 
-def _numbers(path: Path, name: str, column: Column, fix: str) -> np.ndarray:
+def _numbers(
+    path: Path, name: str, column: Column, fix: str, damaged: dict[int, str] | None = None
+) -> np.ndarray:
     """Return a column as float64 [N, K], each a finite number of float32."""
     import numpy as np
 
-    values = as_numbers(column)
+    values = _all_numbers(column)
+    if values is None and damaged is not None:
+        values = np.array([_number(cell) for cell in column])[:, None]
     if values is None:
         row = next(row for row, cell in enumerate(column) if not _is_number(cell))
         raise _wrong(path, name, row, column[row], fix)
     wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-    if wrong.any():
+    if damaged is not None:
+        for place in np.flatnonzero(wrong.any(1)).tolist():
+            cell = str(column[place])[:40]
+            damaged.setdefault(place, f"column {name} holds {cell!r}, which is no number")
+    elif wrong.any():
         row, part = np.argwhere(wrong)[0]
         cell = column[row] if values.shape[1] == 1 else values[row, part]
         raise _wrong(path, name, int(row), cell, FIX)
     return values
 
 
-def as_numbers(column: Column) -> np.ndarray | None:
+def _all_numbers(column: Column) -> np.ndarray | None:
     """Return a column as float64 [N, K], true and false as 1 and 0; None where a cell is neither.
 
     NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
@@ -161,8 +174,8 @@ def as_numbers(column: Column) -> np.ndarray | None:
     return values.reshape(len(values), -1)
 
 
-def number_of(cell: Any) -> float:
-    """Return one cell's number, read as `as_numbers` reads it; nan where it has none."""
+def _number(cell: Any) -> float:
+    """Return one cell's number, read as `_all_numbers` reads it; nan where it has none."""
     text = str(cell).strip().lower()
     if text in _FLAGS:
         return _FLAGS[text]

@@ -154,12 +154,15 @@ def _own_samples(
     labelled = labelled and labelled.of(example)
     if labelled and labelled.channels is not None:
         example = example[0].float(), example[1]  # as they are once they are normalised
-    channels = labelled and labelled.channels
-    how: Any = {"channels": channels, "labelled": labelled, "sample_s": _seconds(dataset, train)}
-    to_train, to_test = (
-        Part(len(cast(Sized, part)), samples.loading(part, num_workers, check, **how))
-        for part in (train, test)
-    )
+    how: Any = {"channels": labelled and labelled.channels, "sample_s": _seconds(dataset, train)}
+
+    def part(found: Dataset[Any]) -> Part:
+        own = getattr(found, "collate", None)
+        collate = functools.partial(labelled.collated, own=own) if labelled and own else None
+        load = samples.loading(found, num_workers, check, collate=collate, **how)
+        return Part(len(cast(Sized, found)), load)
+
+    to_train, to_test = part(train), part(test)
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None
     return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)

@@ -48,7 +48,6 @@ def loading(
     *,
     collate: Callable[[list[Any]], tuple[Any, Any]] | None = None,
     channels: int | None = None,
-    labelled: Labelled | None = None,
     sample_s: float = math.inf,
 ) -> Load:
     """Return what makes a loader of the samples at given indices, each once it is checked.
@@ -60,13 +59,10 @@ def loading(
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         own = getattr(dataset, "collate", None)
-        how: Any = {"collate": collate or functools.partial(collated, own=own)}
-        if labelled and own:
-            mixes = options.mixing is not None
-            how["collate"] = functools.partial(labelled.collated, own=own, mixes=mixes)
+        how: Any = {"num_workers": num_workers}
+        how["collate"] = collate or functools.partial(collated, own=own)
         if channels is not None:
             how["finish"] = Finish(options, channels=channels)
-        how["num_workers"] = num_workers
         if isinstance(dataset, IterableDataset):
             return IterableLoader(dataset, indices, options, check=check or _unchecked, **how)
         samples = CheckedSamples(dataset, check) if check else dataset
@@ -161,12 +157,10 @@ class Labelled:
         is_image = isinstance(inputs, Tensor) and inputs.dim() == 3 and _has_pixels(inputs)
         return dataclasses.replace(self, channels=inputs.shape[0] if is_image else None)
 
-    def collated(
-        self, samples: list[Any], own: Callable[[list[Any]], Any], *, mixes: bool
-    ) -> tuple[Any, Any]:
+    def collated(self, samples: list[Any], own: Callable[[list[Any]], Any]) -> tuple[Any, Any]:
         """Return a batch of the dataset's `collate`. Raise DataError for one that makes no sense.
 
-        Only class numbers can be drawn, and mixed.
+        Only class numbers can be drawn beside images.
         """
         inputs, targets = collated(samples, own)
         if self.channels is not None:
@@ -177,9 +171,9 @@ class Labelled:
                     f" {self.channels}, height, width] as the first, uint8, or float in [0, 1]"
                 )
             inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
-        return inputs, self._classes(targets, mixes) if self.classifies else targets
+        return inputs, self._classes(targets) if self.classifies else targets
 
-    def _classes(self, targets: Any, mixes: bool) -> Tensor:
+    def _classes(self, targets: Any) -> Tensor:
         if isinstance(targets, Tensor) and targets.dim() == 1 and not _is_real(targets):
             wrong = (targets < 0) | (targets >= self.num_classes)
             if wrong.any():
@@ -188,7 +182,7 @@ class Labelled:
                     f" {self.num_classes - 1}; fix it, or dataset.num_classes"
                 )
             return targets.long()
-        takes_shares = self.channels is None and not mixes
+        takes_shares = self.channels is None
         is_share = isinstance(targets, Tensor) and targets.shape[1:] == (self.num_classes,)
         if takes_shares and is_share:
             return targets.float()  # type: ignore[no-any-return]

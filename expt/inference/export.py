@@ -40,9 +40,6 @@ _GIVES = {
     "tokens": "logits of the next token",
 }
 
-Call = Callable[[Sequence[Any]], Sequence[Tensor]]
-"""From the tensors of a batch to those of the outputs."""
-
 
 class Complete(nn.Module):
     """A model of pixels in [0, 1], float32 [N, C, H, W], or of a table's rows, float32 [N, F].
@@ -118,9 +115,12 @@ def export(
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    about = _metadata(run, trained, config, data, preprocess=preprocess)
-    about["epoch"] = json.dumps(state["position"]["epoch"])
-    dims = {} if batch_size else _dynamic(data)
+    epoch, dims = state["position"]["epoch"], dict[int, Any]()
+    about = _metadata(run, trained, config, data, epoch, preprocess=preprocess)
+    if not batch_size:
+        dims[0] = torch.export.Dim("batch")
+        if "vocab_size" in data:
+            dims[1] = torch.export.Dim("tokens", max=data["context"])
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         inputs, outputs = _write(format, Path(beside.name), module, shown, dims, about)
@@ -140,7 +140,7 @@ def export(
     if meaning := _GIVES.get(config.task.TARGETS):
         told["out"] = f"{meaning}; names and scales are in the file's metadata"
     return told | {
-        "weights": f"of epoch {about['epoch']}, the {which}",
+        "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
         "difference": f"at most {difference:.1e}, and {allowed:.1e} is allowed",
     }
@@ -207,6 +207,7 @@ def _metadata(
     trained: TrainedModel,
     config: RunConfig,
     data: Mapping[str, Any],
+    epoch: int,
     *,
     preprocess: bool,
 ) -> dict[str, str]:
@@ -217,6 +218,7 @@ def _metadata(
         "target_names": None if trained.class_names else data.get("target_names"),
         "preprocess": preprocess,
         "run": run.resolve().name,
+        "epoch": epoch,
     }
     if not preprocess:
         scales = {"features": trained.preprocess.features, "targets": trained.preprocess.targets}
@@ -252,14 +254,6 @@ def _cut(arguments: tuple[Any, ...], size: int) -> tuple[Any, ...]:
 
     found: tuple[Any, ...] = mapped(cut, arguments)
     return found
-
-
-def _dynamic(data: Mapping[str, Any]) -> dict[int, Any]:
-    """Return the dimensions of a tensor that may have other sizes."""
-    dims = {0: torch.export.Dim("batch")}
-    if "vocab_size" in data:
-        dims[1] = torch.export.Dim("tokens", max=data["context"])
-    return dims
 
 
 def _write(
@@ -301,8 +295,8 @@ def _in_words(tree: Any, dims: Mapping[int, Any]) -> str:
     return ", ".join(found)
 
 
-def _call_of(format: Format, file: Path) -> Call:
-    """Return what the file computes, read from the disk."""
+def _call_of(format: Format, file: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """Return what the file on the disk makes of a batch's tensors."""
     if format == "torch_export":
         module = torch.export.load(str(file)).module()
         return lambda tensors: [*leaves(module(*tensors))]

@@ -77,13 +77,11 @@ class Preprocess:
         """Return the batch."""
         if "vocab_size" in self._data:
             return self._tokens(samples)
-        if isinstance(samples, list | tuple):
-            is_of_tensors = any(isinstance(sample, Tensor | np.ndarray) for sample in samples)
-            if self._dataset.has_rows and not is_of_tensors:
-                return self._rows(_of_lists(samples))
+        has_rows, are_several = self._dataset.has_rows, isinstance(samples, list | tuple)
+        if are_several and (not has_rows or any(hasattr(sample, "dtype") for sample in samples)):
             return torch.cat([self(sample) for sample in samples])
-        if self._dataset.has_rows:
-            return self._rows(_tensor(samples))
+        if has_rows:
+            return self._rows(samples)
         if self._normalise is None:
             return _tensor(samples).to(self._device)
         is_array = isinstance(samples, Tensor | np.ndarray)
@@ -108,8 +106,13 @@ class Preprocess:
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
 
-    def _rows(self, given: Tensor) -> Tensor:
-        rows = given.double().unsqueeze(0) if given.dim() == 1 else given.double()
+    def _rows(self, given: Any) -> Tensor:
+        try:
+            is_list = isinstance(given, list | tuple)
+            rows = torch.tensor(given, dtype=torch.float64) if is_list else _tensor(given).double()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
+        rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
         number = self._data["image_size"][1]
         if rows.dim() != 2 or rows.shape[1] != number:
             raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
@@ -124,13 +127,6 @@ class Preprocess:
         elif isinstance(given, bytes):
             given = torch.tensor([list(given)])
         return _tensor(given).long().to(self._device)
-
-
-def _of_lists(given: Sequence[Any]) -> Tensor:
-    try:
-        return torch.tensor(given, dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
 
 
 def _tensor(given: Any) -> Tensor:

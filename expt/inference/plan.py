@@ -1,8 +1,9 @@
-"""What is asked of a run's model, and the files that it may be asked about, checked without torch."""
+"""What is asked of a run's model, and the files that it may be asked about; free of torch."""
 
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import Column, as_numbers, columns_of, number_of
+from expt.data.columns import Column, columns_of, numbers_of
 from expt.data.image_files import EXTENSIONS, files_below
 from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
@@ -244,59 +245,26 @@ def _rows(path: str, data: Mapping[str, Any]) -> Samples:
     """Return the columns that a model takes of a table: by name, or all but the targets."""
     import numpy as np
 
-    damaged, names = dict[int, str](), data.get("feature_names", ())
+    damaged, wanted = dict[int, str](), [*data.get("feature_names", ())]
     columns: Mapping[str, Column]
     if path.lower().endswith(".npy"):
-        columns, names = {"x": _array(path)}, ()  # features alone, in their order
+        columns, wanted = {"x": _array(path)}, []  # features alone, in their order
     else:
         columns = columns_of(Path(path), damaged)
     if not len(next(iter(columns.values()))):
         raise DataError(f"{path}: has no rows; give it some")
-    chosen = _chosen(path, columns, names, data.get("target_names", ()), data["image_size"][1])
-    numbers = {name: _numbers(columns[name]) for name, _ in chosen}
-    features = np.stack([numbers[name][:, part] for name, part in chosen], axis=1)
-    bad, wrong = ~(np.abs(features) <= np.finfo(np.float32).max), dict(damaged)
-    for row in map(int, np.flatnonzero(bad.any(1))):
-        name, _ = chosen[int(np.argmax(bad[row]))]
-        cell = str(columns[name][row])[:40]
-        wrong.setdefault(row, f"column {name} holds {cell!r}, which is no number")
-    return Samples(path, features, wrong)
-
-
-def _chosen(
-    path: str,
-    columns: Mapping[str, Column],
-    names: Sequence[str],
-    targets: Sequence[str],
-    number: int,
-) -> list[tuple[str, int]]:
-    """Return the columns, and of one with several numbers in each row which of them."""
-    widths = {
-        name: len(column[0]) if getattr(column, "ndim", 1) == 2 and len(column) else 1
-        for name, column in columns.items()
-    }
-    parts = {
-        f"{name}[{part}]" if width > 1 else name: (name, part)
-        for name, width in widths.items()
-        for part in range(width)
-    }
-    if not names:
-        names = [part for part, (name, _) in parts.items() if not {part, name} & {*targets}]
-    for name in names:
-        if name not in parts:
-            has = ", ".join([*parts][:20])
-            raise ConfigError(
-                f"{path}: has no column {name} of one number in each row, which the model takes; it"
-                f" has {has}.{did_you_mean(name, [*parts])}"
-            )
-    if len(names) != number:
-        raise ConfigError(f"{path}: has {len(names)} columns of features; the model takes {number}")
-    return [parts[name] for name in names]
-
-
-def _numbers(cells: Column) -> np.ndarray:
-    """Return a column as float64 [n, K], nan where there is no number."""
-    import numpy as np
-
-    values = as_numbers(cells)
-    return np.array([number_of(cell) for cell in cells])[:, None] if values is None else values
+    # A column with several numbers in each row has the names x[0], x[1], ...
+    known = wanted or data.get("target_names", ())
+    named = {*known, *(re.sub(r"\[\d+\]$", "", name) for name in known)}
+    names = [name for name in columns if (name in named) == bool(wanted)]
+    features, parts = np.empty((0, 0)), tuple[str, ...]()
+    if names:
+        features, parts = numbers_of(Path(path), columns, names, damaged=damaged)
+    missing = next((name for name in wanted if name not in parts), None)
+    if missing is not None or len(wanted or parts) != data["image_size"][1]:
+        first = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
+        raise ConfigError(
+            f"{path}: has {first}, and the model takes {data['image_size'][1]} columns; it has"
+            f" {', '.join([*columns][:20])}.{did_you_mean(missing or '', [*columns])}"
+        )
+    return Samples(path, features[:, [parts.index(name) for name in wanted or parts]], damaged)

@@ -32,7 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.launch.launcher import Launcher, check
+from expt.launch.part import Launcher
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, RunRequest, received, setting_word
@@ -48,6 +48,9 @@ class Terminal(NamedTuple):
 
     out: TextIO
     err: TextIO
+
+
+REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker(Launcher):
@@ -152,6 +155,16 @@ class ExternalWorker(Launcher):
                     with watched(display):
                         _train(attempt, source, meeting, terminal)
         print_summary(Console(), paths)
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a worker that cannot find the others."""
+    missing = [name for name in REQUIRED if name not in environment]
+    if missing:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
+            " set too"
+        )
 
 
 def _started_again(meeting: Rendezvous) -> bool:

@@ -74,7 +74,11 @@ class Transformer(nn.Module):
         if self.positions is None:
             rotation = rotations(length, self._head_width, tokens.device)
         else:
-            _refuse_longer(length, self.positions.num_embeddings)
+            if length > (context := self.positions.num_embeddings):
+                raise DataError(
+                    f"a sample has {length} tokens, and the model takes {context}; cut it, or let"
+                    f" the dataset's context be {length}"
+                )
             features = features + self.positions(torch.arange(length, device=tokens.device))
         features = self.dropout(features)
         for block in self.blocks:
@@ -166,11 +170,3 @@ def _norm(kind: Norm, width: int, bias: bool) -> nn.Module:
         if kind == "rms"
         else nn.LayerNorm(width, eps=NORM_EPS, bias=bias)
     )
-
-
-def _refuse_longer(length: int, context: int) -> None:
-    if length > context:
-        raise DataError(
-            f"a sample has {length} tokens, and the model takes {context}; cut it, or let the"
-            f" dataset's context be {length}"
-        )

@@ -72,7 +72,7 @@ class RunPaths:
         return self.folder / "metrics.jsonl"
 
     def event_files(self) -> list[Path]:
-        """TensorBoard's: one, and one more for each time that the run was resumed."""
+        """TensorBoard's: one, and before it one of what a resumed run had written."""
         return sorted(self.folder.glob(f"{EVENT_FILES}*"))
 
     @property
