@@ -345,22 +345,14 @@ def place(composed: DictConfig, folder: Path, number: int | None = None) -> None
             composed.hydra.sweep.subdir = folder.name
 
 
-class HydraFiles(NamedTuple):
-    """The texts of the three files in `.hydra` of a run."""
-
-    config: str
-    hydra: str
-    overrides: str
-
-
-def hydra_files(composed: DictConfig, words: Sequence[str]) -> HydraFiles:
-    """Return what `.hydra` holds of a run, interpolations as they were written."""
+def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
+    """Return the files in `.hydra` of a run by their names, interpolations as they were written."""
     with _lock:
-        return HydraFiles(
-            OmegaConf.to_yaml(_without(composed, "hydra")),
-            OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
-            OmegaConf.to_yaml(OmegaConf.create(list(words))),
-        )
+        return {
+            "config": OmegaConf.to_yaml(_without(composed, "hydra")),
+            "hydra": OmegaConf.to_yaml(OmegaConf.masked_copy(composed, ["hydra"])),
+            "overrides": OmegaConf.to_yaml(OmegaConf.create(list(words))),
+        }
 
 
 def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.compose import HydraFiles, key_of, parse
+from expt.command.compose import key_of, parse
 from expt.runs import paths
 from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
@@ -72,12 +72,11 @@ def as_dict(words: Sequence[str]) -> dict[str, Any]:
     return {key_of(override): override.value() for override in parse(words)}
 
 
-def write_hydra_files(paths: RunPaths, files: HydraFiles) -> None:
+def write_hydra_files(paths: RunPaths, files: Mapping[str, str]) -> None:
     """Write `.hydra` of a run."""
     paths.hydra.mkdir(parents=True, exist_ok=True)
-    three = paths.hydra / "config.yaml", paths.hydra_settings, paths.overrides
-    for path, text in zip(three, files, strict=True):
-        path.write_text(text, encoding="utf-8")
+    for name, text in files.items():
+        (paths.hydra / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def remove_unused(run_paths: RunPaths) -> None:

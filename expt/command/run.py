@@ -23,7 +23,7 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.launch.launcher import Launcher
+from expt.launch.part import Launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, objective_of, read_result

@@ -51,7 +51,7 @@ class SweepRun:
         return composed
 
     @functools.cached_property
-    def hydra_files(self) -> compose.HydraFiles:
+    def hydra_files(self) -> dict[str, str]:
         """What `.hydra` is to hold."""
         return compose.hydra_files(self.configuration(), self.words)
 

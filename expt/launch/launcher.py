@@ -1,63 +1,15 @@
 """Who starts a run's workers: expt itself, or torchrun or Slurm, which already have.
 
-Free of torch, and quick: see each method for what it imports.
+Free of torch, and quick, unless this process is one of the workers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Mapping, MutableMapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping
 
 from expt import machine
-from expt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from expt.runs.paths import RunPaths
-    from expt.runs.request import RunRequest
-
-
-class Launcher:
-    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
-
-    starts_workers = True
-    """Whether it starts them; else it is one of them."""
-
-    def refuse_sweep(self, word: str) -> None:
-        """Raise ConfigError if there can be only one run, and `word` asks for several."""
-
-    def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 decides, and return the run's folder; None if this process decides.
-
-        To be called before any other part of a run.
-        """
-        return None
-
-    def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, decide what is trained; who waits for it hears if that is refused."""
-        return contextlib.nullcontext()
-
-    def earlier_folder(self) -> Path | None:
-        """Return the folder in which this job's run began, if its workers were started again."""
-        return None
-
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
-        """Train what is asked for; `on_start` is called once the run has been accepted.
-
-        Raises ConfigError, RunFailed or Interrupted.
-        """
-        from expt.launch import one_run
-
-        one_run.run(request, on_start, console)
+from expt.launch.part import Launcher
 
 
 def launcher() -> Launcher:
@@ -69,7 +21,6 @@ def launcher() -> Launcher:
     return ExternalWorker()
 
 
-REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORTS = range(20_000, 30_000)
 """Below those that Linux gives to clients; a job takes one by its number."""
 
@@ -88,16 +39,6 @@ def adopt(environment: MutableMapping[str, str]) -> None:
         and "SUBMITIT_LOCAL_GLOBALID" in environment
     ):
         _adopt_submitit_local(environment)
-
-
-def check(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for a worker that cannot find the others."""
-    missing = [name for name in REQUIRED if name not in environment]
-    if missing:
-        raise ConfigError(
-            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
-            " set too"
-        )
 
 
 def _adopt_slurm(environment: MutableMapping[str, str]) -> None:

@@ -32,7 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.launch.launcher import Launcher, check
+from expt.launch.part import Launcher
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, RunRequest, received, setting_word
@@ -48,6 +48,9 @@ class Terminal(NamedTuple):
 
     out: TextIO
     err: TextIO
+
+
+REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker(Launcher):
@@ -152,6 +155,16 @@ class ExternalWorker(Launcher):
                     with watched(display):
                         _train(attempt, source, meeting, terminal)
         print_summary(Console(), paths)
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a worker that cannot find the others."""
+    missing = [name for name in REQUIRED if name not in environment]
+    if missing:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
+            " set too"
+        )
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -337,7 +350,9 @@ def of_environment() -> Rendezvous:
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
-        _let_gloo_reach(address)
+        # gloo's own choice is often the loopback
+        if interface := interface_towards(address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     else:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -347,13 +362,6 @@ def of_environment() -> Rendezvous:
         where = f"MASTER_ADDR={address} MASTER_PORT={port}"
         raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
     return Rendezvous(store, rank=rank, world_size=world_size)
-
-
-def _let_gloo_reach(address: str) -> None:
-    """Name the interface that leads to rank 0; gloo's own choice is often the loopback."""
-    interface = interface_towards(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_towards(address: str) -> str | None:

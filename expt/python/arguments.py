@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,7 @@ def text_of(key: str, value: Any) -> str:
         return str(int(value))
     if isinstance(value, float):
         return repr(float(value)) if math.isfinite(value) else str(float(value))
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, Interval):
         return _quoted(key, value)
     if isinstance(value, list):
         return f"[{','.join(text_of(f'{key}[{at}]', each) for at, each in enumerate(value))}]"
@@ -273,20 +272,8 @@ def dotted(key: str, cls: Any) -> str:
     return f"{cls.__module__}.{name}"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """See `interval`."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def __str__(self) -> str:
-        """In Hydra's grammar."""
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        text = f"interval({self.low!r},{self.high!r})"
-        text = f"int({text})" if whole else text
-        return f"tag(log,{text})" if self.log else text
+class Interval(str):
+    """The values between two numbers, as Hydra's grammar has them; see `interval`."""
 
 
 def interval(low: float, high: float, *, log: bool = False) -> Interval:
@@ -294,9 +281,12 @@ def interval(low: float, high: float, *, log: bool = False) -> Interval:
 
     They are whole where both ends are, and by their logarithm with `log`.
 
-    >>> str(interval(1e-4, 1.0, log=True))
+    >>> interval(1e-4, 1.0, log=True)
     'tag(log,interval(0.0001,1.0))'
-    >>> str(interval(16, 256))
+    >>> interval(16, 256)
     'int(interval(16,256))'
     """
-    return Interval(low, high, log)
+    text = f"interval({low!r},{high!r})"
+    if isinstance(low, int) and isinstance(high, int):
+        text = f"int({text})"
+    return Interval(f"tag(log,{text})" if log else text)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
@@ -118,16 +117,24 @@ def build_learner(
         )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
-    if not compiled:
-        _check_first_output(config, module, info, worker)
+    own = config.model.target if isinstance(config.model, constraints.Target) else None
+    if own and not compiled and config.task.TARGETS == "class":
+        check_first_output(module, own, info.num_classes, warns=worker.rank == 0)
     ratio = config.batch_size / (config.base_batch_size or config.batch_size)
     optim.scale_lr(optimizer, config.lr_scaling, ratio)
+    scheduler = optim.build_scheduler(
+        config.scheduler,
+        optimizer,
+        steps_per_epoch=len(data.train),
+        total_steps=total_steps(config, data),
+        better=metrics_of(config.task),
+    )
     learner = Learner(
         module=module,
         parallel=wrapped,
         average_statistics=average_statistics,
         optimizer=optimizer,
-        scheduler=_build_scheduler(config, data, optimizer),
+        scheduler=scheduler,
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=precision,
         task=task,
@@ -144,23 +151,6 @@ def build_learner(
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner
-
-
-def _build_scheduler(config: RunConfig, data: Data, optimizer: Optimizer) -> Any:
-    return optim.build_scheduler(
-        config.scheduler,
-        optimizer,
-        steps_per_epoch=len(data.train),
-        total_steps=total_steps(config, data),
-        better=metrics_of(config.task),
-    )
-
-
-def _check_first_output(
-    config: RunConfig, module: nn.Module, info: DataInfo, worker: Worker
-) -> None:
-    if isinstance(config.model, constraints.Target) and config.task.TARGETS == "class":
-        check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
@@ -328,32 +318,26 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
 
     It may download, which two must not do at a time, not even of two runs: a file is locked.
     """
-    if worker.local_rank == 0:
-        with _locked(lock_of(target)):
-            yield
-        collectives.wait_for_all(worker.device)
-    else:
-        collectives.wait_for_all(worker.device)
-        yield
-
-
-def lock_of(target: str) -> Path:
-    """Return the lock file of the dataset `target`."""
-    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
     from filelock import FileLock  # late: only for custom datasets
 
-    lock = FileLock(path)
+    if worker.local_rank:
+        collectives.wait_for_all(worker.device)
+        yield
+        return
+    lock = FileLock(lock_of(target))
     with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or without locks
-        path.parent.mkdir(parents=True, exist_ok=True)
+        lock_of(target).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:
         yield
     finally:
         lock.release()
+    collectives.wait_for_all(worker.device)
+
+
+def lock_of(target: str) -> Path:
+    """Return the lock file of the dataset `target`."""
+    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
 FEW = 2

@@ -57,15 +57,8 @@ class Callbacks:
                     f" called.{did_you_mean(name, moments)}"
                 )
 
-    def end_epoch(self, model: nn.Module, record: Record, split: str) -> None:
-        """Call `on_epoch_end`, after the training and evaluation of an epoch."""
-        self._call("on_epoch_end", model, record, split)
-
-    def end_evaluation(self, model: nn.Module, record: Record, split: str) -> None:
-        """Call `on_evaluation_end`, after the evaluation of `split`."""
-        self._call("on_evaluation_end", model, record, split)
-
-    def _call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
+    def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
+        """Call the method `moment` of each, after the training or evaluation of an epoch."""
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, moment):
                 getattr(callback, moment)(self._view(model, record, split))

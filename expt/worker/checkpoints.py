@@ -68,10 +68,8 @@ class Checkpoints:
         """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective."""
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
-            self._save_parts(
-                self._parted, state, about, is_best=is_best, keeps_best=keeps_best, target=target
-            )
-            return
+            which = {"is_best": is_best, "keeps_best": keeps_best, "target": target}
+            return self._save_parts(self._parted, state, about, which)
         if owned:
             self._refuse_lack_of_room(state)
             state = gathered(state, keep=self._worker.rank == 0)
@@ -88,10 +86,7 @@ class Checkpoints:
         writer: ShardedWriter,
         state: Mapping[str, Any],
         about: Callable[[], Mapping[str, Any]],
-        *,
-        is_best: bool,
-        keeps_best: bool,
-        target: Path | None,
+        which: Mapping[str, Any],
     ) -> None:
         copies = _own_bytes(state) < ROOM * available_memory() / self._worker.local_world_size
         rest, tensors = checkpoint.parted(state, is_sharded, copies=copies)
@@ -101,7 +96,7 @@ class Checkpoints:
             folder = checkpoint_file.free_folder(self._paths.checkpoints, state["position"]["step"])
         folder = collectives.from_rank_0(folder, self._worker.device)
         known = {**rest, **_as_it_is(about())} if mine else None
-        writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)
+        writer.save(known, tensors, folder, **which)
         if not copies:
             writer.wait()  # before training changes them
 

@@ -26,7 +26,7 @@ from expt.runs.request import Evaluation, Preflight
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
-from expt.tasks.task import Facts, Task
+from expt.tasks.task import Facts
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
@@ -54,12 +54,13 @@ def measure_weights(
     model = rebuilt(record, state, worker.device, amp=config.amp)
     data = _data(evaluation, config, record["data"], worker)
     beat()
-    compiled = mode_of(config.compile, steps=0)
-    compile_module(model.model, compiled)
+    compile_module(model.model, mode_of(config.compile, steps=0))
+    origin = record["data"].get("target_origin", 0.0)
+    facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
-        task=_task(config, record["data"], data),
+        task=config.task.build(facts),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
     )
     pictures = None
@@ -77,13 +78,6 @@ def measure_weights(
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
-
-
-def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
-    origin = trained_on.get("target_origin", 0.0)
-    facts = Facts(shapes=trained_on, class_names=data.class_names, target_origin=origin)
-    task: Task = config.task.build(facts)
-    return task
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
@@ -172,28 +166,15 @@ def time_steps(
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)
     eval_s = _evaluation(run, preflight.steps)
-    reading = rank_health.reading(
-        steps=1, seconds=0.0, all_reduce_s=None, device=worker.device, wish=False
-    )
-    own = rank_health.row(
-        reading,
-        torch.zeros(()),
-        rank=worker.rank,
-        world_size=worker.world_size,
-        device=worker.device,
-    )
-    found = rank_health.readings(collectives.sum_across_workers(own))
+    run.health.end_epoch(run.sums.values, wish=lambda: False)
     if worker.rank == 0:
+        found = rank_health.scalars(run.health.readings)
         tried = {
             "start_s": start_s,
             "first_step_s": steps_s[0],
             "step_s": statistics.median(steps_s[1:] or steps_s),
             "eval_s": eval_s,
-        }
-        tried |= {
-            name: value
-            for name, value in rank_health.scalars(found).items()
-            if name.startswith("memory/")
+            **{name: value for name, value in found.items() if name.startswith("memory/")},
         }
         update_result(
             paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -34,43 +35,30 @@ def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
     module.register_forward_hook(after_forward)
 
 
-def _fail(_: torch.Tensor) -> NoReturn:
-    raise RuntimeError("a fault on purpose")
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
-def _run_out_of_memory(_: torch.Tensor) -> NoReturn:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, on purpose")
+def _signal(number: signal.Signals, logits: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), number)
+    return logits
 
 
-def _leave(_: torch.Tensor) -> NoReturn:
-    os._exit(0)
+def _hang(logits: torch.Tensor) -> torch.Tensor:
+    time.sleep(1e6)
+    return logits
 
 
-def _abort(_: torch.Tensor) -> NoReturn:
-    os.abort()  # as NCCL's watchdog does in a thread of its own: no Python comes after it
-
-
-def _hang(_: torch.Tensor) -> NoReturn:
-    while True:
-        time.sleep(0.1)
-
-
-def _by_signal(number: signal.Signals) -> Callable[[torch.Tensor], torch.Tensor]:
-    def strike(logits: torch.Tensor) -> torch.Tensor:
-        os.kill(os.getpid(), number)
-        return logits
-
-    return strike
-
-
+NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB, on purpose"
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "raise": _fail,
-    "oom": _run_out_of_memory,
-    "exit0": _leave,
+    "raise": lambda _: _raise(RuntimeError("a fault on purpose")),
+    "oom": lambda _: _raise(torch.OutOfMemoryError(NO_MEMORY)),
+    "exit0": lambda _: os._exit(0),
+    # as NCCL's watchdog does in a thread of its own: no Python comes after it
+    "abort": lambda _: os.abort(),
     "hang": _hang,
     "nan": lambda logits: logits * float("nan"),
-    "kill": _by_signal(signal.SIGKILL),
-    "term": _by_signal(signal.SIGTERM),
-    "stop": _by_signal(signal.SIGSTOP),
-    "abort": _abort,
+    "kill": functools.partial(_signal, signal.SIGKILL),
+    "term": functools.partial(_signal, signal.SIGTERM),
+    "stop": functools.partial(_signal, signal.SIGSTOP),
 }

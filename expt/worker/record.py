@@ -20,8 +20,6 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
-    INTERRUPTED,
-    PAUSED,
     StoppedEarly,
     cost_until_now,
     read_result,
@@ -121,35 +119,18 @@ class Record:
             "provenance": self._provenance,
         }
 
-    def complete(self, outcome: Mapping[str, Any]) -> str:
-        """Close the files, then write the status to result.json."""
-        self._close(complete=True)
-        self.result(status=COMPLETED, **outcome, **self._spent())
-        return COMPLETED
-
-    def pause(self, outcome: Mapping[str, Any]) -> str:
-        """Close the files, then write the status to result.json."""
-        self._close(complete=False)
-        self.result(status=PAUSED, resumable=True, **outcome, **self._spent())
-        return PAUSED
-
-    def interrupt(self) -> str:
-        """Close the files, then write the status to result.json."""
-        self._close(complete=False)
-        history = self._history
-        reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
-        self.result(
-            status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached, **self._spent()
-        )
-        return INTERRUPTED
+    def end(self, status: str, outcome: Mapping[str, Any]) -> str:
+        """Close the files, then write the `status` to result.json, and return it."""
+        is_complete = status == COMPLETED
+        if self._metrics:
+            self._metrics.close()
+        self._observer.close(complete=is_complete)
+        resumable = {} if is_complete else {"resumable": True}
+        self.result(status=status, **resumable, **outcome, **self._spent())
+        return status
 
     def _spent(self) -> Mapping[str, Any]:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}
-
-    def _close(self, *, complete: bool) -> None:
-        if self._metrics:
-            self._metrics.close()
-        self._observer.close(complete=complete)
 
 
 class Best(TypedDict):
@@ -206,12 +187,12 @@ class History:
         )
 
     @property
-    def objective(self) -> dict[str, Any]:
-        """The objective: its best value over all epochs, or that of the test set."""
-        return {
-            "name": self._objective,
-            "value": self.best["value"] if self.best else self.last.get(self._objective),
-        }
+    def reached(self) -> dict[str, Any]:
+        """What result.json says; the objective is its best value, or that of the test set."""
+        value = self.best["value"] if self.best else self.last.get(self._objective)
+        objective = {"name": self._objective, "value": value}
+        shown = {"metrics": self.last, "best": self.best, "epoch_s": self.epoch_s}
+        return {**shown, "objective": objective}
 
     def state_dict(self, *, within_epoch: bool) -> dict[str, Any]:
         """Return the state, with the time of an epoch that has not ended."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
@@ -18,7 +16,7 @@ from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.callback import Observer
@@ -124,17 +122,17 @@ class Run:
                 self.early_stop.look(self.history.last, self.position.epoch)
                 self._is_at_best = self.history.note_best(self.position.epoch)
                 self.record.best()
-                self.callbacks.end_epoch(
-                    self._callback_model(), self.record, self.config.eval_split
-                )
+                self._call_back("on_epoch_end", self.config.eval_split)
                 self._save_after_epoch(is_best=self._is_at_best)
         self.steps.close()
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
-        if not self.is_done:
-            return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
-        self._test()
-        return self.record.complete(self._outcome())
+        if self.is_done:
+            self._test()
+            return self.record.end(COMPLETED, self._outcome())
+        if self.is_paused:
+            return self.record.end(PAUSED, self._outcome())
+        return self.record.end(INTERRUPTED, self.history.reached)
 
     @property
     def is_done(self) -> bool:
@@ -251,13 +249,13 @@ class Run:
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
         self.observer.end_evaluation(split)
-        self.callbacks.end_evaluation(self._callback_model(), self.record, split)
+        self._call_back("on_evaluation_end", split)
         return values
 
-    def _callback_model(self) -> nn.Module:
-        """Return the model that callbacks may copy; of a sharded one a collective."""
+    def _call_back(self, moment: str, split: str) -> None:
+        """Call a method of each callback; of a sharded model a collective."""
         copy = self.learner.copy_evaluated
-        return copy() if copy else self.learner.evaluated
+        self.callbacks.call(moment, copy() if copy else self.learner.evaluated, self.record, split)
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
         due = (
@@ -341,11 +339,8 @@ class Run:
         history, trained_s, steps = self.history, sum(self.history.epoch_s), self.position.step
         images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
-            "metrics": history.last,
-            "best": history.best,
-            "objective": history.objective,
+            **history.reached,
             "stopped_early": None if self.position.is_run_done else self.early_stop.stopped,
-            "epoch_s": history.epoch_s,
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
             "samples_per_s": images / trained_s if trained_s else None,

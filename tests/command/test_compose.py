@@ -93,9 +93,9 @@ def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
     compose.place(composed, tmp_path / "seed=3", 7)
     assert compose.settings_of(composed)["mlflow"]["experiment"] == f"7 {tmp_path}/seed=3"
     files = compose.hydra_files(composed, words)
-    config, own, overrides = map(yaml.safe_load, files)
+    config, own, overrides = map(yaml.safe_load, files.values())
     assert config["seed"] == 3
-    assert "${hydra:job.num}" in files.config, "as it was typed"
+    assert "${hydra:job.num}" in files["config"], "as it was typed"
     assert "hydra" not in config
     assert own["hydra"]["overrides"]["task"] == overrides == words
     assert own["hydra"]["job"]["num"] == 7
@@ -143,7 +143,7 @@ def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> N
     for name in ("net", "other"):
         assert this.settings([f"model={name}"], sweep=False)["model"]["_target_"] == f"mine.{name}"
     files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
-    (tmp_path / "hydra.yaml").write_text(files.hydra)
+    (tmp_path / "hydra.yaml").write_text(files["hydra"])
     folders = [f"file://{tmp_path}/{name}" for name in "ab"]
     assert own_folders_of(tmp_path / "hydra.yaml") == folders
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from expt.command import report as report_command
@@ -25,7 +24,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import leaderboard
-from tests.conftest import Trained, environment
+from tests.conftest import environment
 from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]
@@ -202,17 +201,6 @@ def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
             report_command.report(leaderboard.wide_console(), parse(words))
     with pytest.raises(ConfigError, match="no such folder"):
         report_command.report(leaderboard.wide_console(), parse(["nowhere"]))
-
-
-def test_curves_are_drawn(trained: Trained, tmp_path: Path, told: Told) -> None:
-    pytest.importorskip("matplotlib")
-    trained("epochs=2", "dataset.train_limit=320", name="one")
-    lines = told(str(tmp_path), "--plot", str(tmp_path / "curves.png"))
-    assert lines[-1] == f"curves       {tmp_path / 'curves.png'}"
-    with Image.open(tmp_path / "curves.png") as image:
-        assert image.size == (1440, 540)
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
-    assert (31, 119, 180) in colours, "the first run's blue"
 
 
 def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:

@@ -149,10 +149,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "unknown key of a group": (
         0, ["+optimizer.lrr=1"], ["optimizer.lrr=1: there is no such key. Did you mean 'lr'?"],
     ),
-    "unknown key of ddp": (
-        0, ["+ddp.static=true"],
-        ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
-    ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
         "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, "
         "transformer, "
@@ -161,15 +157,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "text for an integer": (0, ["batch_size=abc"],
         ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
-    "an integer for a boolean": (
-        0, ["ddp.static_graph=1"], ["ddp.static_graph=1: input should be true or false"],
-    ),
     "a number for a list": (
         0, ["model.hidden=256"], ["model.hidden=256: input should be a list, as in model.hidden=["],
-    ),
-    "a word for a list": (
-        0, ["model.hidden=abc"],
-        ["model.hidden='abc': input should be a list, as in model.hidden=[1,2]"],
     ),
     "a word for a list of words": (
         0, ["freeze=conv"], ["freeze='conv': input should be a list, as in 'freeze=[\"conv\"]'"],
@@ -177,12 +166,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "a number for a list of expressions": (0, ["strategy=fsdp", "sharding.wrap=0"], [
         "sharding.wrap=0: input should be 'auto' or greater than or equal to 1 or a list, as in "
         r"""'sharding.wrap=["blocks\..*"]'""",
-    ]),
-    "a list of numbers for one of expressions": (0, ["strategy=fsdp", "sharding.wrap=[1,2]"], [
-        "sharding.wrap=[1, 2]: input should be 'auto' or a valid integer or a valid string",
-    ]),
-    "numbers for columns": (0, ["dataset=table", "dataset.path=t.csv", "dataset.targets=[1,2]"], [
-        "dataset.targets=[1, 2]: input should be a valid string",
     ]),
     "a list of metrics": (
         0, ["task={_target_: mine.Own, metrics: [near]}"],
@@ -197,10 +180,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["task=regression", "dataset={_target_: mine.Rows, num_classes: 3}"],
         ["dataset.num_classes=3: "],
     ),
-    "too long a list": (
-        0, ["dataset=synthetic", "dataset.image_size=[8,8,3]"],
-        ["dataset.image_size=[8, 8, 3]: "],
-    ),
     "a value for a group that is null": (
         0, ["early_stop=2"],
         ["early_stop=2: has keys of its own, as in early_stop={metric: loss/val, patience: 5}"],
@@ -214,9 +193,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ),
     "a layer decay that grows": (0, ["optimizer.layer_decay=1.5"], [
         "optimizer.layer_decay=1.5: input should be less than or equal to 1",
-    ]),
-    "a layer decay to nothing": (0, ["optimizer.layer_decay=0"], [
-        "optimizer.layer_decay=0: input should be greater than 0",
     ]),
     "a value for callbacks": (0, ["callbacks=5"], [
         "callbacks=5: input should be a list, as in 'callbacks=[{_target_: mine.Watch}]'",
@@ -237,11 +213,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [
         "optimizer.groups.0.match='*.bias': is no regular expression: ",
     ]),
-    "null": (0, ["batch_size=null"], ["batch_size=None: input should be a valid integer"]),
     "below its range": (0, ["optimizer.lr=-1"],
         ["optimizer.lr=-1: input should be greater than 0"]),
-    "above its range": (0, ["dataset.val_fraction=1"],
-        ["dataset.val_fraction=1: input should be less than 1"]),
     "not a number": (0, ["gradient_clip=nan"],
         ["gradient_clip=nan: input should be a finite number"]),
     "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
@@ -254,9 +227,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ),
     "a key taken away": (0, ["~model.hidden"],
         ["model.hidden: has no value; give one, as in model.hidden=..."]),
-    "not so many per worker": (0, ["batch_size=x per worker"], [
-        "batch_size='x per worker': input should be a valid integer",
-    ]),
     "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
         "epochs=0: input should be greater than or equal to 1",
         "seed=-1: input should be greater than or equal to 0",
@@ -281,7 +251,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "a negative number of GPUs": (2, ["gpus=-1"], [
         "gpus=-1: input should be greater than or equal to 0 or a list, as in gpus=[1,2]",
     ]),
-    "infinite": (0, ["optimizer.lr=inf"], ["optimizer.lr=inf: input should be a finite number"]),
     "a key of another model": (0, ["+model.width=3"], ["model.width=3: there is no such key."]),
 }  # fmt: skip
 

@@ -126,10 +126,6 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
         {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: ",
     ),
-    "another hook after a nan": (
-        machine(0), {"on_nan": "skip", "ddp": {"comm_hook": "bf16"}},
-        {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: ",
-    ),
     "data parallel on one GPU": (
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "gpus": 1}, "strategy=dp: ",
     ),
@@ -179,9 +175,6 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "an objective that is measured": (
         machine(0), {"objective": "loss/train"}, {"objective": "loss"}, "objective=loss: ",
-    ),
-    "a metric that is measured": (
-        machine(0), {"objective": "loss/val"}, {"objective": "f1/val"}, "objective=f1/val: ",
     ),
     "a metric that ends the run": (
         machine(0), {"early_stop": {"metric": "loss/train", "patience": 1}},

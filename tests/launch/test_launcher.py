@@ -13,13 +13,12 @@ import pytest
 from expt.errors import ConfigError
 from expt.launch import torchrun
 from expt.launch.launcher import (
-    Launcher,
     adopt,
-    check,
     first_host,
     launcher,
     tasks_per_node,
 )
+from expt.launch.part import Launcher
 from tests.conftest import environment
 
 TORCHRUN = {
@@ -135,7 +134,7 @@ def test_a_task_of_srun_is_a_worker() -> None:
         "MASTER_ADDR": "gpu07",
         "MASTER_PORT": str(20_000 + (131 * 4711 + 2) % 10_000),
     }
-    check(environment)
+    torchrun.check(environment)
 
 
 def test_the_last_node_has_fewer_tasks_and_a_job_that_was_requeued_says_so() -> None:
@@ -197,7 +196,7 @@ def test_a_worker_that_cannot_find_the_others_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="this is a worker; LOCAL_WORLD_SIZE, MASTER_PORT must be set too"
     ):
-        check({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"})
+        torchrun.check({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"})
 
 
 @pytest.mark.parametrize(

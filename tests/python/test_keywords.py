@@ -179,6 +179,8 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"model": {"_target_": Net, "of": {"a b": 1}}}, "model.of"),
     ({"dataset": {"root": "???"}}, "dataset.root='???'"),
     ({"seed": 1j}, "seed=1j"),
+    ({"seed": expt.interval(1, 2)}, "seed=int(interval(1,2))"),
+    ({"model": {"_target_": Net, "width": expt.interval(1, 2)}}, "model.width="),
 ]
 
 

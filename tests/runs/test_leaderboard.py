@@ -168,25 +168,6 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
     assert lines_of(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
 
 
-def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:
-    leave_run(
-        tmp_path,
-        "clip=null",
-        0.5,
-        overrides={"gradient_clip": None},
-        config={"gradient_clip": None},
-    )
-    leave_run(
-        tmp_path, "clip=1", 0.25, overrides={"gradient_clip": 1.0}, config={"gradient_clip": 1.0}
-    )
-    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
-    assert [row["gradient_clip"] for row in csv.DictReader(lines_of(tmp_path, "summary.csv"))] == [
-        "1",
-        "",
-    ]
-    assert lines_of(tmp_path, "summary.md")[2].startswith("| null | 0.5000 |")
-
-
 def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> None:
     """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another
     identity.

@@ -133,7 +133,7 @@ def test_what_goes_wrong_is_told_in_a_line(
     with pytest.raises(error, match=told) as caught:
         train_alone(*TURNING, "epochs=1", words("Noting", name), before=runs.append)
     for run in runs:
-        run.record.interrupt()  # closes its files, as the worker's end would
+        run.record.end("interrupted", {})  # closes its files, as the worker's end would
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("callbacks.1: " if error is RunFailed else "_target_=")
 

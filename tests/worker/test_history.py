@@ -35,14 +35,14 @@ def test_lower_or_higher_is_better_and_what_is_not_finite_never(
 def test_the_best_is_kept_with_its_epoch() -> None:
     history = History("loss/val", "min")
     assert history.note_best(0) is False, "nothing was evaluated"
-    assert history.objective == {"name": "loss/val", "value": None}
+    assert history.reached["objective"] == {"name": "loss/val", "value": None}
     improved = []
     for epoch, loss in enumerate([0.9, 0.4, 0.7], start=1):
         history.last["loss/val"] = loss
         improved.append(history.note_best(epoch))
     assert improved == [True, True, False]
     assert history.best == {"metric": "loss/val", "value": 0.4, "epoch": 2}
-    assert history.objective == {"name": "loss/val", "value": 0.4}, "not the last value"
+    assert history.reached["objective"] == {"name": "loss/val", "value": 0.4}, "not the last value"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -64,7 +64,7 @@ def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) ->
 def test_tests_objective_is_its_one_value() -> None:
     history = History("accuracy/test", "max")
     history.last["accuracy/test"] = 0.9
-    assert history.objective == {"name": "accuracy/test", "value": 0.9}
+    assert history.reached["objective"] == {"name": "accuracy/test", "value": 0.9}
 
 
 def test_the_time_of_an_epoch_counts_both_attempts() -> None:
@@ -103,4 +103,4 @@ def test_a_best_whose_weights_are_gone_is_no_best() -> None:
     history.load_state_dict({**state, "elapsed_s": 0.0}, has_best=False)
     history.last = {"loss/val": 0.9}
     assert history.note_best(2)
-    assert history.objective["value"] == 0.9
+    assert history.reached["objective"]["value"] == 0.9

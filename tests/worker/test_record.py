@@ -26,7 +26,7 @@ def record(tmp_path: Path) -> Iterator[Record]:
     )
     yield record
     with contextlib.suppress(OSError):
-        record.interrupt()
+        record.end("interrupted", {})
 
 
 def test_what_a_run_begins_with_is_written_beside_it_and_before_anything_is_measured(

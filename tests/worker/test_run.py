@@ -306,7 +306,7 @@ def test_a_loss_that_is_no_number_ends_the_run(log_every: int, train_alone: Trai
 
     with pytest.raises(Diverged, match=r"the loss was nan at step 8 \(epoch 2\) on rank 0; "):
         train_alone("epochs=3", "dataset.train_limit=320", f"log_every={log_every}", before=spoil)
-    runs[0].record.interrupt()  # closes its files, as the worker's end would
+    runs[0].record.end("interrupted", {})  # closes its files, as the worker's end would
 
 
 def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:

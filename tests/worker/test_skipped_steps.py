@@ -89,7 +89,7 @@ def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone)
         match=r"^no sample was counted: in every step the loss, or a gradient, was nan or ",
     ):
         train_alone(*words(str([*range(44)]), "epochs=1"), name="none", before=runs.append)
-    runs[0].record.interrupt()  # closes its files, as the worker's end would
+    runs[0].record.end("interrupted", {})  # closes its files, as the worker's end would
 
 
 def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlone) -> None:

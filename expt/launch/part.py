@@ -1,0 +1,53 @@
+"""The part of this process in a run: it starts the workers, or is one of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expt.runs.paths import RunPaths
+    from expt.runs.request import RunRequest
+
+
+class Launcher:
+    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
+
+    starts_workers = True
+    """Whether it starts them; else it is one of them."""
+
+    def refuse_sweep(self, word: str) -> None:
+        """Raise ConfigError if there can be only one run, and `word` asks for several."""
+
+    def follow(self, typed_at: float) -> RunPaths | None:
+        """Train as rank 0 decides, and return the run's folder; None if this process decides.
+
+        To be called before any other part of a run.
+        """
+        return None
+
+    def deciding(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, decide what is trained; who waits for it hears if that is refused."""
+        return contextlib.nullcontext()
+
+    def earlier_folder(self) -> Path | None:
+        """Return the folder in which this job's run began, if its workers were started again."""
+        return None
+
+    def carry_out(
+        self,
+        request: RunRequest,
+        on_start: Callable[[], None] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """Train what is asked for; `on_start` is called once the run has been accepted.
+
+        Raises ConfigError, RunFailed or Interrupted.
+        """
+        from expt.launch import one_run
+
+        one_run.run(request, on_start, console)
