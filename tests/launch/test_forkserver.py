@@ -234,6 +234,21 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
     assert python(code, tmp_path)[0] == "True"
 
 
+@pytest.mark.parametrize(("cores", "waits"), [(2, True), (3, False)])
+def test_the_driver_leaves_two_cores_to_it_while_it_can_use_both(
+    tmp_path: Path, cores: int, waits: bool
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); open('loaded', 'w').close()\n")
+    code = f"""
+        from expt import machine
+        machine.usable_cpus = lambda: {cores}
+        forkserver.warm(["slow"])
+        forkserver.yield_cores()
+        print(os.path.exists("loaded"), start("math:sqrt", 9).result(), server() == server())
+    """
+    assert python(code, tmp_path) == [f"{waits} 3.0 True"]
+
+
 @pytest.mark.slow
 def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
     code = """
