@@ -92,7 +92,6 @@ def _start_importing(options: Options, *, several: bool) -> None:
         return
     sweep = forkserver.SWEEP_MODULES if several else ()
     forkserver.warm([*sweep, *forkserver.libraries_in(options.settings)])
-    forkserver.yield_cores()
 
 
 def _refuse_lost_folder() -> None:

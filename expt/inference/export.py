@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,8 +111,9 @@ def export(
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and ("channels" not in data or config.dataset.passes_as_is):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    complete = Complete(trained, scaled=config.task.TARGETS == "numbers") if preprocess else None
-    module = complete or trained.model
+    module = trained.model
+    if preprocess:
+        module = Complete(trained, scaled=config.task.TARGETS == "numbers")
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
@@ -124,13 +126,8 @@ def export(
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
         inputs, outputs = _write(format, Path(beside.name), module, shown, dims, about)
-        call, allowed, difference = _call_of(format, Path(beside.name)), tolerance, 0.0
-        for part in (_cut(arguments, size) for size in sizes):
-            wanted = [*leaves((complete.standardised if complete else module)(*part))]
-            got = [complete.without_units(each) if complete else each for each in call(part)]
-            largest = max((float(each.abs().max()) for each in wanted), default=0.0)
-            allowed = max(allowed, tolerance * largest / LARGE)
-            difference = max(difference, _difference(wanted, got))
+        call, parts = _call_of(format, Path(beside.name)), [_cut(arguments, n) for n in sizes]
+        allowed, difference = _compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
             raise RunFailed(
                 f"{file}: is not written: its outputs differ from the model's by up to"
@@ -311,11 +308,27 @@ def _call_of(format: Format, file: Path) -> Callable[[Sequence[Tensor]], Sequenc
     return call
 
 
-def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> float:
-    """Return the largest; infinity where the shapes differ."""
-    if [each.shape for each in wanted] != [each.shape for each in got]:
-        return float("inf")
-    return max(float((one - other).abs().max()) for one, other in zip(wanted, got, strict=True))
+def _compared(
+    module: nn.Module,
+    call: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    parts: Sequence[tuple[Any, ...]],
+    tolerance: float,
+) -> tuple[float, float]:
+    """Return the difference of outputs that is allowed, and the largest one; nan if one is."""
+    sizes, differences = list[Tensor](), list[Tensor]()
+    for part in parts:
+        if isinstance(module, Complete):  # compared as the model gives them: in deviations
+            wanted = [*leaves(module.standardised(*part))]
+            got = [*map(module.without_units, call(part))]
+        else:
+            wanted, got = [*leaves(module(*part))], [*call(part)]
+        if [each.shape for each in wanted] != [each.shape for each in got]:
+            return tolerance, math.inf
+        for one, other in zip(wanted, got, strict=True):
+            sizes.append(one.abs().max().double())
+            differences.append((one - other).abs().max().double())
+    largest = float(torch.stack(sizes).max())
+    return tolerance * max(1.0, largest / LARGE), float(torch.stack(differences).max())
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from expt import machine, signals
+from expt import signals
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
@@ -49,8 +49,6 @@ FINISHED = 93
 LENGTH = struct.Struct("!Q")
 """What each message begins with."""
 _MOST_DESCRIPTORS = 16
-_LONGEST_LOAD_S = 1.0
-"""How long the driver leaves both cores of a machine to the forkserver, at most."""
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -97,19 +95,10 @@ class Server:
         """Fork a process that gets this end of a pair. Raises OSError if the server is gone."""
         socket.send_fds(self._control, [b"f"], [line.fileno()])
 
-    def wait_for_a_core(self) -> None:
-        """Wait while it can use two cores, see `leave_a_core`."""
-        wait([self._control], _LONGEST_LOAD_S)
-
     @property
     def is_gone(self) -> bool:
         """Whether it has died."""
-        try:
-            return not self._control.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            return True
+        return bool(wait([self._control], 0))  # it sends nothing, so this is an end
 
     def kill(self) -> None:
         """End it at once, and all of its workers. It has no state to lose."""
@@ -133,12 +122,6 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
     if _server is None:
         _modules = (*WORKER_MODULES, *extra_modules)
     ensure_running()
-
-
-def yield_cores() -> None:
-    """Wait, on a machine of two cores, while the forkserver can use both."""
-    if machine.usable_cpus() <= 2:
-        ensure_running().wait_for_a_core()
 
 
 def ensure_running() -> Server:
@@ -177,10 +160,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for number in _ignored():
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
-    global _driver
     control, alive, *modules = arguments
     _die_with(int(alive))
-    _driver = socket.socket(fileno=int(control))
     set_title("expt forkserver")
     gc.disable()  # a fifth of the time goes to it else
     for module in modules:
@@ -189,19 +170,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             load(module)
     gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
     gc.enable()
-    leave_a_core()
-    _serve(_driver, int(alive))
-
-
-_driver: socket.socket | None = None
-"""In the forkserver, what connects it with the driver."""
-
-
-def leave_a_core() -> None:
-    """Let the driver know, in the forkserver, that it uses a single core from now on."""
-    if _driver is not None:
-        with contextlib.suppress(OSError):
-            _driver.send(b".")
+    _serve(socket.socket(fileno=int(control)), int(alive))
 
 
 def load(name: str) -> None:

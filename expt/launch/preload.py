@@ -13,13 +13,10 @@ import importlib
 import importlib.util
 import io
 import os
-import sys
 import threading
 from collections.abc import Iterable
 
 from pydantic_core import SchemaValidator
-
-from expt.launch import forkserver
 
 _LIBRARIES_OF_PYTHON = (
     *("_asyncio", "_blake2", "_bz2", "_contextvars", "_csv", "_datetime", "_decimal", "_hashlib"),
@@ -50,19 +47,6 @@ def _import(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def _import_torch() -> None:
-    """Import torch, without 0.06 s for what finds no driver of CUDA here anyway."""
-    hidden = set[str]()
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        hidden = {"cuda.bindings", "pynvml"} - sys.modules.keys()
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    importlib.import_module("torch")
-    for name in hidden:
-        del sys.modules[name]
-
-
 def _import_all() -> None:
     _import(_LIBRARIES_OF_PYTHON)
     SchemaValidator({"type": "int"}).validate_python(1)
@@ -70,10 +54,8 @@ def _import_all() -> None:
     if not _BINDING_THREADS & os.environ.keys():
         thread.start()
     _import(_MEANWHILE)
-    forkserver.leave_a_core()
     if thread.ident is not None:
         thread.join()
-    _import_torch()
     importlib.import_module("expt.worker.main")
     # torch looks for gloo among all installed packages, once in a process
     importlib.import_module("torch.distributed.distributed_c10d").BackendConfig("gloo")

@@ -98,14 +98,14 @@ class Queue:
             jobs = itertools.takewhile(lambda job: job is not None, source)
             wanted = [job for job in jobs if job is not None and job.status != COMPLETED]
             self._submit([] if self._finishing else wanted)
-            while self._is_busy() and not signals.asked():
+            while self._active and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
                         self._end(job, self._outcome(job, submitted))
                 self._observer.tick(list(self._active))
                 self.look_on()
                 time.sleep(POLL_S)
-            if self._is_busy():
+            if self._active:
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
                     self._cancel_all()
                 raise KeyboardInterrupt
@@ -129,9 +129,6 @@ class Queue:
                     for job in wanted
                 ]
             self._active |= dict(zip(wanted, submitted, strict=True))
-
-    def _is_busy(self) -> bool:
-        return bool(self._active)
 
     def _has_ended(self, job: Job, submitted: Any) -> bool:
         if not submitted.done():

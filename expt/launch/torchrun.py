@@ -350,7 +350,9 @@ def of_environment() -> Rendezvous:
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
-        _let_gloo_reach(address)
+        # gloo's own choice is often the loopback
+        if interface := interface_towards(address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     else:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -360,13 +362,6 @@ def of_environment() -> Rendezvous:
         where = f"MASTER_ADDR={address} MASTER_PORT={port}"
         raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
     return Rendezvous(store, rank=rank, world_size=world_size)
-
-
-def _let_gloo_reach(address: str) -> None:
-    """Name the interface that leads to rank 0; gloo's own choice is often the loopback."""
-    interface = interface_towards(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def interface_towards(address: str) -> str | None:

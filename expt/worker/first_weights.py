@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,7 +70,9 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
     if worker.rank == 0:
         file = chosen(given).file
         content = _read(file, given)
-        state = _weights_in(content, file, given, module.state_dict().keys())
+        state = plain_weights(content, module.state_dict().keys())
+        if not (state and all(isinstance(value, Tensor) for value in state.values())):
+            raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
         fit = what_fits(module, state)
         fitting = {name: state[name] for name in fit.loaded}
         misfits = fit.misfits()
@@ -115,13 +117,6 @@ def _read(file: Path, given: str) -> Any:
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is"
             f" damaged, or holds more than tensors); {_FIX}"
         ) from error
-
-
-def _weights_in(content: Any, file: Path, given: str, names: Collection[str]) -> dict[str, Tensor]:
-    state = plain_weights(content, names)
-    if not (state and all(isinstance(value, Tensor) for value in state.values())):
-        raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
-    return state
 
 
 def warn_of_published(config: RunConfig, module: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -102,7 +102,8 @@ def parallelise(
             raise ConfigError(
                 "strategy=dp: has one process for all GPUs; start it with python -m expt"
             )
-        return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: None
+        within = Autocast(module, precision.autocast)
+        return nn.DataParallel(within, list(worker.gpus) or None), lambda _: None
     if config.is_sharded:
         return module, lambda _: None  # it waits within the passes
     if worker.world_size == 1 or not any(
@@ -148,38 +149,19 @@ def without_broadcasts(module: nn.Module) -> dict[str, Any]:
     return {"broadcast_buffers": False}
 
 
-class AutocastDataParallel(nn.DataParallel[nn.Module]):
-    """DataParallel with the run's autocast in its threads."""
+class Autocast(nn.Module):
+    """A model whose forward pass is within the run's autocast, in the threads of copies too."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        gpus: Sequence[int],
-        autocast: Callable[[], AbstractContextManager[object]],
+        self, module: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
     ) -> None:
-        super().__init__(module, list(gpus) or None)
-        self._autocast = autocast
+        super().__init__()
+        self.module, self._autocast = module, autocast
 
-    def replicate(self, module: nn.Module, device_ids: Any) -> list[nn.Module]:
-        """Return the copies for a step, each with autocast in its own thread."""
-        return [
-            in_autocast(replica, self._autocast)
-            for replica in super().replicate(module, device_ids)
-        ]
-
-
-def in_autocast(
-    replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
-) -> nn.Module:
-    """Return `replica` with a forward pass within `autocast`."""
-    forward = replica.forward
-
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with autocast():
-            return forward(*args, **kwargs)
-
-    replica.forward = within
-    return replica
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, within autocast."""
+        with self._autocast():
+            return self.module(*args, **kwargs)
 
 
 def build_shared_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,18 @@ def test_a_model_that_cannot_be_exported_is_told(
         command.main([str(folder), "--format", "torch_export", "--which", "last"])
     assert "\n" not in str(raised.value)
     assert "model.pt2" not in left_in(folder)
+
+
+@pytest.mark.parametrize(
+    ("got", "difference"),
+    [([1.0, 500.0], 0.5), ([math.nan, 500.5], math.nan), ([500.5], math.inf)],
+)
+def test_outputs_that_are_none_are_not_taken_for_equal(got: list[float], difference: float) -> None:
+    outputs = torch.tensor(got)
+    part = (torch.tensor([1.0, 500.5]),)
+    allowed, largest = exporter._compared(torch.nn.Identity(), lambda _: [outputs], [part], 1e-4)
+    assert allowed == pytest.approx(1e-4 if difference == math.inf else 5.005e-4)
+    assert largest == pytest.approx(difference, nan_ok=True)
 
 
 @pytest.mark.slow
