@@ -83,6 +83,7 @@ def test_a_missing_package_is_told_before_anything_starts(
     tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)  # another test may have imported it
     (tmp_path / "wandb").mkdir()  # as W&B leaves it behind
     with pytest.raises(
         ConfigError,
