@@ -82,10 +82,12 @@ def test_nothing_is_started_where_nothing_is_sent(tmp_path: Path, configured: Co
 def test_a_missing_package_is_told_before_anything_starts(
     tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = configured("send=[wandb]")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)  # another test may have imported it
     (tmp_path / "wandb").mkdir()  # as W&B leaves it behind
     with pytest.raises(
         ConfigError,
         match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'"),
     ):
-        Sending().follow(configured("send=[wandb]"), tmp_path)
+        Sending().follow(config, tmp_path)
