@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config import constraints
 from expt.config.identity import hyperparameters, shown
@@ -120,15 +122,7 @@ def build_learner(
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
         check_first_output(module, own, info.num_classes, warns=worker.rank == 0)
-    ratio = config.batch_size / (config.base_batch_size or config.batch_size)
-    optim.scale_lr(optimizer, config.lr_scaling, ratio)
-    scheduler = optim.build_scheduler(
-        config.scheduler,
-        optimizer,
-        steps_per_epoch=len(data.train),
-        total_steps=total_steps(config, data),
-        better=metrics_of(config.task),
-    )
+    scheduler = _build_scheduler(config, data, optimizer)
     learner = Learner(
         module=module,
         parallel=wrapped,
@@ -151,6 +145,19 @@ def build_learner(
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner
+
+
+def _build_scheduler(config: RunConfig, data: Data, optimizer: Optimizer) -> LRScheduler:
+    """Scale the learning rate, and return its schedule."""
+    ratio = config.batch_size / (config.base_batch_size or config.batch_size)
+    optim.scale_lr(optimizer, config.lr_scaling, ratio)
+    return optim.build_scheduler(
+        config.scheduler,
+        optimizer,
+        steps_per_epoch=len(data.train),
+        total_steps=total_steps(config, data),
+        better=metrics_of(config.task),
+    )
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:

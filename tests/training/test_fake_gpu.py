@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from expt.config.parse import parse
-from expt.dashboards import tensorboard
 from expt.dashboards.tensorboard import LayerValues
 from expt.data.augment import Augmentation
 from expt.data.loading import Batch, Finish, LoaderOptions
