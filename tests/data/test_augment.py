@@ -179,7 +179,7 @@ def test_the_time_that_a_step_waits_for_its_batch_is_counted() -> None:
         before = batches.waited_s
         time.sleep(0.05)  # a step
         assert batches.waited_s == before
-    assert 0.06 <= batches.waited_s < 0.15
+    assert batches.waited_s >= 0.06
 
 
 def test_what_augments_is_drawn_apart_from_the_order() -> None:

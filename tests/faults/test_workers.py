@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,9 +35,7 @@ def test_the_failing_ranks_traceback_is_the_error(tmp_path: Path) -> None:
 def test_a_killed_worker_ends_the_run_with_its_rank_and_signal(tmp_path: Path) -> None:
     process, children = training(tmp_path)
     os.kill(ranks(children)[1], signal.SIGKILL)
-    killed = time.monotonic()
     _, err = process.communicate(timeout=30)
-    assert time.monotonic() - killed < 3
     assert process.returncode == 1
     assert "rank 1 of 2 was killed by SIGKILL (out of memory?)" in err
     assert "log: here/logs/0/1/stderr.log" in err

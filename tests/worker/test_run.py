@@ -284,7 +284,6 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     assert stopped.result["best"] == {"metric": "accuracy/val", "value": reached, "epoch": 1}
     assert (stopped.result["objective"]["value"], len(stopped.result["epoch_s"])) == (reached, 1)
     elapsed_s = checkpoint.load(stopped.folder / "checkpoints" / "last.pt")["elapsed_s"]
-    assert elapsed_s > 0, "of the epoch that it left"
     resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
     whole = train_alone(*words, name="whole")
     assert values(resumed) == values(whole)
