@@ -211,14 +211,14 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
     (answers,) = predictor
     done: list[Path] = []
     for name in ("o.csv", "o.jsonl", "o.npz"):
-        with (
+        with (  # noqa: PT012
             pytest.raises(KeyboardInterrupt),
             writing.to_file(tmp_path / name, force=False) as write,
         ):
             write(answers, predictor.form)
             raise KeyboardInterrupt
         assert [*tmp_path.iterdir()] == done
-        with (
+        with (  # noqa: PT012
             pytest.raises(ConfigError, match="is there by now"),
             writing.to_file(tmp_path / name, force=False) as write,
         ):
@@ -231,7 +231,7 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
         {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
         [(4, 6)],
     )
-    with (
+    with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
         writing.to_masks(tmp_path / "masks", [], str(tmp_path), force=False) as write,
     ):

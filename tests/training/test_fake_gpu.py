@@ -33,14 +33,13 @@ WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=G
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else torch switches autocast and the scaling of gradients off, with a warning: it finds no
     # GPU.
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(
         nn.Module, "to", lambda module, *_, **__: module
     )  # they are made there; torch moves no such
-    yield
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.checkpoints.mkdir()
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
-        chosen(f"{tmp_path}@last").file
+        _ = chosen(f"{tmp_path}@last").file
     assert f"'weights=\"{tmp_path}/{best}@last\"', the best by {objective}" in str(refused.value)
 
 
