@@ -126,6 +126,9 @@ class Composer:
         self._folders = [word for word in typed if word.startswith(("hydra.run.", "hydra.sweep."))]
         typed = [word for word in typed if word not in self._folders]
         self._hydra_words = [*([f"hydra.searchpath=[{paths}]"] if paths else []), *typed]
+        file = f"{where.config_name}.yaml"
+        says = any("searchpath" in path.read_text() for path in _files(where, file))
+        self._main = where.config_name if says else None  # else it is read for each group in vain
         self._bases, self._options = _kept(where, tuple(self._hydra_words))
         self._first: DictConfig | None = None
 
@@ -169,9 +172,8 @@ class Composer:
         """Return what may be chosen of a group; nothing for a key that is none."""
         if group not in self._options:
             with _lock, self._initialized() as loader:
-                name = self.where.config_name if self._hydra_words else None
                 self._options[group] = loader.get_group_options(
-                    group, None, name, self._hydra_words
+                    group, None, self._main, self._hydra_words
                 )
         return self._options[group]
 
@@ -256,6 +258,10 @@ class Composer:
 
 _Bases = dict[tuple[str, ...], "_Base"]
 _of_process: dict[object, tuple[_Bases, dict[str, list[str]]]] = {}
+
+
+def _files(where: Where, name: str) -> list[Path]:
+    return [path for folder in where.folders if (path := folder / name).is_file()]
 
 
 def _kept(where: Where, hydra_words: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
