@@ -17,8 +17,8 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
-OF_A_SWEEP = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
-"""Overrides without a meaning for a single run, which would do without them."""
+SWEEP_ONLY = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
+"""What overrides that only a sweep has begin with."""
 
 
 @machine.not_world_writable()
@@ -64,13 +64,13 @@ def _carry_out(this: Command, options: Options) -> None:
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
     if options.sweep or hydra_files.is_sweep(composed):
-        _refuse_no_sweep(this, words, options)
+        _check_sweep_allowed(this, words, options)
         return _sweep(this, composed, words, options)
     if axes:
         word = axes[0].input_line
         fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
-    if alone := next((word for word in of_hydra if word.startswith(OF_A_SWEEP)), None):
+    if alone := next((word for word in of_hydra if word.startswith(SWEEP_ONLY)), None):
         raise ConfigError(f"{alone}: is for a sweep; add -m")
     if composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
@@ -99,7 +99,7 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
     return fixed, axes
 
 
-def _refuse_no_sweep(this: Command, words: Sequence[str], options: Options) -> None:
+def _check_sweep_allowed(this: Command, words: Sequence[str], options: Options) -> None:
     this.how.refuse_sweep("-m" if options.sweep else "sweep")
     if not this.may_sweep:
         raise ConfigError(f"this makes several runs; {USE_SWEEP}")

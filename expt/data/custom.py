@@ -31,7 +31,7 @@ from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import seconds_for, seeded
+from expt.data.stream import median_read_s, seeded
 from expt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
 def _seconds(dataset: Custom, train: Dataset[Any]) -> float:
     """Return the time for a sample, where that decides who reads it."""
     is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
-    return seconds_for(train) if is_open else math.inf
+    return median_read_s(train) if is_open else math.inf
 
 
 def _own_samples(

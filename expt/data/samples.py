@@ -34,7 +34,7 @@ from expt.data.stream import (
     Finishing,
     ReadingLoader,
     SampleLoader,
-    as_it_is,
+    identity_collate,
     loading_settings,
     seeded,
 )
@@ -247,12 +247,12 @@ class IterableLoader(ReadingLoader):
     def _order(self, epoch: int) -> Tensor:
         return self._indices
 
-    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
         seeds = self._options.seed, order.epoch
         chosen = _Chosen(self._dataset, self._check, self._collate, wanted, seeds)
         how = loading_settings(self._options.device, self._num_workers)
-        return DataLoader(chosen, batch_size=None, collate_fn=as_it_is, **how)
+        return DataLoader(chosen, batch_size=None, collate_fn=identity_collate, **how)
 
 
 class _Chosen(IterableDataset[Any]):

@@ -54,8 +54,8 @@ class ReadingLoader(Loader):
         self._finish = finish
 
     @abstractmethod
-    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
-        """Return what reads (inputs, targets), or an error for a person, for each of `pieces`."""
+    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+        """Return a DataLoader that yields (inputs, targets), or an ExptError, for each piece."""
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces)), self._options.device)
@@ -65,7 +65,7 @@ class ReadingLoader(Loader):
             return
         device = self._options.device
         drawn = None if order.drawn is None else to_device(order.drawn, device)
-        batches = _read_ahead(self._loaded(order, pieces))
+        batches = _read_ahead(self._dataloader(order, pieces))
         for loaded, piece in zip(batches, pieces, strict=True):
             inputs, targets = tree_to_device(loaded, device)
             if self._finish is not None:
@@ -92,7 +92,7 @@ class SampleLoader(ReadingLoader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
     `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
-    a sample is read in few `sample_s` seconds, no processes are started: see `seconds_for`.
+    a sample is read in few `sample_s` seconds, no processes are started: see `median_read_s`.
     Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
     often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
     DataError, while iterating, for what the dataset or `collate` raise as such.
@@ -117,20 +117,20 @@ class SampleLoader(ReadingLoader):
             _Batches(dataset, collate),
             sampler=self._keys,
             batch_size=None,
-            collate_fn=as_it_is,
+            collate_fn=identity_collate,
             persistent_workers=num_workers > 0,
             **loading_settings(options.device, num_workers),
         )
 
-    def _loaded(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         self._keys.keys = _keys(order, pieces, self._options.seed)
         return self._loader
 
 
-def seconds_for(dataset: Dataset[Any]) -> float:
-    """Return the median time to read one of the first samples, but for the very first."""
+def median_read_s(dataset: Dataset[Any]) -> float:
+    """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
     times = []
-    with kept_generators(), contextlib.suppress(Exception):  # training reports what is wrong
+    with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
         for index in range(1, min(4, len(cast(Sized, dataset)))):
             began = time.perf_counter()
             dataset[index]
@@ -206,7 +206,7 @@ class _Batches(Dataset[Any]):
             _put_back(before)
             self._draws = True
         # A loader process has generators of its own: nothing is to be put back.
-        with kept_generators() if get_worker_info() is None else contextlib.nullcontext():
+        with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
             return self._read_seeded(keys)
 
     def _read_seeded(self, keys: _Keys) -> list[Any]:
@@ -250,8 +250,8 @@ def _seed(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
-    """Put the generators of Python, NumPy and torch back afterwards."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch on exit."""
     before = _generators()
     try:
         yield
@@ -262,13 +262,13 @@ def kept_generators() -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and torch, and put them back: this may be the training process itself."""
-    with kept_generators():
+    with preserved_generators():
         _seed(seed)
         yield
 
 
-def as_it_is(batch: Any) -> Any:
-    """Return a batch that is made already."""
+def identity_collate(batch: Any) -> Any:
+    """Return the batch unchanged, as a collate_fn."""
     return batch
 
 

@@ -29,8 +29,8 @@ LOCKED_ELSEWHERE_S = 1.0
 class Pool:
     """The devices of a machine, on which jobs run to their ends.
 
-    A job in whose folder another command is at work is refused; with `waits_for_folders` it waits
-    for the end of that: a search would otherwise continue with other trials.
+    A job whose folder is locked by another command is refused, or with `waits_for_folders` waits
+    for the lock, so that a search does not continue with other trials.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Pool:
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
-        self._numbers: dict[Job, int] = {}  # theirs
+        self._numbers: dict[Job, int] = {}  # the keys of _jobs
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end

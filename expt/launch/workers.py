@@ -147,7 +147,7 @@ def start(attempt: Attempt) -> Workers:
     if together:
         check_loopback()
     # The port is ours from here on, and out of reach for other machines.
-    with _held_port() as listener:
+    with _bind_free_port() as listener:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
         workers = Workers(paths, attempt.number, config.timeout_s, [])
@@ -177,7 +177,7 @@ def check_loopback() -> None:
         ) from error
 
 
-def _held_port() -> socket.socket:
+def _bind_free_port() -> socket.socket:
     try:
         return socket.create_server((LOOPBACK, 0))
     except OSError as error:

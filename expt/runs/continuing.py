@@ -1,7 +1,7 @@
 """Continue from a run: `resume` is the same run further, `fork` another from all of its state.
 
 Both begin from a checkpoint, which is found, compared by the rule of the word (what may differ is
-at each key in expt.config.schema), and brought into the run's folder. All this is done before
+at each key in expt.config.schema), and brought into the run's folder. All of it happens before
 workers start, and free of torch.
 """
 

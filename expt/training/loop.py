@@ -34,7 +34,7 @@ def train_epoch(
     log_every: int,
     on_gradients: Callable[[], None] = lambda: None,
     on_step: Callable[[], None] = lambda: None,
-    on_log: Callable[[Averages, float], None] = lambda averages, images_per_s: None,
+    on_log: Callable[[Averages, float], None] = lambda averages, samples_per_s: None,
     between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or the run does.
@@ -47,7 +47,7 @@ def train_epoch(
     learner.parallel.train()
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
-        shortage = _learn(learner, batch, sums, on_gradients)
+        shortage = _train_step(learner, batch, sums, on_gradients)
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.advance()
@@ -66,10 +66,10 @@ def train_epoch(
             break
 
 
-def _learn(
+def _train_step(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> str | None:
-    """Do an optimizer step; return what torch says where the GPU's memory did not suffice."""
+    """Run one training step; return torch's message if it ran out of memory, else None."""
     try:
         if learner.phases:
             moved = _through_phases(learner, batch, sums, on_gradients)
@@ -91,7 +91,7 @@ def _learn(
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
-    """Update for each phase in order; return whether any is not known to have been left out."""
+    """Update for each phase in order; return False only if every update was skipped."""
     every = frozenset[nn.Parameter]().union(*learner.phases.values())
     losses: dict[str, Sum] = {}
     moved = False
@@ -207,14 +207,14 @@ def _cut(size: int, count: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def rehearse(
+def warm_up_buckets(
     learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device
 ) -> None:
-    """Do a step on a blank batch that changes no weight, for three or more workers.
+    """Run a step on a blank batch, without an update, so that DDP rebuilds its buckets.
 
     DistributedDataParallel sorts gradients into other buckets after its first step. A resumed run
-    has had that step: without one here, gradients would be added up in another order once. The
-    effect on buffers must be undone.
+    has had that step: without one here, gradients would be added up in another order once. Does
+    nothing for fewer than three workers. The effect on buffers must be undone.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
     if learner.world_size <= 2 or learner.phases or learner.shards > 1:

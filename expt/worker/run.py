@@ -21,7 +21,7 @@ from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.callback import Observer
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, rehearse, train_epoch
+from expt.training.loop import evaluate, train_epoch, warm_up_buckets
 from expt.worker import (
     build,
     comparison,
@@ -58,7 +58,8 @@ class Run:
     ) -> None:
         """Build all that is trained; the run pauses after `until_epoch`.
 
-        One that `resumes` needs no published weights; `compares` see worker.comparison.
+        A run that `resumes` loads no pretrained weights. `compares` runs the checks of
+        worker.comparison.
         """
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
         self.until_epoch = math.inf if until_epoch is None else until_epoch
@@ -146,7 +147,7 @@ class Run:
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
+        warm_up_buckets(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
         saved = (
             first_weights.load_fork(self.snapshot, self.config, source)
@@ -200,12 +201,12 @@ class Run:
             on_gradients=self.observer.before_update,
             on_step=self.steps.done,
             on_log=self._log_within_epoch,
-            between_steps=self._save_between_steps,
+            between_steps=self._save_if_due,
         )
         if position.steps_left_in_epoch:
             return False
         if position.is_within_epoch:
-            self._save_within_epoch()
+            self._save_unfinished_epoch()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
@@ -215,11 +216,13 @@ class Run:
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
-    def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
+    def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
         """Log the averages since the last log point, and the speed."""
         self._refuse_loss(values)
         points = tagged(values, tags.running, warns=self.worker.rank == 0)
-        self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
+        self.record.log(
+            points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
+        )
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """Log the averages over the epoch."""
@@ -268,8 +271,8 @@ class Run:
         if due or self.agreement.stopping:
             self._save(is_best=is_best)
 
-    def _save_between_steps(self) -> bool:
-        """Save within an epoch, if due; return whether to stop there."""
+    def _save_if_due(self) -> bool:
+        """Save a checkpoint within the epoch if one is due; return whether training is to stop."""
         due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
@@ -284,8 +287,8 @@ class Run:
             self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch
         )
 
-    def _save_within_epoch(self) -> None:
-        """Save the state that a longer run would have here, within its epoch; a collective."""
+    def _save_unfinished_epoch(self) -> None:
+        """Save the state where max_steps ends a run within an epoch, so that it can be extended."""
         about = functools.partial(self._about, is_best=False)
         self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
 

@@ -22,7 +22,7 @@ FAST_PATHS = "tests/integration/test_fast_paths.py"
 INSTEAD: dict[str, tuple[str, ...]] = {
     "config": ("tests/config/test_parse.py",),
     "data": (LOADING, FILES),
-    "data/image_folder": (FOLDERS, "tests/data/test_build.py"),
+    "data/kinds/image_folder": (FOLDERS, "tests/data/test_build.py"),
     "launch": (WORKERS,),
     "launch/torchrun": (f"{RUN}::test_torchruns_workers_share_one_run_folder",),
     "runs/provenance": (RERUN,),
@@ -41,9 +41,8 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "training/shared_memory": ("tests/integration/test_fast_paths.py",),
     "worker": (ONE_WORKER, RUN, RESUME),
     "worker/diagnosis": (RUN, WATCHDOGS),
-    "worker/divergence": (WATCHDOGS,),
     "worker/fault": (WORKERS, WATCHDOGS),
-    "worker/profiling": (ONE_WORKER, RUN),
+    "worker/steps": (ONE_WORKER, RUN),
     "worker/watchdog": (WATCHDOGS,),
 }
 # For what its own tests see in part.
@@ -52,7 +51,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "launch/workers": (WORKERS,),
     "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
-    "worker/snapshot": (RESUME,),
+    "worker/checkpoints": (RESUME,),
     "training/shared_memory": ("tests/integration/test_fast_paths.py",),
 }
 

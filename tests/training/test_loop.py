@@ -19,7 +19,7 @@ from expt.data.loading import Batch
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
-from expt.training.loop import evaluate, micro_batches, rehearse, train_epoch
+from expt.training.loop import evaluate, micro_batches, train_epoch, warm_up_buckets
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")
@@ -183,7 +183,7 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
         assert weight.grad is None
         seen.append(("step", position.step, lr["lr"]))
 
-    def on_log(values: Averages, images_per_s: float) -> None:
+    def on_log(values: Averages, samples_per_s: float) -> None:
         seen.append(("log", position.step, values.samples))
 
     def between_steps() -> bool:
@@ -279,7 +279,7 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
     subject = dataclasses.replace(learner(module, gradient_accumulation=2), world_size=world_size)
-    rehearse(subject, lambda size: next(batches(1, size)), 48, CPU)
+    warm_up_buckets(subject, lambda size: next(batches(1, size)), 48, CPU)
     assert seen == sizes
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
