@@ -109,6 +109,7 @@ def test_hydras_callbacks_see_every_run(grid: Path) -> None:
     assert all(seen.index(f"start {name}") < seen.index(f"end {name} COMPLETED") for name in NAMES)
 
 
+@pytest.mark.slow
 def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) -> None:
     done = run("-m", *GRID, "hydra/launcher=basic", "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,11 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
     "ByWholeWeights": schedule("ByWholeWeights"),
     "Penalised, even": task("Penalised", *EVEN),
 }
-RARE = {"Spectral", "OldNorm", "convnet", "torch.optim.RMSprop", "torch.optim.NAdam", "Kept"}
+COMMON = {
+    *("mlp, average, clip, parts", "transformer", "Tied", "Mixture", "ByNorm", "Penalised, even"),
+    *("a weight in a list", "a hook", "a write", "shared memory", "ByNumber", "Forgetful", "muon"),
+}
+"""What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a weight in a list": (model("Listed"), "gradient"),
     "a view of a weight": (model("Viewed"), "gradient"),
@@ -146,29 +151,35 @@ def outcomes(folder: Path, wanted: Mapping[str, RunConfig], size: int) -> list[d
     return together(folder, size, each)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)]
-)
+def each_way(test: Any) -> Any:
+    """Try some with two workers, and as a slow test all, sharded in both ways."""
+    slow = [pytest.param(*each, marks=pytest.mark.slow) for each in ALL]
+    return pytest.mark.parametrize(("strategy", "size", "some"), [("fsdp", 2, COMMON), *slow])(test)
+
+
+ALL = [("fsdp", 2, {*EQUAL, *REFUSED}), ("hsdp", 4, {*EQUAL, *REFUSED})]
+
+
+@each_way
 def test_what_trains_as_the_whole_is_taken(
-    strategy: str, size: int, configs: Configs, tmp_path: Path
+    strategy: str, size: int, some: set[str], configs: Configs, tmp_path: Path
 ) -> None:
     more = ("sharding.shards=2",) if strategy == "hsdp" else ()
-    cases = {name: words for name, words in EQUAL.items() if size > 2 or name not in RARE}
+    cases = {name: words for name, words in EQUAL.items() if name in some}
     wanted = {name: configs(strategy, size, *words, *more) for name, words in cases.items()}
     for found in outcomes(tmp_path, wanted, size):
         assert {name: told for name, told in found.items() if told != "whole"} == {}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "size"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)]
-)
+@each_way
 def test_what_would_train_to_other_weights_is_refused_on_all_workers(
-    strategy: str, size: int, configs: Configs, tmp_path: Path
+    strategy: str, size: int, some: set[str], configs: Configs, tmp_path: Path
 ) -> None:
     more = ("sharding.shards=2",) if strategy == "hsdp" else ()
-    wanted = {name: configs(strategy, size, *words, *more) for name, (words, _) in REFUSED.items()}
+    cases = {name: case for name, case in REFUSED.items() if name in some}
+    wanted = {name: configs(strategy, size, *words, *more) for name, (words, _) in cases.items()}
     for found in outcomes(tmp_path, wanted, size):
-        for name, (_, told) in REFUSED.items():
+        for name, (_, told) in cases.items():
             assert found[name].startswith(f"ConfigError: strategy={strategy}: the "), name
             assert told in found[name], name
 

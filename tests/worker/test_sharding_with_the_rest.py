@@ -117,6 +117,7 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 RARE = [*FORKS][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*FORKS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in RARE]
 )
@@ -155,6 +156,7 @@ def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     assert not [file for file in left if file.startswith((".", "fork"))], left
 
 
+@pytest.mark.slow
 def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(
     configs: Configs, tmp_path: Path
 ) -> None:
