@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 from expt.command import main as command
 from expt.command import sweep
@@ -63,7 +64,7 @@ def main(points: int, folder: str, typed_at: float) -> None:
         return Ended()
 
     def pool(observer: Observer) -> Pool:
-        return Pool(MACHINE, Options(), observer, start=start)
+        return Pool(MACHINE, Options(), observer, start=cast(Any, start))
 
     class Simulated(sweep.Sweep):
         def open(self) -> SweepFolder:

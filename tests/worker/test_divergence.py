@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def told(
             sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), batch, begins_step=part == 0)
     position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
     with pytest.raises(kind) as raised:
-        diagnosis.stop_at_loss(sums, position, loader or Numbered(), ALONE)
+        diagnosis.stop_at_loss(sums, position, cast(Any, loader or Numbered()), ALONE)
     return str(raised.value)
 
 
