@@ -294,10 +294,8 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_conf" / "model").mkdir(parents=True)
     (folder / "my_conf" / "model" / "linear.yaml").write_text("_target_: once.Net\n")
     grid = (
-        "model=mlp,convnet,linear",
-        "optimizer.lr=0.1,0.05,0.02,0.01",
-        "epochs=1",
-        "dataset.train_limit=320",
+        *as_typed("model=mlp,convnet,linear optimizer.lr=0.1,0.05,0.02,0.01 epochs=1"),
+        *as_typed("dataset.train_limit=320"),
     )
     own = (
         "--config-dir",

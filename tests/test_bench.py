@@ -16,7 +16,7 @@ from scripts.benchmarks import gpu
 from scripts.benchmarks.links import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks.memory import Peak
 from scripts.benchmarks.systems import Output
-from tests.conftest import FASHION_MNIST, environment
+from tests.conftest import FASHION_MNIST, as_typed, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 
@@ -25,12 +25,7 @@ BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}")
 def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
     words = [
-        "--only=epoch",
-        "--models=mlp",
-        "--images=640",
-        "--rounds=1",
-        "--epochs=2",
-        "--peers=plain",
+        *as_typed("--only=epoch --models=mlp --images=640 --rounds=1 --epochs=2 --peers=plain"),
     ]
     command = [sys.executable, str(BENCH), *words, "--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)

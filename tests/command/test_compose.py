@@ -23,12 +23,10 @@ from expt.command.hydra_files import own_folders_of
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
+from tests.conftest import as_typed
 
 WORDS = (
-    "model=mlp",
-    "model=convnet",
-    "optimizer=adamw",
-    "optimizer.lr=0.3",
+    *as_typed("model=mlp model=convnet optimizer=adamw optimizer.lr=0.3"),
     "model.hidden=[3,4]",
     "seed=7",
     "amp=bf16",

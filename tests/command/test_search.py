@@ -23,7 +23,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.search.space import Parameter
 from tests.composing import composed, composer
-from tests.conftest import run
+from tests.conftest import as_typed, run
 
 SMALL = {
     "epochs": 1,
@@ -227,13 +227,9 @@ def space(
 
 def test_hydras_grammar_is_the_space() -> None:
     found = space(
-        "optimizer.lr=tag(log,interval(1e-4,1))",
-        "batch_size=interval(16,64)",
-        "epochs=int(interval(1,8))",
-        "model=mlp,convnet",
-        "seed=range(3)",
-        "label_smoothing=range(0,0.3,0.1)",
-        "ema=null,0.9",
+        *as_typed("optimizer.lr=tag(log,interval(1e-4,1)) batch_size=interval(16,64)"),
+        *as_typed("epochs=int(interval(1,8)) model=mlp,convnet seed=range(3)"),
+        *as_typed("label_smoothing=range(0,0.3,0.1) ema=null,0.9"),
         when=(
             "model=convnet: model.dropout=interval(0,0.5)",
             "model=mlp: model.hidden=[8],[16,16]",

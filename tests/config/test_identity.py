@@ -24,6 +24,7 @@ from expt.config.parse import parse, parse_again
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from tests.composing import composed
+from tests.conftest import as_typed
 
 
 def config(*overrides: str, gpus: tuple[str, ...] = ()) -> RunConfig:
@@ -39,11 +40,8 @@ def test_a_rate_that_falls_with_no_layer_is_none_that_falls() -> None:
 EVERY_KEY = (
     ("dataset=mnist", "model=convnet", "scheduler=cosine", "init=kaiming"),
     (
-        "dataset=image_folder",
-        "dataset.root=photos",
-        "scheduler=step",
-        "optimizer=adam",
-        "init=xavier",
+        *as_typed("dataset=image_folder dataset.root=photos scheduler=step optimizer=adam"),
+        *as_typed("init=xavier"),
     ),
     ("dataset=synthetic", "model=resnet18", "scheduler=one_cycle", "init=orthogonal"),
     ("init=normal", "scheduler=plateau"),

@@ -20,6 +20,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
+from tests.conftest import as_typed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
@@ -95,18 +96,13 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
     asked = {
         "image_folder": ["dataset.root=photos"],
         "segmentation_folder": [
-            "dataset.root=photos",
-            "dataset.num_classes=3",
-            "task=segmentation",
-            "model=unet",
+            *as_typed("dataset.root=photos dataset.num_classes=3 task=segmentation model=unet"),
         ],
         "diabetes": ["task=regression"],
         "table": ["dataset.path=t.csv", "dataset.targets=y"],
         "unet": [
-            "task=segmentation",
-            "dataset=segmentation_folder",
-            "dataset.root=photos",
-            "dataset.num_classes=3",
+            *as_typed("task=segmentation dataset=segmentation_folder dataset.root=photos"),
+            *as_typed("dataset.num_classes=3"),
         ],
         "model=torchvision": ["model.arch=vgg11"],
         "dataset=torchvision": ["dataset.set=KMNIST"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expt.errors import ConfigError
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 
 TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=language_model")
 
@@ -13,12 +13,8 @@ TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=lang
 @pytest.mark.parametrize(
     "words",
     [
-        "model=mlp",
-        "model=convnet",
-        "task=classification",
-        "task=regression",
-        "model.width=30",
-        "model.width=2",
+        *as_typed("model=mlp model=convnet task=classification task=regression model.width=30"),
+        *as_typed("model.width=2"),
         "dataset.test_fraction=0.5 dataset.val_fraction=0.5",
         "dataset.test_fraction=0 eval_split=test",
         "dataset.test_fraction=0 objective=loss/test",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunFolder, run
+from tests.conftest import RunFolder, as_typed, run
 
 HEADER, BLOCK = 7, 32768
 WHOLE, LAST = 1, 4
@@ -107,11 +107,7 @@ def test_a_run_kept_offline_half_live_and_half_later_has_each_point_once(tmp_pat
 def test_a_failed_sweep_is_a_group(tmp_path: Path) -> None:
     words = (
         "-m",
-        "seed=0,1",
-        "epochs=2",
-        "send=wandb",
-        "hydra.sweep.dir=grid",
-        "tensorboard.norms=false",
+        *as_typed("seed=0,1 epochs=2 send=wandb hydra.sweep.dir=grid tensorboard.norms=false"),
     )
     done = run(*words, cwd=tmp_path, WANDB_MODE="offline", EXPT_FAULT="0:25:raise")
     assert done.returncode == 1, done.stderr

@@ -22,16 +22,13 @@ from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import Made, create_result, read_result, update_result
-from tests.conftest import Configured, Trained, run, start
+from tests.conftest import Configured, Trained, as_typed, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
 
 QUICK = (
-    "epochs=1",
-    "dataset.train_limit=64",
-    "world_size=1",
-    "max_steps=1",
-    "tensorboard.images=false",
+    *as_typed("epochs=1 dataset.train_limit=64 world_size=1 max_steps=1"),
+    *as_typed("tensorboard.images=false"),
 )
 
 
@@ -229,11 +226,7 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     words = (
         "--config-dir",
         str(tmp_path / "conf"),
-        "model=own",
-        "seed=0,1",
-        "epochs=1",
-        "max_steps=1",
-        "world_size=1",
+        *as_typed("model=own seed=0,1 epochs=1 max_steps=1 world_size=1"),
     )
     sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     before = {result.folder for result in expt.sweep(*sweep)}
@@ -262,11 +255,7 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
         "-m",
         "--config-dir",
         "conf",
-        "model=own",
-        "seed=0,1",
-        "epochs=1",
-        "world_size=1",
-        "hydra.sweep.dir=sweep",
+        *as_typed("model=own seed=0,1 epochs=1 world_size=1 hydra.sweep.dir=sweep"),
     )
     process = start(
         *words, "hydra.launcher.max_concurrent=1", cwd=tmp_path, PYTHONPATH=str(tmp_path)

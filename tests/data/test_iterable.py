@@ -24,7 +24,7 @@ from expt.data.samples import IterableLoader
 from expt.errors import ConfigError, DataError
 from expt.worker.build import build_data
 from expt.worker.run import Run
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, train_alone
 from tests.worker.test_run import values
 
@@ -284,10 +284,7 @@ def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path:
     words += (
         "model=mlp",
         "model.hidden=[]",
-        "batch_size=5",
-        "epochs=2",
-        "drop_last=false",
-        "log_every=1",
+        *as_typed("batch_size=5 epochs=2 drop_last=false log_every=1"),
     )
 
     def stop(run: Run) -> None:

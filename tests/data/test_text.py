@@ -21,7 +21,7 @@ from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
-from tests.conftest import Configured, Trained
+from tests.conftest import Configured, Trained, as_typed
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -176,12 +176,8 @@ def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
 def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:
     file.write_bytes(b"to be or not to be, that is the question. " * 90)
     small = (
-        "model.layers=1",
-        "model.width=16",
-        "dataset.context=32",
-        "batch_size=24",
-        "log_every=1",
-        "threads=1",
+        *as_typed("model.layers=1 model.width=16 dataset.context=32 batch_size=24 log_every=1"),
+        *as_typed("threads=1"),
     )
     runs = [
         trained(

@@ -21,7 +21,7 @@ from expt.data.build import Data
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -33,12 +33,8 @@ LIST = (
     f"dataset.transforms=[{CROP}, {{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}}]"
 )
 PLAIN = (
-    "batch_size=8",
-    "drop_last=false",
-    "seed=3",
-    "threads=1",
-    "dataset.mean=null",
-    "dataset.std=null",
+    *as_typed("batch_size=8 drop_last=false seed=3 threads=1 dataset.mean=null"),
+    *as_typed("dataset.std=null"),
 )
 
 

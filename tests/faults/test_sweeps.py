@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 import expt
 from expt.errors import ConfigError, Interrupted, RunFailed
-from tests.conftest import Process, RunFolder, alive, descendants, run, start
+from tests.conftest import Process, RunFolder, alive, as_typed, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
@@ -181,11 +181,7 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
 
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
     words = (
-        "model.how=hold",
-        "seed=0,1",
-        "epochs=2",
-        "hydra/launcher=basic",
-        "hydra.sweep.dir=sweep",
+        *as_typed("model.how=hold seed=0,1 epochs=2 hydra/launcher=basic hydra.sweep.dir=sweep"),
         "hydra.sweep.subdir=${seed}",
     )
     process = start("-m", *faulty, *words, cwd=tmp_path)
@@ -353,10 +349,7 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
 def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
     grid = (
         f"seed=range({SWEEP_RUNS})",
-        "model.dropout=0.3",
-        "epochs=3",
-        "threads=1",
-        "checkpoint.every_steps=7",
+        *as_typed("model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7"),
     )
     whole = expt.sweep(*grid, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
     lasted = sorted(end - begin for begin, end, _ in spans(tmp_path / "whole"))

@@ -13,7 +13,7 @@ import pytest
 
 from expt.runs.paths import RunPaths, is_held
 from expt.worker.fault import VARIABLE
-from tests.conftest import Process, RunFolder, alive, children_of, run, start, start_cold
+from tests.conftest import Process, RunFolder, alive, as_typed, children_of, run, start, start_cold
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until
 
@@ -138,11 +138,8 @@ def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_r
 def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) -> None:
     words = (
         "-m",
-        "seed=0,1,2",
-        "epochs=2",
-        "world_size=2",
-        "hydra.sweep.dir=sweep",
-        "hydra.launcher.retries=1",
+        *as_typed("seed=0,1,2 epochs=2 world_size=2 hydra.sweep.dir=sweep"),
+        *as_typed("hydra.launcher.retries=1"),
     )
     process = start(*words, cwd=tmp_path)
     wait_until((tmp_path / "sweep" / "seed=0" / "metrics.jsonl").exists, process)

@@ -15,7 +15,7 @@ from expt.config import groups
 from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
-from tests.conftest import Trained, run
+from tests.conftest import Trained, as_typed, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,12 +77,8 @@ def test_predictions_are_those_of_the_runs_evaluation(trained: Trained) -> None:
 
 def test_channels_last(trained: Trained) -> None:
     options = (
-        "gpus=1",
-        "model=convnet",
-        "dataset=synthetic",
-        "channels_last=true",
-        "amp=true",
-        "max_steps=20",
+        *as_typed("gpus=1 model=convnet dataset=synthetic channels_last=true amp=true"),
+        *as_typed("max_steps=20"),
     )
     result = trained(*options).result
     assert (result["status"], result["steps"]) == ("completed", 20)

@@ -24,7 +24,7 @@ from expt.training.loop import train_epoch
 from expt.worker import build
 from expt.worker.main import set_precision
 from tests.composing import composed
-from tests.conftest import Trained
+from tests.conftest import Trained, as_typed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,12 +148,7 @@ def test_the_table_of_operators_has_kernels(trained: Trained) -> None:
 def test_compiled_models_have_the_loss_curve_of_others(compiled: str, trained: Trained) -> None:
     # Compiled code draws other random numbers: no dropout.
     words = (
-        "gpus=1",
-        "model=convnet",
-        "model.dropout=0",
-        "drop_last=false",
-        "epochs=2",
-        "log_every=1",
+        *as_typed("gpus=1 model=convnet model.dropout=0 drop_last=false epochs=2 log_every=1"),
     )
     shape = "dataset.train_limit=600"  # the last batch of an epoch has another
     eager = trained(*words, shape, name="eager").curve("running/loss")

@@ -18,16 +18,13 @@ from expt.inference.load import Preprocess
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.conftest import python
+from tests.conftest import as_typed, python
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 FEW = (
-    "epochs=1",
-    "max_steps=2",
-    "batch_size=16",
-    "tensorboard.images=false",
-    "tensorboard.graph=false",
+    *as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),
+    *as_typed("tensorboard.graph=false"),
 )
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")

@@ -12,7 +12,7 @@ import torch
 
 from expt.data import indexing
 from expt.worker import fault
-from tests.conftest import RunFolder, run
+from tests.conftest import RunFolder, as_typed, run
 from tests.training.plain import descend
 
 OWN = """
@@ -59,10 +59,7 @@ YAML = {
     "model": "_target_: own.Linear\n",
 }
 WORDS: tuple[str, ...] = (
-    "dataset=own",
-    "task=own",
-    "model=own",
-    "optimizer=plain_sgd",
+    *as_typed("dataset=own task=own model=own optimizer=plain_sgd"),
     f"optimizer.lr={LR}",
     f"batch_size={BATCH}",
 )

@@ -21,16 +21,13 @@ from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
 from expt.worker.build import build_data, build_learner
 from tests.composing import composed
-from tests.conftest import environment
+from tests.conftest import as_typed, environment
 from tests.ranks import together
 
 WORKERS = 2
 LM = (
-    "model=transformer",
-    "task=language_model",
-    "dataset=text",
-    "optimizer=adamw",
-    "dataset.context=256",
+    *as_typed("model=transformer task=language_model dataset=text optimizer=adamw"),
+    *as_typed("dataset.context=256"),
 )
 IMAGES = (
     "dataset=synthetic",
@@ -40,11 +37,7 @@ IMAGES = (
 )
 WIDE = (
     *LM[:-1],
-    "dataset.context=8",
-    "model.layers=8",
-    "model.width=512",
-    "model.heads=8",
-    "batch_size=8",
+    *as_typed("dataset.context=8 model.layers=8 model.width=512 model.heads=8 batch_size=8"),
 )
 DEEP = (*IMAGES, "model=mlp", f"model.hidden=[{','.join(['2048'] * 8)}]", "optimizer=adamw")
 CASES = {

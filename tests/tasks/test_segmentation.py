@@ -19,7 +19,7 @@ from expt.errors import ConfigError, Diverged
 from expt.models.vision import UNet
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
-from tests.conftest import Trained, run
+from tests.conftest import Trained, as_typed, run
 from tests.late import Late
 
 classification: Any = Late("torchmetrics.classification")
@@ -133,11 +133,8 @@ def test_curves_are_a_plain_loops_on_any_number_of_workers(
     words = (
         *folder_words(root),
         *(
-            "model.batch_norm=false",
-            "dataset.mean=null",
-            "dataset.std=null",
-            "optimizer=plain_sgd",
-            "optimizer.lr=0.5",
+            *as_typed("model.batch_norm=false dataset.mean=null dataset.std=null"),
+            *as_typed("optimizer=plain_sgd optimizer.lr=0.5"),
         ),
         *("batch_size=30", "epochs=4", "log_every=1", "tensorboard.norms=false"),
     )

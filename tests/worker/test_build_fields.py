@@ -27,6 +27,7 @@ from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
+from tests.conftest import as_typed
 
 
 def config(*overrides: str) -> RunConfig:
@@ -250,11 +251,8 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(
 
 def test_a_single_worker_shares_with_nobody() -> None:
     built(
-        "batch_norm=sync",
-        "world_size=1",
-        "drop_last=false",
-        "batch_size=64",
-        "dataset.train_limit=129",
+        *as_typed("batch_norm=sync world_size=1 drop_last=false batch_size=64"),
+        *as_typed("dataset.train_limit=129"),
     )
 
 

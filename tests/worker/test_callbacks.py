@@ -17,6 +17,7 @@ from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from expt.worker.run import Run
 from tests.conftest import Trained as TrainInWorkers
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
@@ -168,11 +169,8 @@ def test_a_picture_is_made_of_what_looks_like_one() -> None:
 def test_two_workers_have_one(trained: TrainInWorkers, train_alone: TrainAlone) -> None:
     """The copy of a model whose batch norms look at all workers can be trained alone."""
     small = (
-        "dataset.train_limit=128",
-        "epochs=2",
-        "model=convnet",
-        "model.dropout=0",
-        "batch_norm=sync",
+        *as_typed("dataset.train_limit=128 epochs=2 model=convnet model.dropout=0"),
+        *as_typed("batch_norm=sync"),
     )
     two, one = (
         trained(*small, words("Lonely"), "world_size=2", name="two"),

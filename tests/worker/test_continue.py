@@ -17,7 +17,7 @@ from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from tests.conftest import Configured, RunFolder
+from tests.conftest import Configured, RunFolder, as_typed
 from tests.conftest import Trained as TrainInWorkers
 from tests.integration.test_resume import _kill_at, _same
 from tests.requests import continued
@@ -25,11 +25,7 @@ from tests.worker.conftest import TrainAlone, Trained
 
 SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")
 ALL_AT_ONCE = (
-    "optimizer=adam",
-    "model.dropout=0.3",
-    "ema=0.9",
-    "gradient_accumulation=2",
-    "mixup=0.2",
+    *as_typed("optimizer=adam model.dropout=0.3 ema=0.9 gradient_accumulation=2 mixup=0.2"),
 )
 AUGMENTED = (
     "dataset.augment.crop_padding=1",
@@ -160,13 +156,8 @@ def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
 
 
 WORKERS = (
-    "world_size=2",
-    "model.dropout=0.3",
-    "optimizer=adam",
-    "optimizer.lr=0.01",
-    "ema=0.9",
-    "gradient_accumulation=2",
-    "threads=1",
+    *as_typed("world_size=2 model.dropout=0.3 optimizer=adam optimizer.lr=0.01 ema=0.9"),
+    *as_typed("gradient_accumulation=2 threads=1"),
 )
 
 

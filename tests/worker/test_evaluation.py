@@ -29,16 +29,14 @@ from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 QUIET = (
-    "tensorboard.images=false",
-    "tensorboard.graph=false",
-    "tensorboard.norms=false",
-    "tensorboard.health=false",
+    *as_typed("tensorboard.images=false tensorboard.graph=false tensorboard.norms=false"),
+    *as_typed("tensorboard.health=false"),
 )
 FEW = ("epochs=2", "batch_size=16", "dataset.train_limit=160", *QUIET)
 TABLE = ("model=mlp", "model.hidden=[4]", "epochs=1", "batch_size=8", "drop_last=false", *QUIET)
@@ -124,10 +122,7 @@ class Fit(expt.Task):
 RUNS = {
     "batch norm, over the whole batch": (
         *FEW,
-        "model=convnet",
-        "batch_norm=sync",
-        "mixup=0.2",
-        "weights=null",
+        *as_typed("model=convnet batch_norm=sync mixup=0.2 weights=null"),
     ),
     "a moving average": (*FEW, "ema=0.9", "task.class_weights=balanced", "label_smoothing=0.1"),
     "in bf16, accumulated": (*FEW, "amp=bf16", "gradient_accumulation=2", "optimizer.lr=0.2"),
@@ -344,10 +339,7 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
     small = (
         "model=mlp",
         "model.hidden=[8]",
-        "batch_size=4",
-        "epochs=8",
-        "optimizer.lr=0.1",
-        "dataset.num_workers=0",
+        *as_typed("batch_size=4 epochs=8 optimizer.lr=0.1 dataset.num_workers=0"),
         *QUIET,
     )
     size = ("dataset.image_size=[8,8]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.3,0.4]")
@@ -409,12 +401,8 @@ def test_a_text_and_its_window(train: TrainAlone, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
     (tmp_path / "other.txt").write_text("to be or not to be, " * 30)
     small = (
-        "model.layers=1",
-        "model.width=16",
-        "model.heads=2",
-        "dataset.context=16",
-        "epochs=1",
-        "max_steps=3",
+        *as_typed("model.layers=1 model.width=16 model.heads=2 dataset.context=16 epochs=1"),
+        *as_typed("max_steps=3"),
     )
     book = f"dataset.root={tmp_path / 'book.txt'}"
     trained = train(

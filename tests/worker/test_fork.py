@@ -22,16 +22,13 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
 from expt.training.callback import Observer
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained
 
 SHORT = (
-    "dataset.train_limit=320",
-    "log_every=2",
-    "optimizer.lr=0.2",
-    "batch_size=32",
-    "checkpoint.keep=9",
+    *as_typed("dataset.train_limit=320 log_every=2 optimizer.lr=0.2 batch_size=32"),
+    *as_typed("checkpoint.keep=9"),
 )
 Forking = Callable[..., Trained]
 
@@ -188,12 +185,7 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     run(*words, name="parent")
     more = (
         *words,
-        "fork=parent@20",
-        "batch_size=64",
-        "seed=3",
-        "ema=0.9",
-        "amp=bf16",
-        "checkpoint.keep=9",
+        *as_typed("fork=parent@20 batch_size=64 seed=3 ema=0.9 amp=bf16 checkpoint.keep=9"),
     )
     fork = run(*more, name="fork")
     assert (fork.result["steps"], fork.result["total_steps"], len(fork.result["epoch_s"])) == (

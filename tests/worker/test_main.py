@@ -20,7 +20,7 @@ from expt.training.precision import Precision
 from expt.worker import main
 from expt.worker.parallel import Autocast
 from tests.composing import composed
-from tests.conftest import Configured, RunFolder, python
+from tests.conftest import Configured, RunFolder, as_typed, python
 from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -153,10 +153,8 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
         "dataset.image_size=[32,32]",
     )
     model = (
-        "model=torchvision",
-        "model.arch=squeezenet1_1",
-        "model.pretrained=true",
-        "batch_size=8",
+        *as_typed("model=torchvision model.arch=squeezenet1_1 model.pretrained=true"),
+        *as_typed("batch_size=8"),
     )
     threads = f"threads={torch.get_num_threads()}"
     words = (*images, *model, "tensorboard.graph=false", "patches.malloc=false", threads)

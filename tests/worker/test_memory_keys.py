@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainTogether
 
 RUN = (
-    "model=transformer",
-    "task=language_model",
-    "dataset=text",
-    "dataset.context=16",
-    "optimizer=adamw",
-    "epochs=1",
+    *as_typed("model=transformer task=language_model dataset=text dataset.context=16"),
+    *as_typed("optimizer=adamw epochs=1"),
 )
 SMALL = (
-    "model.layers=2",
-    "model.width=16",
-    "model.heads=2",
-    "model.dropout=0.2",
-    "max_steps=4",
-    "log_every=1",
+    *as_typed("model.layers=2 model.width=16 model.heads=2 model.dropout=0.2 max_steps=4"),
+    *as_typed("log_every=1"),
 )
 MORE = ("ema=0.9", "gradient_accumulation=2", "batch_size=16", "gradient_clip=0.1", "amp=bf16")
 

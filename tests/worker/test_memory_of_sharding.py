@@ -25,17 +25,13 @@ from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
 from expt.worker.build import build_data, build_learner
 from tests.composing import composed
-from tests.conftest import environment
+from tests.conftest import as_typed, environment
 from tests.ranks import together
 
 WORKERS = (1, 2, 4)
 LM = (
-    "model=transformer",
-    "task=language_model",
-    "dataset=text",
-    "dataset.context=16",
-    "optimizer=adamw",
-    "threads=1",
+    *as_typed("model=transformer task=language_model dataset=text dataset.context=16"),
+    *as_typed("optimizer=adamw threads=1"),
 )
 LARGE, TINY = (
     ("model.width=256", "model.layers=40", "model.heads=4"),

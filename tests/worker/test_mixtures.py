@@ -9,6 +9,7 @@ import torch
 
 from expt.runs import checkpoint
 from expt.worker.run import Run
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone
 from tests.worker.test_callbacks import words
 from tests.worker.test_run import values
@@ -22,10 +23,8 @@ MIXTURES = {
             "optimizer.groups=[{match: '^3', lr_scale: 0.1, weight_decay: 0.1}]",
         ),
         *(
-            "scheduler=plateau",
-            "scheduler.patience=0",
-            "scheduler.min_delta=0.05",
-            "scheduler.metric=accuracy/val",
+            *as_typed("scheduler=plateau scheduler.patience=0 scheduler.min_delta=0.05"),
+            *as_typed("scheduler.metric=accuracy/val"),
         ),
         *(
             "early_stop={metric: accuracy/val, patience: 2, min_delta: 0.03}",
@@ -35,11 +34,8 @@ MIXTURES = {
     ),
     "cutmix, parts, transforms, balanced sampling, a callback": (
         *(
-            "cutmix=1.0",
-            "gradient_accumulation=2",
-            "dataset.sampling=balanced",
-            "drop_last=false",
-            "epochs=3",
+            *as_typed("cutmix=1.0 gradient_accumulation=2 dataset.sampling=balanced"),
+            *as_typed("drop_last=false epochs=3"),
         ),
         *(
             "dataset.transforms=[{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}]",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import expt
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone
 
 
@@ -49,10 +50,7 @@ def test_it_is_told_of_the_split_and_of_the_log_point(
         "~dataset",
         "~model",
         *own,
-        "task=language_model",
-        "batch_size=1",
-        "epochs=1",
-        "tensorboard.graph=false",
+        *as_typed("task=language_model batch_size=1 epochs=1 tensorboard.graph=false"),
     )
     train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
     found = {

@@ -16,7 +16,7 @@ from expt.runs import checkpoint
 from expt.training.learner import parameters_of
 from expt.worker import build
 from expt.worker.run import Run
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.worker.adversarial import GAN, Adversarial, Partial
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.test_run import values
@@ -37,12 +37,8 @@ WORDS = (
         "+dataset.num_workers=0",
     ),
     *(
-        "epochs=2",
-        "batch_size=16",
-        "drop_last=false",
-        "log_every=1",
-        "optimizer=adam",
-        "optimizer.lr=0.02",
+        *as_typed("epochs=2 batch_size=16 drop_last=false log_every=1 optimizer=adam"),
+        *as_typed("optimizer.lr=0.02"),
     ),
     "optimizer.groups=[{match: '^generator', lr_scale: 0.5}]",
 )
@@ -165,10 +161,7 @@ def test_a_loss_that_looks_at_the_whole_batch_is_the_same_on_any_number_of_worke
         "~model",
         "~task",
         *own,
-        "epochs=2",
-        "batch_size=16",
-        "log_every=1",
-        "+dataset.num_workers=0",
+        *as_typed("epochs=2 batch_size=16 log_every=1 +dataset.num_workers=0"),
     )
     one, four = train_alone(*words, name="one"), train_together(4, *words, name="four")
     losses = dict(one.curve("running/loss"))

@@ -20,18 +20,15 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.callback import Observer
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder
+from tests.conftest import Configured, RunFolder, as_typed
 from tests.conftest import Trained as TrainInWorkers
 from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 
 TURNING = (
     *(
-        "objective=loss/val",
-        "dataset.train_limit=320",
-        "epochs=5",
-        "batch_size=32",
-        "optimizer.lr=0.2",
+        *as_typed("objective=loss/val dataset.train_limit=320 epochs=5 batch_size=32"),
+        *as_typed("optimizer.lr=0.2"),
     ),
     "tensorboard.images=auto",
 )
@@ -194,11 +191,7 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(
         run.learner.module.register_forward_hook(keep)
 
     words = (
-        "dataset.train_limit=300",
-        "drop_last=false",
-        "batch_size=64",
-        "log_every=2",
-        "epochs=3",
+        *as_typed("dataset.train_limit=300 drop_last=false batch_size=64 log_every=2 epochs=3"),
     )
     done = train_alone(*words, observe=lambda *_: heard, before=hear)
     found = iter(logits)
@@ -251,10 +244,8 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
         run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 
     done = train_alone(
-        "epochs=3",
-        "checkpoint.every_steps=9",
-        "dataset.train_limit=320",
-        "objective=loss/val",
+        *as_typed("epochs=3 checkpoint.every_steps=9 dataset.train_limit=320"),
+        *as_typed("objective=loss/val"),
         before=watch,
     )
     assert [value for _, value in done.curve("loss/val")] == sorted(
@@ -267,11 +258,7 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     train_alone: TrainAlone,
 ) -> None:
     words = (
-        "epochs=4",
-        "model.dropout=0.3",
-        "log_every=2",
-        "dataset.train_limit=320",
-        "on_nan=skip",
+        *as_typed("epochs=4 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip"),
     )
 
     def stop(run: Run) -> None:
@@ -401,10 +388,8 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
 
 
 NEVER_GOOD_ENOUGH = (
-    "scheduler=plateau",
-    "scheduler.patience=1",
-    "scheduler.min_delta=100",
-    "scheduler.cooldown=1",
+    *as_typed("scheduler=plateau scheduler.patience=1 scheduler.min_delta=100"),
+    *as_typed("scheduler.cooldown=1"),
 )
 
 

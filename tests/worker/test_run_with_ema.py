@@ -9,6 +9,7 @@ import pytest
 from expt.runs import checkpoint
 from expt.worker.run import Run
 from tests.conftest import Trained as TrainInWorkers
+from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone
 from tests.worker.test_run import TURNING, measured, values
 
@@ -46,10 +47,7 @@ def test_the_average_is_evaluated_saved_tested_and_resumed(train_alone: TrainAlo
 
 def test_two_workers_have_one_average(trained: TrainInWorkers) -> None:
     same = (
-        "model=convnet",
-        "model.dropout=0",
-        "batch_norm=groups",
-        "batch_norm_group=16",
+        *as_typed("model=convnet model.dropout=0 batch_norm=groups batch_norm_group=16"),
     )  # whatever the workers
 
     def losses(*words: str, name: str) -> list[float]:

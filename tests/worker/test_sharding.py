@@ -21,7 +21,7 @@ from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
-from tests.conftest import RunFolder
+from tests.conftest import RunFolder, as_typed
 from tests.requests import resumed
 from tests.worker.conftest import ALONE
 from tests.worker.odd_models import OddMemory
@@ -34,45 +34,29 @@ being smaller.
 UNEQUAL = ("dataset.train_limit=133", "gradient_accumulation=4")
 """The last step has five samples, of which workers have two and one, or three and two."""
 TEXT = (
-    "dataset=text",
-    "task=language_model",
-    "dataset.root=text.txt",
-    "dataset.context=8",
-    "batch_size=64",
+    *as_typed("dataset=text task=language_model dataset.root=text.txt dataset.context=8"),
+    *as_typed("batch_size=64"),
 )
 RESNET = (
-    "model=resnet18",
-    "optimizer.lr=0.001",
-    "batch_size=128",
-    "max_steps=2",
-    "epochs=1",
-    "log_every=1",
+    *as_typed("model=resnet18 optimizer.lr=0.001 batch_size=128 max_steps=2 epochs=1"),
+    *as_typed("log_every=1"),
 )
 CASES: dict[str, tuple[str, ...]] = {
     "mlp": (
-        "model=mlp",
-        "optimizer=adamw",
-        "ema=0.9",
-        "gradient_clip=0.5",
-        "tensorboard.histograms=true",
+        *as_typed("model=mlp optimizer=adamw ema=0.9 gradient_clip=0.5"),
+        *as_typed("tensorboard.histograms=true"),
         *UNEQUAL,
     ),
     "parts": ("model=mlp", "gradient_accumulation=2", "gradient_clip_value=0.01", "on_nan=skip"),
     "each part": (
-        "model=mlp",
-        "gradient_accumulation=2",
-        "sharding.reduce_each_part=true",
-        "sharding.wrap=300",
+        *as_typed("model=mlp gradient_accumulation=2 sharding.reduce_each_part=true"),
+        *as_typed("sharding.wrap=300"),
     ),
     "convnet": ("model=convnet", "model.dropout=0", "batch_norm=sync", "optimizer.lr=0.01"),
     "transformer": (
         *(
-            "model=transformer",
-            "model.width=16",
-            "model.heads=2",
-            "model.layers=2",
-            "max_steps=3",
-            "epochs=1",
+            *as_typed("model=transformer model.width=16 model.heads=2 model.layers=2"),
+            *as_typed("max_steps=3 epochs=1"),
         ),
         *(
             "optimizer=adamw",
@@ -174,12 +158,8 @@ def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: P
 
 
 LONG = (
-    "model=mlp",
-    "model.dropout=0.3",
-    "optimizer=adamw",
-    "ema=0.9",
-    "log_every=1",
-    "dataset.train_limit=320",
+    *as_typed("model=mlp model.dropout=0.3 optimizer=adamw ema=0.9 log_every=1"),
+    *as_typed("dataset.train_limit=320"),
 )
 OFTEN = ("epochs=3", "checkpoint.every_steps=2")
 

@@ -22,18 +22,15 @@ from expt.runs.request import RunRequest
 from expt.training.collectives import Worker
 from expt.worker import random_state
 from expt.worker.build import build_data, build_learner
-from tests.conftest import RunFolder
+from tests.conftest import RunFolder, as_typed
 from tests.integration.test_resume import _same
 from tests.requests import continued, resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SHORT = (
-    "dataset.train_limit=136",
-    "drop_last=false",
-    "log_every=1",
-    "batch_size=64",
-    "optimizer=adamw",
+    *as_typed("dataset.train_limit=136 drop_last=false log_every=1 batch_size=64"),
+    *as_typed("optimizer=adamw"),
 )
 """Three steps in an epoch."""
 DRAWING = (
@@ -214,11 +211,8 @@ def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(
     configs: Configs, tmp_path: Path
 ) -> None:
     words = (
-        "model=convnet",
-        "model.dropout=0",
-        "batch_norm=sync",
-        "dataset.train_limit=192",
-        "batch_size=64",
+        *as_typed("model=convnet model.dropout=0 batch_norm=sync dataset.train_limit=192"),
+        *as_typed("batch_size=64"),
     )
     kinds = {"adam": ("optimizer=adam",), "sgd": ("optimizer=sgd", "optimizer.momentum=0")}
     runs = {

@@ -18,17 +18,14 @@ from expt.runs.paths import RunPaths
 from expt.training import sharding
 from expt.training.collectives import Worker
 from expt.worker import comparison
+from tests.conftest import as_typed
 from tests.worker.odd_models import Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
 FIND = "ddp.find_unused_parameters=true"
 SHORT = (
-    "epochs=1",
-    "max_steps=6",
-    "log_every=1",
-    "dataset.train_limit=128",
-    "optimizer=adamw",
-    "optimizer.lr=0.02",
+    *as_typed("epochs=1 max_steps=6 log_every=1 dataset.train_limit=128 optimizer=adamw"),
+    *as_typed("optimizer.lr=0.02"),
 )
 
 
