@@ -24,7 +24,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.part import Launcher
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, objective_of, read_result
 
@@ -111,6 +111,8 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
     for line in without_effect(config, map(key_of, this.words)):
         warn(line)
     paths = RunPaths(compose.folder_of(composed, "run"))
+    if not paths.result.exists():
+        refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]
 

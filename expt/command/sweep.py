@@ -90,6 +90,7 @@ class Sweep:
         Raises ConfigError where it is another's.
         """
         if self._opened is None:
+            paths.refuse_mixed(self.folder, "hydra.sweep.dir")
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire()

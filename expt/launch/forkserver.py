@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
     control, alive, *modules = arguments
     _die_with(int(alive))
-    set_title("expt forkserver")
+    set_title(f"expt forkserver of {os.getppid()}")
     gc.disable()  # a fifth of the time goes to it else
     for module in modules:
         # A worker that needs it says what is wrong with it.

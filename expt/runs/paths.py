@@ -55,6 +55,17 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP_RECORD).is_file()
 
 
+def refuse_mixed(folder: Path, key: str) -> None:
+    """Raise ConfigError for a new run in a sweep's folder, or a sweep in a run's.
+
+    Each would be missing in the other's tables, or be counted there.
+    """
+    kinds = {"run": lambda one: RunPaths(one).result.is_file(), "sweep": is_sweep}
+    other = "sweep" if key == "hydra.run.dir" else "run"
+    if found := next(filter(kinds[other], (folder.absolute(), folder.absolute().parent)), None):
+        raise ConfigError(f"{key}={folder}: {found} is the folder of a {other}; choose another")
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run, below its folder."""
@@ -238,7 +249,7 @@ def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
 
     Raises FileExistsError then where there is an old one and none `may_exist`.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
     try:
         with beside.open("wb") as file:
             yield file

@@ -34,7 +34,7 @@ def _rotated(folder: Path) -> bool:
 def _goes_on(folder: Path, trained: Trained) -> None:
     """The run in `folder` goes on from its checkpoint to an end, and shows nothing twice."""
     checkpoint_file.check(folder / "checkpoints" / "last.pt")
-    assert not [path for path in folder.rglob(".*") if path.name.endswith(".tmp")]
+    assert not [path for path in folder.rglob(".*") if ".tmp" in path.name]
     stopped = RunFolder(folder)
     epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
     trained("resume=auto", f"epochs={epochs + 1}", name=str(folder))

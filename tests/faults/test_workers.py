@@ -108,7 +108,7 @@ def test_ps_says_what_each_process_is(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert sorted(line.strip() for line in shown.stdout.splitlines()) == [
-        "expt forkserver",
+        f"expt forkserver of {process.pid}",
         "expt rank 0/2 here",
         "expt rank 1/2 here",
     ]

@@ -16,6 +16,7 @@ from expt.command.hydra_files import is_sweep, named_axes
 from expt.command.rerun import NOT_REPEATED
 from expt.command.sweep import Grid
 from expt.config.parse import parse
+from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composer
 from tests.conftest import run, start
@@ -190,3 +191,20 @@ def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
     assert len(grid) > 1
     for words in grid:
         parse(composer().settings(words, sweep=True), Machine(gpus=tuple("01234567"), cpus=8))
+
+
+@pytest.mark.parametrize("folder", ["sweep", "sweep/more"])
+def test_a_run_in_a_sweeps_folder_is_refused_and_a_sweep_in_a_runs(
+    folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "multirun.yaml").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir"):
+        expt.run(f"hydra.run.dir='{tmp_path / folder}'")
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir"):
+        expt.sweep("seed=1,2", f"hydra.sweep.dir='{tmp_path / folder.replace('sweep', 'run')}'")
+    assert {path.name for path in tmp_path.rglob("*")} <= {
+        *("sweep", "multirun.yaml", "run", "result.json", "more", ".lock")
+    }

@@ -104,7 +104,7 @@ _SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
 def runs_below(folder: Path) -> list[ListedRun]:
     """Return every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder")
+        raise ConfigError(f"{folder}: there is no such folder; name one, as in expt report .")
     return [ListedRun(paths.folder, result) for paths, result in results_below(folder)]
 
 
