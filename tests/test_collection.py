@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import as_typed
+
 HERE = Path(__file__).parent
 WITH_GPUS = """
 import os, torch
@@ -30,18 +32,8 @@ def test_tests_of_a_gpu_are_planned_where_there_is_one_and_they_are_asked_for(
     words: list[str], visible: str, *, is_run: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "with_gpus.py").write_text(WITH_GPUS.replace("GIVEN", str(is_run)))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "with_gpus",
-        "-n",
-        "0",
-        "--setup-plan",
-        *words,
-        str(HERE / "gpu"),
-    ]
+    asked = as_typed("-m pytest -p with_gpus -n 0 --setup-plan")
+    command = [sys.executable, *asked, *words, str(HERE / "gpu")]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "3"}
     done = subprocess.run(
         command, env=env, cwd=HERE.parent, capture_output=True, text=True, check=False

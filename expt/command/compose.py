@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import glob
 import os
 import sys
 import threading
@@ -180,7 +181,8 @@ class Composer:
     @property
     def has_environment(self) -> bool:
         """Whether `hydra.job.env_set` names variables for workers."""
-        return any(base.composed.hydra.job.env_set for base in self._bases.values())
+        with _lock:
+            return any(base.composed.hydra.job.env_set for base in self._bases.values())
 
     def is_group(self, key: str) -> bool:
         """Return whether `key` chooses a YAML file."""
@@ -268,10 +270,13 @@ def _kept(where: Where, hydra_words: tuple[str, ...]) -> tuple[_Bases, dict[str,
     """Return what earlier commands of this process have composed of expt's own YAML, unchanged.
 
     So that a further `expt.run` does not wait 0.15 s for it."""
-    if where.own or where.config_dir or hydra_words:
+    folder = str(conf_dir())
+    names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
+    texts = [Path(folder, name).read_text() for name in names]
+    of_more = any("searchpath" in text or "oc.env" in text for text in texts)
+    if where.own or where.config_dir or hydra_words or of_more:
         return {}, {}
-    files = ((path, path.stat()) for path in sorted(conf_dir().rglob("*.yaml")))
-    state = where, *((path, seen.st_mtime_ns, seen.st_size) for path, seen in files)
+    state = where, os.getcwd(), *zip(names, texts, strict=True)
     with _lock:
         if state not in _of_process:
             _of_process.clear()

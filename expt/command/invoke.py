@@ -166,7 +166,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
     if isinstance(error, BrokenPipeError):
-        return RunFailed("nobody reads the output any more")
+        return RunFailed("nobody reads the output any more; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"

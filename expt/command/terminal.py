@@ -30,7 +30,11 @@ def console(*, quiet: bool) -> Console:
     """Return the terminal; with `quiet` one that prints nothing."""
     from rich.console import Console  # late: takes 20 ms
 
-    return Console(file=io.StringIO(), quiet=True) if quiet else Console()
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:  # Rich's own ends the process without a word
+            raise
+
+    return Console(file=io.StringIO(), quiet=True) if quiet else Terminal()
 
 
 def _open_closed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +24,22 @@ EXTENSIONS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
 def files_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
     """Return the files with such names in a folder and below it, each folder's sorted.
 
-    Linked folders are followed, but not in circles.
+    Hidden files and folders are left out. Linked folders are followed, but not in circles.
     """
     found = []
     for where, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not _leads_back(where, name)]
-        found.append((where, [name for name in names if name.lower().endswith(suffixes)]))
+        folders[:] = [name for name in _shown(folders) if not _leads_back(where, name)]
+        found.append((where, [name for name in _shown(names) if name.lower().endswith(suffixes)]))
     return [os.path.join(where, name) for where, names in sorted(found) for name in sorted(names)]
 
 
 def names_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
-    """Return the paths below `folder` of such files, sorted, without hidden ones."""
-    names = (os.path.relpath(path, folder) for path in files_below(folder, suffixes))
-    return sorted(name for name in names if not f"{os.sep}{name}".count(f"{os.sep}."))
+    """Return the paths below `folder` of such files, sorted."""
+    return sorted(os.path.relpath(path, folder) for path in files_below(folder, suffixes))
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(".")]
 
 
 def _leads_back(where: str, name: str) -> bool:

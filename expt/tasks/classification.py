@@ -98,7 +98,6 @@ class Classification(Task):
             None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         )
         self.weight_is_samples = class_weights is None
-        self.measures_jointly = type(self).measure is Classification.measure
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32."""

@@ -19,8 +19,8 @@ from expt.tasks.task import PhasedTask, Sum, Task
 
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
-MAX_KEPT, MAX_OUTPUTS = 64, 2**20
-"""Batches, and numbers of their outputs, that are added up together, for a kernel costs more."""
+MAX_KEPT = 64
+"""Batches whose sums are added up together: on a GPU each kernel costs more than what it adds."""
 
 
 class _Kept(NamedTuple):
@@ -53,12 +53,6 @@ class Sums:
         self._logged = self._values.clone()
         """The values at the last log point."""
         self._kept: list[_Kept] = []
-        on_cpu = device.type == "cpu"  # compiled steps of a GPU may use the memory of outputs again
-        self._jointly = task.measures_jointly and learns and on_cpu and not finite_only
-        self._joint: list[tuple[Tensor, Tensor]] = []
-        """Outputs and targets to be measured together."""
-        self._outputs = 0
-        """How many numbers these are."""
         self._of_step: list[_Kept] = []
         """What counts only if the step does."""
         self._recent: deque[Any] = deque(maxlen=MAX_RECENT)
@@ -75,37 +69,30 @@ class Sums:
         self._count()
         return self._values - self._logged
 
+    @torch.no_grad()
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
         """Count a batch, or a further micro-batch, by the task's loss and the model's outputs.
 
         Without weight only its place among the recent losses counts.
         """
-        row = self._known([batch.size, loss[0].detach(), loss[1]])
+        row: list[Any] = [batch.size, loss[0].detach(), loss[1]]
+        if not batch.weightless:
+            terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
+            for name in self._terms:
+                row += terms[name]
+        row = self._known(row)
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        if self._jointly and not batch.targets.is_floating_point():
-            self._joint.append((outputs.detach(), batch.targets))
-            self._outputs += outputs.numel()
-        else:
-            row += self._known(self._measured(outputs, batch))
         if self._finite_only:
             finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
             self._of_step.append(_Kept(row, finite))
             return
-        if self._kept and len(row) != len(self._kept[0].row):
-            self._count()
         self._kept.append(_Kept(row))
-        if len(self._kept) == MAX_KEPT or self._outputs >= MAX_OUTPUTS:
+        if len(self._kept) == MAX_KEPT:
             self._count()
-
-    @torch.no_grad()
-    def _measured(self, outputs: Any, batch: Batch) -> list[Any]:
-        """Return the task's other sums, each with its weight, in the order of the columns."""
-        terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
-        return [each for name in self._terms for each in terms[name]]
 
     def end_step(self, left_out: Tensor | None = None) -> None:
         """End a step; with the flag `left_out`, alike on all workers, none of it counts."""
@@ -135,25 +122,13 @@ class Sums:
         rows = torch.cat(
             [self._column(each) for each in zip(*(k.row for k in self._kept), strict=True)], 1
         )
-        width = rows.shape[1]
-        weights = [stop for each in self._columns.values() if (stop := each.stop) < width]
+        weights = [columns.stop for columns in self._columns.values()]
         rows[:, weights] = rows[:, weights].masked_fill(rows[:, weights] < 0, -math.inf)
         if self._finite_only:
             counts = self._column([kept.counts for kept in self._kept])
             rows = torch.where(counts > 0, rows, 0.0)
-        self._values[:width] = torch.cat((self._values[None, :width], rows)).cumsum(0)[-1]
-        if self._joint:  # counts, exact in any order
-            outputs, targets = (torch.cat(each) for each in zip(*self._joint, strict=True))
-            more = self._measured(outputs, Batch(None, targets, len(targets)))
-            self._values[self._columns[LOSS].stop + 1 :] += torch.cat(
-                [self._column([each])[0] for each in more]
-            )
-        self._drop()
-
-    def _drop(self) -> None:
+        self._values.copy_(torch.cat((self._values[None], rows)).cumsum(0)[-1])
         self._kept.clear()
-        self._joint.clear()
-        self._outputs = 0
 
     def _column(self, several: Sequence[Any]) -> Tensor:
         """Return one row for each, float64 [n, values]."""
@@ -201,7 +176,7 @@ class Sums:
         """Start again from zero."""
         for row in (self._values, self._not_finite, self._logged):
             row.zero_()
-        self._drop()
+        self._kept.clear()
         self._of_step.clear()
         self._recent.clear()
 

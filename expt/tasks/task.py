@@ -60,9 +60,6 @@ class Task(ABC):
     weight_is_samples = False
     """Whether the loss's weight is the number of samples. It is known before the step then, and not
     summed over all workers."""
-    measures_jointly = False
-    """Whether the sums of several batches may be measured in one call: they are counts, outputs are
-    one tensor, and targets another."""
     phases: Mapping[str, str] = {}
     """The updates that a step is made of, where they are several; see PhasedTask."""
 

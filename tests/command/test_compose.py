@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -209,3 +210,19 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
         this.compose(["model=net", "model.breadth=3"])
     found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
     assert found["model"] == {"_target_": "mine.Net", "height": 4, "breadth": 3}
+
+
+def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder() -> str:
+        return str(Composer(Where()).compose(["model=mlp"]).hydra.runtime.cwd)
+
+    here = folder()
+    monkeypatch.chdir(tmp_path)
+    assert folder() == str(tmp_path) != here
+    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
+    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
+    for lr in (0.5, 0.6):
+        (conf / "optimizer" / "sgd.yaml").write_text(f"name: sgd\nlr: {lr}\n")
+        assert Composer(Where()).compose([]).optimizer.lr == lr

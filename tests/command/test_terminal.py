@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,15 @@ def python(folder: Path, redirected: str, **extra: str) -> subprocess.CompletedP
         text=True,
         check=True,
     )
+
+
+def test_a_command_hears_that_nobody_reads_any_more() -> None:
+    ends, other = os.pipe()
+    os.close(ends)
+    console = terminal.console(quiet=False)
+    console.file = os.fdopen(other, "w", closefd=False)
+    with pytest.raises(BrokenPipeError):
+        console.print("epoch 1")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])

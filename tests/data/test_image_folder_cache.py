@@ -216,6 +216,16 @@ def test_16_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
         decode(str(tmp_path / "float.tif"), None)
 
 
+def test_hidden_files_and_folders_are_no_data(root: Path) -> None:
+    before = list_images(root, "train")
+    hidden = root / "train" / "cat" / ".ipynb_checkpoints"
+    for folder in (hidden, root / "train" / ".trash"):
+        folder.mkdir()
+        shutil.copy(before.files[0], folder / "a.png")
+    (root / "train" / "dog" / "._0.png").write_bytes(b"of a Mac")
+    assert list_images(root, "train") == before
+
+
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     before = list_images(root, "train").files
     (root / "train" / "cat" / "back").symlink_to("..")

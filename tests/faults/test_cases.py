@@ -12,10 +12,6 @@ from tests.faults.cases import CASES
 ROOT = Path(__file__).parents[2]
 
 
-def test_there_are_thirty_cases() -> None:
-    assert len(CASES) == 30
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_each_case_is_held_by_tests_that_exist(case: str) -> None:
     assert CASES[case]

@@ -166,7 +166,9 @@ def class_folders(root: Path) -> tuple[str, ...]:
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
     there = folder.is_dir()
-    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if there else ()
+    names = (
+        tuple(sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())) if there else ()
+    )
     if not names:
         what = f"no class folders in {folder}" if there else f"no folder {folder}"
         raise DataError(
