@@ -139,7 +139,7 @@ def export(
     return told | {
         "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
-        "difference": f"at most {difference:.1e}, and {allowed:.1e} is allowed",
+        "difference": f"at most {difference:.2g}, and {allowed:.2g} is allowed",
     }
 
 
