@@ -269,12 +269,14 @@ def _files(where: Where, name: str) -> list[Path]:
 def _kept(where: Where, hydra_words: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
     """Return what earlier commands of this process have composed of expt's own YAML, unchanged.
 
-    So that a further `expt.run` does not wait 0.15 s for it."""
+    So that a further `expt.run` does not wait 0.15 s for it.
+    """
+    if where.own or where.config_dir or hydra_words:
+        return {}, {}
     folder = str(conf_dir())
     names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
     texts = [Path(folder, name).read_text() for name in names]
-    of_more = any("searchpath" in text or "oc.env" in text for text in texts)
-    if where.own or where.config_dir or hydra_words or of_more:
+    if any("searchpath" in text or "oc.env" in text for text in texts):
         return {}, {}
     state = where, os.getcwd(), *zip(names, texts, strict=True)
     with _lock:
