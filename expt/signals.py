@@ -191,10 +191,14 @@ def is_driven() -> bool:
     return _driven
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process, a worker, with `parent`, the forkserver that forked it."""
+def note_driven() -> None:
+    """Note in this process that a driver has started it."""
     global _driven
     _driven = True
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process with `parent`, which has forked it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has died before
         os._exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import math
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from expt import signals
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -40,7 +40,6 @@ _BATCHES_AHEAD = 2  # for each reading process
 # What a batch costs on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 """Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
@@ -297,6 +296,4 @@ def _start_process(_worker: int, parent: int | None) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the worker decides what it means
     if sys.platform == "linux" and parent is not None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
+        signals.die_with_parent(parent)

@@ -216,6 +216,7 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
             line = socket.socket(fileno=descriptors[0])
             pid = os.fork()
             if pid == 0:
+                signals.note_driven()
                 signals.die_with_parent(server)
                 for other in [*selector.get_map().values()]:
                     if other.fileobj is not control:
