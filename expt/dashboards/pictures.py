@@ -59,8 +59,8 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Image:
     draw = ImageDraw.Draw(canvas)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = index % _COLUMNS * cell_width, index // _COLUMNS * cell_height
-        tile = Image.fromarray(image[..., 0] if mode == "L" else image)
-        canvas.paste(tile.resize((width, height), resampling), (left + (_TILE - width) // 2, top))
+        tile = whole(image).resize((width, height), resampling)
+        canvas.paste(tile, (left + (_TILE - width) // 2, top))
         for line, text in enumerate(caption.split("\n")):
             fitted = _shortened(text, _TILE, 10)
             draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(10), fill="black")
