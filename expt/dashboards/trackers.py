@@ -150,7 +150,7 @@ class WandbCopy:
             ),
         )  # fmt: skip
         self._state = state  # offline nobody else knows what is there
-        self._next = self._run.step if self._run.url else self._state.get("next_step", 0)
+        self._next: int = self._run.step if self._run.url else self._state.get("next_step", 0)
         self.address = self._run.url or f"kept offline in {run.paths.folder / 'wandb'}"
 
     def describe(self, run: Snapshot) -> None:
