@@ -49,11 +49,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_000, 200, 42_000
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_650, 202, 43_200
 MAX_OF_PACKAGE = {
-    "command": 5_160, "config": 2_750, "dashboards": 1_530, "data": 6_350, "inference": 1_615,
-    "launch": 3_050, "models": 1_120, "planning": 285, "python": 740, "runs": 5_320,
-    "search": 1_490, "tasks": 1_450, "training": 3_250, "worker": 3_820,
+    "command": 5_260, "config": 2_810, "dashboards": 1_540, "data": 6_750, "inference": 1_660,
+    "launch": 3_050, "models": 1_120, "planning": 285, "python": 760, "runs": 5_400,
+    "search": 1_520, "tasks": 1_490, "training": 3_400, "worker": 3_970,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {
