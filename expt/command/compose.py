@@ -111,6 +111,35 @@ def key_of(override: Override) -> str:
     return f"{override.key_or_group}{at}"
 
 
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Return the overrides that count; where the one before had a `+`, the last has one too."""
+    found: list[Override] = []
+    for override in parse(words):
+        typed = override.get_key_element()
+        before = [each for each in found if replaces(override, each)]
+        found = [each for each in found if each not in before]
+        if "+" not in typed and any(each.get_key_element()[0] == "+" for each in before):
+            plus = before[0].get_key_element().removesuffix(typed)
+            override = parse_one(f"{plus}{override.input_line}")
+        found.append(override)
+    return found
+
+
+def replaces(later: Override, earlier: Override) -> bool:
+    """Return whether nothing of the earlier override counts; of two mappings both do."""
+    if key_of(later) != key_of(earlier) or later.is_delete() or earlier.is_delete():
+        return False
+    return not (_names_keys(later) and _names_keys(earlier))
+
+
+def _names_keys(override: Override) -> bool:
+    """Return whether it changes only the keys that it names, unlike a class for a group."""
+    value = override.value()
+    several = value.list if isinstance(value, ChoiceSweep) else [value]
+    is_below = "." in override.key_or_group
+    return all(isinstance(each, dict) and (is_below or "_target_" not in each) for each in several)
+
+
 class Composer:
     """Compose the configurations of one command.
 
@@ -229,8 +258,9 @@ class Composer:
             OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException as error:
             if not _may_be_added(value, composed):
-                own = _is_of_a_class(composed, value.key_or_group)
-                raise cannot_set(error, str(value.input_line), own=own) from error
+                group = value.key_or_group.partition(".")[0]
+                choice = None if _is_of_a_class(composed, group) else _choice(composed, group)
+                raise cannot_set(error, str(value.input_line), choice) from error
             OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
 
     @contextlib.contextmanager
@@ -467,6 +497,10 @@ def _may_be_added(value: Override, composed: DictConfig) -> bool:
     group, _, key = value.key_or_group.partition(".")
     is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
     return is_own and _is_of_a_class(composed, group)
+
+
+def _choice(composed: DictConfig, group: str) -> str:
+    return str(composed.hydra.runtime.choices.get(group) or "")
 
 
 def _is_of_a_class(composed: DictConfig, key: str) -> bool:

@@ -19,11 +19,12 @@ from expt.command.compose import (
     Override,
     RangeSweep,
     key_of,
+    last_of_each,
     parse,
     parse_one,
 )
 from expt.command.preflight import Samples
-from expt.command.sweep import Runner, Sweep, SweepObserver, last_of_each
+from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys
