@@ -11,9 +11,9 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 
-from expt.command.compose import Override, Where, is_readable, parse, parse_one, replaces
+from expt.command.compose import Override, Where, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
-from expt.command.hydra_files import own_folders_of
+from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import user_code
 from expt.config.identity import Content

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.compose import key_of, last_of_each
+from expt.command.compose import ChoiceSweep, Override, key_of, parse, parse_one
 from expt.config.parse import with_value
 from expt.errors import ConfigError
 from expt.runs import paths
@@ -19,11 +19,41 @@ from expt.runs.result import Record
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """What the keys begin with that only a sweep has."""
-USED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath", "hydra.launcher", "hydra/launcher")
-USED += ("hydra.sweeper", "hydra/sweeper", "hydra.callbacks", "hydra/callbacks", "hydra.mode")
-USED += ("hydra.job.env_set",)
+USED = tuple(
+    "hydra.run.dir hydra.sweep.dir hydra.searchpath hydra.launcher hydra/launcher hydra.sweeper"
+    " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
+)
 """What those of Hydra's keys begin with that expt reads."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
+
+
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Return the overrides that count; where the one before had a `+`, the last has one too."""
+    found: list[Override] = []
+    for override in parse(words):
+        typed = override.get_key_element()
+        before = [each for each in found if replaces(override, each)]
+        found = [each for each in found if each not in before]
+        if "+" not in typed and any(each.get_key_element()[0] == "+" for each in before):
+            plus = before[0].get_key_element().removesuffix(typed)
+            override = parse_one(f"{plus}{override.input_line}")
+        found.append(override)
+    return found
+
+
+def replaces(later: Override, earlier: Override) -> bool:
+    """Return whether nothing of the earlier override counts; of two mappings both do."""
+    if key_of(later) != key_of(earlier) or later.is_delete() or earlier.is_delete():
+        return False
+    return not (_names_keys(later) and _names_keys(earlier))
+
+
+def _names_keys(override: Override) -> bool:
+    """Return whether it changes only the keys that it names, unlike a class for a group."""
+    value = override.value()
+    several = value.list if isinstance(value, ChoiceSweep) else [value]
+    is_below = "." in override.key_or_group
+    return all(isinstance(each, dict) and (is_below or "_target_" not in each) for each in several)
 
 
 def is_sweep(composed: DictConfig) -> bool:

@@ -16,6 +16,7 @@ from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
+UNREAD = "nobody reads the output any more; what was saved before is kept"
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 
 
@@ -177,14 +178,17 @@ def _conclude(this: Command) -> None:
     console = this.console if this.console.quiet else leaderboard.wide_console()
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
-    conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+    try:
+        conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+    except BrokenPipeError:
+        raise RunFailed(UNREAD) from None
 
 
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
     if isinstance(error, BrokenPipeError):
-        return RunFailed("nobody reads the output any more; what was saved before is kept")
+        return RunFailed(UNREAD)
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"

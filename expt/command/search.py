@@ -19,10 +19,10 @@ from expt.command.compose import (
     Override,
     RangeSweep,
     key_of,
-    last_of_each,
     parse,
     parse_one,
 )
+from expt.command.hydra_files import last_of_each
 from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run

@@ -95,10 +95,15 @@ class MLflowCopy:
         def send(some: Sequence[Any]) -> None:
             self._client.log_batch(self._id, **{kind: some})  # type: ignore[arg-type]
 
-        _send("mlflow", [(entry.key, entry) for entry in entries], send, self._reach)
+        _send([(entry.key, entry) for entry in entries], send, self._reach)
 
-    def _reach(self) -> None:
-        self._client.get_run(self._id)
+    def _reach(self, error: Exception) -> None:
+        from mlflow.exceptions import MlflowException
+
+        code = error.get_http_status_code() if isinstance(error, MlflowException) else 500
+        if not (400 <= code < 500 or isinstance(error, TypeError | ValueError)):
+            raise error
+        self._client.update_run(self._id, status="RUNNING")  # fails for one that is deleted
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files."""
@@ -107,8 +112,10 @@ class MLflowCopy:
         for path in run.files(checkpoints=self._settings.checkpoints):
             inside = path.parent.relative_to(run.paths.folder)
             where = None if inside == Path() else str(inside).lstrip(".")
-            log = functools.partial(self._client.log_artifact, artifact_path=where)
-            _send("mlflow", [(path.name, path)], lambda some: log(self._id, *some), self._reach)
+            each = (self._id, str(path), where)
+            _send(
+                [(path.name, each)], lambda some: self._client.log_artifact(*some[0]), self._reach
+            )
         status = _STATUS.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status, int(at * 1000))
         if run.sweep is not None:
@@ -121,38 +128,27 @@ class MLflowCopy:
 
 
 def _send(
-    dashboard: str,
     named: Sequence[tuple[str, T]],
     send: Callable[[list[T]], object],
-    reach: Callable[[], object] = lambda: None,
+    reach: Callable[[Exception], object],
 ) -> None:
-    """Send these together, or else without those that are refused, and warn of them once.
+    """Send these together, or else all but what is refused, of which a line warns.
 
-    `reach` raises where the dashboard cannot be reached; so does this, or where all are refused.
+    `reach` raises where nothing can be sent now.
     """
-    refused, errors = list[str](), list[Exception]()
-
-    def send_some(some: Sequence[tuple[str, T]]) -> None:
-        try:
-            send([value for _, value in some])
-        except Exception as error:
-            reach()
-            errors.append(error)
-            if len(some) == 1:
-                return refused.append(some[0][0])
-            send_some(some[: len(some) // 2])
-            send_some(some[len(some) // 2 :])
-
-    send_some(named)
-    if len(refused) == len(named) > 1:
-        raise errors[0]
-    if names := [name for name in dict.fromkeys(refused) if (dashboard, name) not in _REPORTED]:
-        _REPORTED.update((dashboard, name) for name in names)
-        few = ", ".join(names[:3]) + (", ..." if names[3:] else "")
-        warn(f"{dashboard}: refuses {few} ({in_a_line(errors[-1])}); all else is sent")
+    try:
+        send([value for _, value in named])
+    except Exception as error:
+        reach(error)
+        if half := len(named) // 2:
+            for some in (named[:half], named[half:]):
+                _send(some, send, reach)
+        elif (key := named[0][0]) not in _REFUSED:
+            _REFUSED.add(key)
+            warn(f"{key}: the dashboard refuses its value ({in_a_line(error)}); all else is sent")
 
 
-_REPORTED = set[tuple[str, str]]()
+_REFUSED = set[str]()
 
 
 def in_a_line(error: BaseException) -> str:
@@ -215,8 +211,12 @@ class WandbCopy:
         self._each({**run.settings, **run.tags}, update)
 
     def _each(self, values: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
+        def reach(error: Exception) -> None:
+            if not isinstance(error, TypeError | ValueError | self._wandb.errors.UsageError):
+                raise error
+
         named = [(key, (key, value)) for key, value in values.items()]
-        _send("wandb", named, lambda some: send(dict(some)))
+        _send(named, lambda some: send(dict(some)), reach)
 
     def add(self, points: Sequence[Point], at: float) -> bool:
         """Send a row for each step that is not there yet; return whether there was any."""

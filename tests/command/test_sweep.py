@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import command_line
-from expt.command.hydra_files import as_dict
-from expt.command.compose import last_of_each
+from expt.command.hydra_files import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import identity
