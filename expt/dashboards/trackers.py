@@ -100,7 +100,7 @@ class MLflowCopy:
     def _reach(self, error: Exception) -> None:
         from mlflow.exceptions import MlflowException
 
-        code = error.get_http_status_code() if isinstance(error, MlflowException) else 500
+        code = error.get_http_status_code() if isinstance(error, MlflowException) else 500  # type: ignore[no-untyped-call]
         if not (400 <= code < 500 or isinstance(error, TypeError | ValueError)):
             raise error
         self._client.update_run(self._id, status="RUNNING")  # fails for one that is deleted
