@@ -102,7 +102,7 @@ class Callbacks:
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, "state_dict"):
                 state = callback.state_dict()
-                _refuse_other_than_plain(state)
+                refuse_other_than_plain(state)
             states.append({"target": self._targets[index].target, "state": state})
         return states
 
@@ -130,13 +130,14 @@ def _place(error: Exception) -> str:
     return f" ({own.filename}, line {own.lineno})" if own else ""
 
 
-def _refuse_other_than_plain(state: Any) -> None:
+def refuse_other_than_plain(state: Any) -> None:
+    """Raise TypeError for what a checkpoint can't hold."""
     if isinstance(state, Mapping):
         for key, value in state.items():
-            _refuse_other_than_plain((key, value))
+            refuse_other_than_plain((key, value))
     elif type(state) in (list, tuple):
         for value in state:
-            _refuse_other_than_plain(value)
+            refuse_other_than_plain(value)
     elif type(state) not in _PLAIN and not isinstance(state, Tensor):
         kind = f"{type(state).__module__}.{type(state).__name__}"
         raise TypeError(
