@@ -104,7 +104,7 @@ class Run:
         begun: Mapping[str, Any] = {}
         if source is None:
             begun = first_weights.begin_with(
-                self.config, self.learner.module, self.worker, self.data.info.standardised
+                self.config, self.learner.module, self.worker, self.data.info.told
             )
         self.snapshot.refuse_unreadable()
         self._has_probed = self.position.step > 0
@@ -317,6 +317,7 @@ class Run:
             "is_best": is_best,
             "config": shown(self.config),
             "plan": self.plan,
+            "data": self.data.info.told,
         }
         more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:
