@@ -54,7 +54,7 @@ class Predictor:
         """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         self.model: TrainedModel = load(plan.run, plan.which, device=self.device, amp=plan.amp)
-        with importable_from_here():
+        with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
@@ -72,7 +72,7 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with _multiplying_as(self._plan.config), importable_from_here():
+        with _multiplying_as(self._plan.config), importable_from_here(self._plan.record):
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
                 yield self._answer(chunk)

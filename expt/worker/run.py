@@ -300,6 +300,7 @@ class Run:
         # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
+        self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.save_times.saved()
         return state
