@@ -26,7 +26,7 @@ from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver, last_of_each
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
-from expt.config import keys
+from expt.config import keys, user_code
 from expt.config.identity import identity, shown
 from expt.config.kinds import metrics_of
 from expt.config.parse import wrong_values
@@ -196,7 +196,7 @@ class SearchCommand:
             content = self._sweep.open().content_of(config)
         except ConfigError:
             return []
-        if record["identity"] == identity(config, content):
+        if record["identity"] == identity(config, content) and not user_code.changed(record):
             return []
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         differing = keys.differing(then, now, "result")

@@ -146,6 +146,14 @@ class Made(TypedDict):
     seedless_fork: NotRequired[str]
 
 
+class Imported(TypedDict):
+    """The source of a module that a run has imported from a person's folders."""
+
+    file: str
+    """Relative where it was below the current folder."""
+    hash: str
+
+
 class OfSearch(TypedDict):
     """The place of a run in the search that has found it, from 0."""
 
@@ -174,6 +182,8 @@ class Record(Provenance, total=False):
     seedless_identity: str
     """Equal for runs that differ by their seed only."""
     content: Made
+    imported: dict[str, Imported]
+    """For each of the person's own modules that rank 0 imported, the source that ran."""
     config: dict[str, Any]
     seed: int
     started: float

@@ -106,6 +106,8 @@ class Run:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.standardised
             )
+        self.snapshot.refuse_unreadable()
+        self._has_probed = self.position.step > 0
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun:
             file = {"file": str(self.config.weights), "identity": None}
@@ -273,6 +275,9 @@ class Run:
 
     def _save_if_due(self) -> bool:
         """Save a checkpoint within the epoch if one is due; return whether training is to stop."""
+        if not self._has_probed:  # an optimizer has its state now
+            self.snapshot.refuse_unreadable()
+            self._has_probed = True
         due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
@@ -300,6 +305,7 @@ class Run:
         # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
+        self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.save_times.saved()
         return state

@@ -149,7 +149,8 @@ def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
 def without_seed(run: FoundRecord) -> str:
     """Return what is equal for runs that differ by their seed and fold only."""
     if "seedless_identity" in run:
-        return run["seedless_identity"]
+        ran = sorted(module["hash"] for module in run.get("imported", {}).values())
+        return " ".join([run["seedless_identity"], *ran])
     # Refused before it had a configuration.
     typed = {key: value for key, value in _overrides(run).items() if key not in REPEATED}
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]

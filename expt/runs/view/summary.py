@@ -275,7 +275,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
         targets = user_code.targets(record.get("config") or {})
         if targets not in today:
             today[targets] = user_code.fingerprint(targets)
-        if today[targets] not in (None, then):
+        if today[targets] is not None and (today[targets] != then or user_code.changed(record)):
             found.append(folder)
     return found
 
