@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
-INTERRUPTED, PAUSED = "interrupted", "paused"
-STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
+INTERRUPTED, PRUNED = "interrupted", "pruned"
+STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PRUNED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed; no run writes it."""
 
