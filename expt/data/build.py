@@ -23,6 +23,8 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
+NOTICEABLE = 0.05
+"""The share of the training samples that `drop_last` leaves out without a warning."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,13 @@ def build(
         warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
+        dropped = len(train_idx) % batch_size
+        if shard.rank == 0 and dropped >= NOTICEABLE * len(train_idx):
+            warn(
+                f"drop_last=true: each epoch leaves out {dropped} of {len(train_idx)} training"
+                f" samples, which fill no batch of {batch_size}; use drop_last=false to train on"
+                " all"
+            )
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,

@@ -16,7 +16,7 @@ from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.callback import Observer
@@ -114,7 +114,7 @@ class Run:
             self.record.result(
                 weights_from={**read_result(self.paths).get("weights_from", file), **begun}
             )
-        while not (self.is_done or self.is_paused or self.agreement.stopping):
+        while not (self.is_done or self.is_pruned or self.agreement.stopping):
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
@@ -133,8 +133,8 @@ class Run:
         if self.is_done:
             self._test()
             return self.record.end(COMPLETED, self._outcome())
-        if self.is_paused:
-            return self.record.end(PAUSED, self._outcome())
+        if self.is_pruned:
+            return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
 
     @property
@@ -143,7 +143,7 @@ class Run:
         return self.position.is_run_done or self.early_stop.is_due
 
     @property
-    def is_paused(self) -> bool:
+    def is_pruned(self) -> bool:
         """Whether the epoch has ended after which the run pauses."""
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
@@ -265,7 +265,7 @@ class Run:
     def _save_after_epoch(self, *, is_best: bool) -> None:
         due = (
             is_best
-            or self.is_paused
+            or self.is_pruned
             or self.early_stop.is_due
             or self.save_times.is_due_after_epoch(self.position)
         )
@@ -305,6 +305,7 @@ class Run:
         # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
+        self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.save_times.saved()
         return state
