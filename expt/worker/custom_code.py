@@ -15,9 +15,9 @@ from expt.data import changes
 from expt.data.changes import Kept, Prints, listed
 from expt.data.checked_samples import in_words
 from expt.errors import ConfigError, warn
+from expt.runs import checkpoint
 from expt.tasks.task import Task
 from expt.training.learner import Learner
-from expt.worker.callbacks import refuse_other_than_plain
 
 STATE, LOAD = "state_dict", "load_state_dict"
 
@@ -27,13 +27,13 @@ def task_state(task: Task) -> dict[str, Any]:
     whose = f"{type(task).__name__}.{STATE}"
     try:
         state = task.state_dict()
-        refuse_other_than_plain(state)
+        checkpoint.refuse_unreadable(state, whose)
     except Exception as error:
         raise in_words(error, whose) from error
     if not state:
         return {}
     file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
-    torch.save(dict(state), file)
+    torch.save(checkpoint.without_numpy(state), file)
     return {"task": {"class": type(task).__qualname__, STATE: file.getvalue()}}
 
 
