@@ -137,9 +137,9 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
         "  error    rank 0: it broke",
     ]
     halfway = SweepResult(
-        [*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "paused"})]
+        [*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "pruned"})]
     )
-    assert (halfway.best.folder, len(halfway.completed), len(halfway.paused)) == (folders[2], 3, 1)
+    assert (halfway.best.folder, len(halfway.completed), len(halfway.pruned)) == (folders[2], 3, 1)
     with pytest.raises(expt.RunFailed, match="no run of the sweep has completed and measured"):
         _ = SweepResult(runs[3:]).best
     of_another = expt.Result.of(run("e", 0.9, of="accuracy/val"))
@@ -225,3 +225,38 @@ def test_runs_start_in_threads(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as threads:
         at_once = list(threads.map(work, (1, 2, 3)))
     assert len(set(at_once)) == 3
+
+
+EDITED = """
+import importlib, pickle, sys
+from pathlib import Path
+text = '''from torch import nn
+from helper import SIGN
+class Net(nn.Sequential):
+    def __init__(self, image_size, num_classes, channels=1):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+    def forward(self, images):
+        return SIGN * super().forward(images)
+'''
+Path("net.py").write_text(text)
+Path("helper.py").write_text("SIGN = 1")
+import expt, net
+small = dict(epochs=1, world_size=1, tensorboard={"images": False})
+expt.run(small, model=net.Net, debug=True, folder="a", quiet=True)
+assert pickle.loads(pickle.dumps(net.Net)) is net.Net is sys.modules["net"].Net
+Path("helper.py").write_text("SIGN = -1")
+result = expt.run(small, model=net.Net, folder="b", quiet=True)
+print({*result.record["imported"]} >= {"net", "helper"})
+trained, images = expt.load("b"), __import__("torch").rand(4, 1, 8, 8)
+print(type(trained.model) is net.Net, sys.modules["net"] is net, sys.modules["helper"].SIGN)
+again = net.Net((8, 8), 10)
+again.load_state_dict(trained.model.state_dict())
+print(bool((trained.model(images) == -again(images)).all()))
+"""
+
+
+def test_what_is_edited_is_used_as_it_was_trained(tmp_path: Path) -> None:
+    done = python(EDITED, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True", "False True 1", "True"]
+    assert done.stderr.count("helper.py") == 2, "the call, and the load, report it"

@@ -34,7 +34,7 @@ from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined, quoted
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, Record, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,7 +186,7 @@ class Sweep:
         It `counts` where it is one of those that were asked for.
         """
         self._num_known += counts
-        if status in (COMPLETED, PAUSED):
+        if status in (COMPLETED, PRUNED):
             self._command.outcome.add(run_paths, status)
 
     def note(self, line: str) -> None:

@@ -26,7 +26,7 @@ class Facts:
     shapes: Mapping[str, Any] = field(default_factory=dict)
     class_counts: Sequence[int] = ()
     class_names: Sequence[str] = ()
-    target_origin: float = 0.0
+    target_origin: float | Sequence[float] = 0.0
     label_smoothing: float = 0.0
     trains: bool = False
     """Whether training losses are computed, by the weights of classes."""

@@ -137,6 +137,7 @@ def build_learner(
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         compiled=bool(compiled),
         gradient_accumulation=config.gradient_accumulation,
+        interleaved=config.batch_norm != "per_worker",
         ema=ema,
         **all_reduce,
         **parallel.sharded_fields(

@@ -160,6 +160,14 @@ class Snapshot:
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
         mine = {"rng": random_state.state_dict(self.worker.device), **self.sums.state_dict()}
+        return {
+            **self._of_learner(),
+            "skipped_steps": self.learner.precision.skipped.item(),
+            "position": self.position.state_dict(),
+            "workers": collectives.gather_across_workers(mine),
+        }
+
+    def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
         return {
             "model": learner.module.state_dict(),
@@ -167,10 +175,12 @@ class Snapshot:
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
-            "skipped_steps": learner.precision.skipped.item(),
-            "position": self.position.state_dict(),
-            "workers": collectives.gather_across_workers(mine),
         }
+
+    def refuse_unreadable(self) -> None:
+        """Raise ConfigError for what a checkpoint of now would not give back."""
+        for key, state in self._of_learner().items():
+            checkpoint.refuse_unreadable(state, key)
 
     def load_state_dict(self, state: State) -> None:
         """Load `state`, maybe of another number of workers."""

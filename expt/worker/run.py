@@ -16,7 +16,7 @@ from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.callback import Observer
@@ -104,15 +104,17 @@ class Run:
         begun: Mapping[str, Any] = {}
         if source is None:
             begun = first_weights.begin_with(
-                self.config, self.learner.module, self.worker, self.data.info.standardised
+                self.config, self.learner.module, self.worker, self.data.info.told
             )
+        self.snapshot.refuse_unreadable()
+        self._has_probed = self.position.step > 0
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun:
             file = {"file": str(self.config.weights), "identity": None}
             self.record.result(
                 weights_from={**read_result(self.paths).get("weights_from", file), **begun}
             )
-        while not (self.is_done or self.is_paused or self.agreement.stopping):
+        while not (self.is_done or self.is_pruned or self.agreement.stopping):
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
@@ -131,8 +133,8 @@ class Run:
         if self.is_done:
             self._test()
             return self.record.end(COMPLETED, self._outcome())
-        if self.is_paused:
-            return self.record.end(PAUSED, self._outcome())
+        if self.is_pruned:
+            return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
 
     @property
@@ -141,7 +143,7 @@ class Run:
         return self.position.is_run_done or self.early_stop.is_due
 
     @property
-    def is_paused(self) -> bool:
+    def is_pruned(self) -> bool:
         """Whether the epoch has ended after which the run pauses."""
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
@@ -263,7 +265,7 @@ class Run:
     def _save_after_epoch(self, *, is_best: bool) -> None:
         due = (
             is_best
-            or self.is_paused
+            or self.is_pruned
             or self.early_stop.is_due
             or self.save_times.is_due_after_epoch(self.position)
         )
@@ -273,6 +275,9 @@ class Run:
 
     def _save_if_due(self) -> bool:
         """Save a checkpoint within the epoch if one is due; return whether training is to stop."""
+        if not self._has_probed:  # an optimizer has its state now
+            self.snapshot.refuse_unreadable()
+            self._has_probed = True
         due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
@@ -300,6 +305,7 @@ class Run:
         # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
+        self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.save_times.saved()
         return state
@@ -312,6 +318,7 @@ class Run:
             "is_best": is_best,
             "config": shown(self.config),
             "plan": self.plan,
+            "data": self.data.info.told,
         }
         more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:

@@ -73,6 +73,25 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert [batch.inputs.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "limit", "warns"), [(64, 100, True), (64, 131, False), (50, 100, False)]
+)
+def test_a_last_batch_that_is_much_of_the_data_is_not_dropped_in_silence(
+    batch_size: int, limit: int, warns: bool, configured: Configured, capfd: Any
+) -> None:
+    dataset = configured(f"dataset.train_limit={limit}").dataset
+    build(
+        dataset,
+        batch_size=batch_size,
+        shard=Shard(0, 1),
+        device=torch.device("cpu"),
+        seed=0,
+        drop_last=True,
+        channels_last=False,
+    )
+    assert ("drop_last=true" in capfd.readouterr().err) == warns
+
+
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_val_folder_validates(
     tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch
