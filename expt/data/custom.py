@@ -28,6 +28,7 @@ from expt.data.checked_samples import (
     structure_of,
     to_tensor,
 )
+from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
@@ -221,7 +222,7 @@ def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     """Return what looks at samples: a GPU says nothing, or little, of a wrong target."""
     targets = getattr(task, "TARGETS", None)
     if targets == "mask":
-        return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
+        return functools.partial(masks.checked_mask, values=values_of(config, task))
     if targets == "labels":
         return _checked_labels
     if targets == "tokens" and hasattr(dataset, "vocab_size"):
