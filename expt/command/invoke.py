@@ -25,7 +25,7 @@ SWEEP_ONLY = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
 def command(
     options: Options, *, typed_at: float, may_sweep: bool = True, from_python: bool = False
 ) -> list[RunPaths]:
-    """Train what is asked for; returns the folders of the runs that have completed or paused.
+    """Train what is asked for; returns the folders of the runs that have completed or were pruned.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """

@@ -39,7 +39,7 @@ from expt.launch.submitit_jobs import Queue
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import unquoted
-from expt.runs.result import COMPLETED, PAUSED, OfSearch, Record
+from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
 from expt.search import sampler
@@ -237,8 +237,8 @@ class SearchCommand:
                 continue
             counts = trial.number is not None
             if counts:
-                display.known(trial.folder if trial.status == PAUSED else None)
-            if counts or trial.status in (COMPLETED, PAUSED):
+                display.known(trial.folder if trial.status == PRUNED else None)
+            if counts or trial.status in (COMPLETED, PRUNED):
                 self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
         has_room = runner.has_room if isinstance(runner, Pool) else None
         batch = self._settings.batch or (None if has_room else BATCH)

@@ -22,7 +22,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Normalise
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
-from expt.models.partial_load import load_all, plain_weights
+from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
@@ -213,7 +213,7 @@ def rebuilt(
     with importable_from_here(record):
         config = recorded(state["config"])
         model = _built(config, record)
-    load_all(model, plain_weights(state, model.state_dict().keys()))
+    load_all(model, weights_in(state, model.state_dict().keys())[0].state)
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     computed = config.amp if amp == "recorded" else amp

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
-INTERRUPTED, PAUSED = "interrupted", "paused"
-STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
+INTERRUPTED, PRUNED = "interrupted", "pruned"
+STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PRUNED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed; no run writes it."""
 
@@ -71,6 +71,17 @@ class Resumed(TypedDict):
     step: int
 
 
+class ByClass(TypedDict):
+    """What an evaluation says of one class; None is a share of no sample."""
+
+    samples: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    predicted: dict[str, int]
+    """How many of its samples were predicted as which class, without zeros."""
+
+
 class EvaluationOf(TypedDict):
     """What an evaluation is of; `metrics`, `config` and all else are the evaluation's own."""
 
@@ -85,6 +96,7 @@ class EvaluationOf(TypedDict):
     """The name of other samples."""
     samples: int
     class_names: NotRequired[list[str]]
+    by_class: NotRequired[dict[str, ByClass]]
 
 
 class Begun(TypedDict):

@@ -28,6 +28,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import adapted
 from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
 from expt.worker import random_state
+from expt.worker.custom_code import load_task_state, task_state
 
 ROOM = 0.5
 """The share of free memory within which one worker gathers a sharded checkpoint."""
@@ -159,7 +160,11 @@ class Snapshot:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
-        mine = {"rng": random_state.state_dict(self.worker.device), **self.sums.state_dict()}
+        mine = {
+            "rng": random_state.state_dict(self.worker.device),
+            **self.sums.state_dict(),
+            **task_state(self.learner.task),
+        }
         return {
             **self._of_learner(),
             "skipped_steps": self.learner.precision.skipped.item(),
@@ -194,8 +199,9 @@ class Snapshot:
         self.load_workers(state["workers"], sums=True, random=True)
 
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
-        """Load what each worker had summed up in the epoch, and its random numbers."""
+        """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
+        load_task_state(self.learner.task, workers, rank)
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts

@@ -41,7 +41,7 @@ def main(
     until_epoch: int | None = None,
     report: Callable[[Exception], None] = lambda error: None,
 ) -> str:
-    """Run a worker, and return "completed", "paused" or "interrupted".
+    """Run a worker, and return "completed", "pruned" or "interrupted".
 
     A process that ends without returning has failed; `report` gets the error before. `started` is
     when the command was typed, by time.monotonic. `source` is the checkpoint to resume from.

@@ -308,3 +308,31 @@ def test_numbers_of_pythons_are_all_alike() -> None:
     first, second = (batch.inputs.tolist() for batch in batches("Numbers", ""))
     assert [*first, *second] == [0, 1, 1, 3, 4, 1, 6, 7]
     assert structure_of((True, [1.5])) == structure_of((2, [3]))
+
+
+class Drawing(Dataset[Any]):
+    """Reads by generators, counters and caches of its own."""
+
+    def __init__(self, train: bool, what: str) -> None:
+        self.what, self.cache, self.late = what, dict[int, Any](), None
+        self.numpy, self.torch, self.count = np.random.default_rng(0), torch.Generator(), 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self.late = self.late or object()
+        self.cache[index] = index
+        if self.what == "numpy":
+            self.numpy.random()
+        elif self.what == "torch":
+            torch.rand(1, generator=self.torch)
+        elif self.what == "count":
+            self.count += 1
+        return torch.rand(3), torch.rand(())
+
+
+@pytest.mark.parametrize("what", ["numpy", "torch", "count", "nothing"])
+def test_what_reading_changes_is_known_by_name(what: str) -> None:
+    dataset = Custom(target=f"{__name__}.Drawing", kwargs={"what": what})
+    assert custom.source(dataset, 0, REGRESSION).changes == [what] * (what != "nothing")
