@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config import constraints
-from expt.config.identity import hyperparameters, shown
+from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -33,6 +33,7 @@ from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
@@ -271,9 +272,8 @@ def build_observer(
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
         settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
         at_end = config.tensorboard.images == "end"
-        events = writer(
-            paths, hyperparameters(settings), charts, resumed_at=resumed_at, end_pictures=at_end
-        )
+        typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
+        events = writer(paths, typed, charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)
 
 
