@@ -13,6 +13,7 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
+from expt.data.changes import listed
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
@@ -23,6 +24,8 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
+NOTICEABLE = 0.05
+"""The share of the training samples that `drop_last` leaves out without a warning."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class DataInfo:
     """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
-    target_origin: float = 0.0
-    """what targets that are numbers lie near, where that is far from 0 by their deviation"""
+    target_origin: float | tuple[float, ...] = 0.0
+    """what targets that are numbers lie near, where that is far from 0 by their deviation; of a row
+    of several each"""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -124,12 +128,26 @@ def build(
     """
     source = dataset.open(task, device, num_workers)
     check_image_keys(dataset, source)
+    if shard.rank == 0 and source.changes:
+        warn(
+            f"dataset._target_={dataset.custom_class}: reading a sample changes"
+            f" {listed(source.changes)}, which no checkpoint holds and each reading process has a"
+            " copy of; draw from the global generators of torch, NumPy and Python, which are"
+            " seeded for each sample"
+        )
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):
         warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
+        dropped = len(train_idx) % batch_size
+        if shard.rank == 0 and dropped >= NOTICEABLE * len(train_idx):
+            warn(
+                f"drop_last=true: each epoch leaves out {dropped} of {len(train_idx)} training"
+                f" samples, which fill no batch of {batch_size}; use drop_last=false to train on"
+                " all"
+            )
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,
@@ -184,11 +202,18 @@ def _info(
     )
 
 
-def _origin(source: Source, train: Tensor) -> float:
+def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
     """See DataInfo; alike on all workers, and in a run that resumes."""
     if source.targets_of is None:
         return 0.0
-    values = source.targets_of(train).double()
+    values, example = source.targets_of(train).double().flatten(), source.example[1]
+    number = len(example) if isinstance(example, Tensor) and example.dim() == 1 else 1
+    if number > 1 and len(values) % number == 0:
+        return tuple(map(_near, values.view(-1, number).T))
+    return _near(values)
+
+
+def _near(values: Tensor) -> float:
     mean = float(values.mean())
     return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
 

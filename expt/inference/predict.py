@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from expt.data import build
 from expt.data.image_files import open_picture
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
+from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, OutOfMemory, warn
 from expt.inference.answers import About, Answers, Form, form_of
 from expt.inference.load import TrainedModel, importable_from_here, load
@@ -54,7 +56,7 @@ class Predictor:
         """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         self.model: TrainedModel = load(plan.run, plan.which, device=self.device, amp=plan.amp)
-        with importable_from_here():
+        with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
@@ -72,7 +74,7 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with _multiplying_as(self._plan.config), importable_from_here():
+        with _multiplying_as(self._plan.config), importable_from_here(self._plan.record):
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
                 yield self._answer(chunk)
@@ -144,8 +146,6 @@ class Predictor:
                 return path, preprocess.picture(picture, path), (picture.height, picture.width)
             except DataError as error:
                 return str(error)
-            except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-                return f"{path} cannot be read as an image ({type(error).__name__}: {error})"
 
         for found in _ahead(read, self._plan.files, size):
             self._skip([each for each in found if isinstance(each, str)])
@@ -179,7 +179,12 @@ class Predictor:
 
     def _texts(self, context: int, size: int) -> Iterator[Chunk]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
-        windows = (each for path in self._plan.files for each in _windows(path, context))
+        windows = (
+            ({"path": path, "line": number}, window)
+            for path in self._plan.files
+            for number, tokens in _lines(path, self._plan.config.dataset)
+            for window in _windows(tokens, context)
+        )
         while several := list(itertools.islice(windows, size)):
             about, tokens = zip(*several, strict=True)
             inputs = [torch.from_numpy(window[:-1]) for window in tokens]
@@ -193,18 +198,26 @@ class Predictor:
             )
 
 
-def _windows(path: str, context: int) -> Iterator[tuple[About, np.ndarray]]:
+def _lines(path: str, dataset: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number and the tokens of each line, as the run's texts were read."""
     try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                tokens = np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
-                about: About = {"path": path, "line": number}
-                if len(tokens) == 1:  # nothing follows that could be likely
-                    yield about, np.array([tokens[0], NO_TARGET])
-                for start in range(0, len(tokens) - 1, context):
-                    yield about, tokens[start : start + context + 1].astype(np.int64)
+        if dataset.tokens == "bytes":
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+        else:
+            with opened(Path(path)) as text:
+                for number, words in enumerate(text, 1):
+                    yield number, np.array(dataset.encode(words.rstrip("\r\n")), np.int64)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
+    if len(tokens) == 1:  # nothing follows that could be likely
+        yield np.array([tokens[0], NO_TARGET])
+    for start in range(0, len(tokens) - 1, context):
+        yield tokens[start : start + context + 1].astype(np.int64)
 
 
 def _check_unit(path: str, piece: np.ndarray) -> None:

@@ -6,6 +6,7 @@ their places it has keys into a folder of torch.distributed.checkpoint next to i
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import threading
@@ -14,11 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from expt.config import secrets
-from expt.errors import CheckpointError
+from expt.errors import CheckpointError, ConfigError
 from expt.machine import available_memory
 from expt.runs import checkpoint_file
 from expt.runs.checkpoint_file import PARTS, keep_as, older
@@ -41,7 +43,55 @@ _SAFE = {
 def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     """Write `state` as `expt.runs.checkpoint_file.write` does."""
     # By name: torch then writes without holding up the training thread.
-    checkpoint_file.write(path, lambda beside: torch.save(state, str(beside)), keep=keep)
+    checkpoint_file.write(
+        path, lambda beside: torch.save(without_numpy(state), str(beside)), keep=keep
+    )
+
+
+def without_numpy(state: Any) -> Any:
+    """Return nested containers with Python's numbers in place of NumPy's, as `load` has them."""
+    if isinstance(state, Mapping):
+        return {without_numpy(key): without_numpy(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(without_numpy, state))
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def refuse_unreadable(state: Any, place: str, known: set[type] | None = None) -> None:
+    """Raise ConfigError, naming its place, for what `load` would not give back as `save` got it.
+
+    One value of each type is written and read, but for tensors, and NumPy's numbers.
+    """
+    known = {Tensor, torch.nn.Parameter} if known is None else known
+    state = state.item() if isinstance(state, np.generic) else state
+    kind = type(state)
+    if kind in (dict, collections.OrderedDict):
+        for key, value in state.items():
+            refuse_unreadable(key, place, known)
+            refuse_unreadable(value, f"{place}.{key}", known)
+    elif kind in (list, tuple):
+        for index, value in enumerate(state):
+            refuse_unreadable(value, f"{place}.{index}", known)
+    elif kind not in known and not hasattr(state, "to_local"):
+        if not _is_given_back(state):
+            raise ConfigError(
+                f"{place}: a checkpoint can't hold a {kind.__module__}.{kind.__qualname__}; let"
+                " state_dict return numbers, strings, tensors, and lists and dicts of them, and"
+                " load_state_dict take these"
+            )
+        known.add(kind)
+
+
+def _is_given_back(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(without_numpy([value]), file)
+        checkpoint_file.read(file)
+        file.seek(0)
+        (found,) = torch.load(file, weights_only=True)
+    except Exception:  # what pickle raises is of many kinds
+        return False
+    return type(found) is type(value)
 
 
 def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
@@ -64,6 +114,7 @@ class _InThread:
         self._last, self._best, self._keep = last, best, keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._has_read_back = False
 
     def wait(self) -> None:
         """Return when nothing is being written any more. Raises what went wrong."""
@@ -89,6 +140,9 @@ class _InThread:
     def _publish(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool) -> None:
         """Save `state` as the last, and as the best if it is; the best before it may stay."""
         save(self._last, state, keep=self._keep)
+        if not self._has_read_back:
+            load(self._last, lazily=True)
+            self._has_read_back = True
         if is_best and keeps_best and self._best.exists():
             keep_as(self._best, older(self._best, 1))
         if is_best:

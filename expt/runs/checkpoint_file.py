@@ -71,7 +71,7 @@ class _Unpickler(pickle.Unpickler):
         return _Unread()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path | io.BytesIO) -> dict[str, Any]:
     """Return what `expt.runs.checkpoint.save` wrote, but for tensors. No pickled code is run."""
     with zipfile.ZipFile(path) as file:
         entries = {entry.filename.partition("/")[2]: entry for entry in file.infolist()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
@@ -43,16 +43,15 @@ class Config(TaskConfig):
 class Regression(Task):
     """Outputs and targets [B, ...] of one shape, each value counted alike; [B, 1] fits [B] too.
 
-    R^2 is 1 - (squared error) / (variance of the targets), over all values of the split
-    together.
+    R^2 is 1 - (squared error) / (variance of the target), over the whole split; of targets [B, T]
+    the mean over the T, as scikit-learn has it.
     """
 
     metrics = Config.METRICS
-    sums = {"mae": 1, "squared_error": 1, "target": 1, "squared_target": 1}
     weight_is_samples = True
 
-    def __init__(self, loss: Loss = "mse", origin: float = 0.0) -> None:
-        """Take the moments of the targets from `origin`, a number near which they lie.
+    def __init__(self, loss: Loss = "mse", origin: float | Sequence[float] = 0.0) -> None:
+        """Take the moments of the targets from `origin`, a number near which they lie, or one each.
 
         Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
         R^2.
@@ -64,7 +63,17 @@ class Regression(Task):
             "mae": functional.l1_loss,
             "huber": functional.huber_loss,
         }
-        self._loss, self._origin = losses[loss], origin
+        self._loss = losses[loss]
+        self._origin = [origin] if isinstance(origin, int | float) else [*origin]
+        self._origins: Tensor | None = None
+
+    @property
+    def sums(self) -> Mapping[str, int]:
+        """See Task."""
+        number = len(self._origin)
+        several = {"squared_errors": number} if number > 1 else {}
+        moments = {"target": number, "squared_target": number}
+        return {"mae": 1, "squared_error": 1, **several, **moments}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return the mean over a sample's values, summed over the samples."""
@@ -76,14 +85,23 @@ class Regression(Task):
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return both errors, and the targets' moments from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
-        error, count = predicted - targets, targets.numel()
-        targets = targets - self._origin
-        return {
-            "mae": (error.abs().sum(), count),
-            "squared_error": (error.square().sum(), count),
-            "target": (targets.sum(), count),
-            "squared_target": (targets.square().sum(), count),
-        }
+        error, count, number = predicted - targets, targets.numel(), len(self._origin)
+        found = {"mae": (error.abs().sum(), count), "squared_error": (error.square().sum(), count)}
+        if number == 1:
+            targets = targets - self._origin[0]
+            found["target"] = (targets.sum(), count)
+            found["squared_target"] = (targets.square().sum(), count)
+            return found
+        if targets[:1].numel() != number:
+            raise DataError(
+                f"a batch's targets are {list(targets.shape)}, and the first sample's are {number}"
+            )
+        if self._origins is None:  # once: it waits for a GPU
+            self._origins = targets.new_tensor(self._origin)
+        rows = targets.reshape(-1, number) - self._origins
+        each = {"squared_errors": error.reshape(-1, number).square(), "target": rows}
+        each["squared_target"] = rows.square()
+        return {**found, **{name: (values.sum(0), len(rows)) for name, values in each.items()}}
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return them in float32."""
@@ -97,14 +115,17 @@ class Regression(Task):
         return predicted, targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return RMSE and R^2, which is nan where all targets are equal."""
-        variance = means["squared_target"] - means["target"] ** 2
-        r2 = (
-            1 - means["squared_error"] / variance
-            if variance > ROUNDING * means["squared_target"]
-            else math.nan
-        )
-        return {"rmse": math.sqrt(means["squared_error"]), "r2": r2}
+        """Return RMSE and R^2, which is nan where all values of a target are equal."""
+        names = "squared_error" if len(self._origin) == 1 else "squared_errors"
+        found = (means[name] for name in (names, "target", "squared_target"))
+        each = ((one,) if isinstance(one, float) else one for one in found)
+        r2 = [_r2(*moments) for moments in zip(*each, strict=True)]
+        return {"rmse": math.sqrt(means["squared_error"]), "r2": sum(r2) / len(r2)}
+
+
+def _r2(error: float, mean: float, square: float) -> float:
+    variance = square - mean**2
+    return 1 - error / variance if variance > ROUNDING * square else math.nan
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class Facts:
     shapes: Mapping[str, Any] = field(default_factory=dict)
     class_counts: Sequence[int] = ()
     class_names: Sequence[str] = ()
-    target_origin: float = 0.0
+    target_origin: float | Sequence[float] = 0.0
     label_smoothing: float = 0.0
     trains: bool = False
     """Whether training losses are computed, by the weights of classes."""
@@ -99,6 +99,20 @@ class Task(ABC):
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:
         """Return what a torchmetrics.Metric of `task.metrics` gets: predictions and targets."""
         return outputs, batch.targets
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what this worker's task carries from step to step, for its checkpoints.
+
+        That is tensors, numbers, strings, None, and lists and dicts of those: a hidden state, a
+        queue, the steps of a warm-up.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Continue from what `state_dict` returned on this worker, before a resumed run trains.
+
+        Of a run on fewer workers it is another worker's.
+        """
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return metrics that are no averages, from the quotients of all sums.

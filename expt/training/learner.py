@@ -59,6 +59,8 @@ class Learner(Evaluator):
     """When the schedule advances; after an epoch that is once it has been evaluated."""
     compiled: bool = False
     gradient_accumulation: int = 1
+    interleaved: bool = False
+    """Whether micro-batches are such that their statistics don't depend on the workers."""
     average_statistics: Callable[[], None] = lambda: None
     """Makes buffers that the next step reads equal on all workers; a collective."""
     all_reduce_s: Callable[[int], float | None] = lambda _: None

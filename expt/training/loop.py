@@ -23,6 +23,7 @@ from expt.tasks.task import PhasedTask, Sum
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position, training_only
+from expt.training.optimizer_state import switch
 
 
 def train_epoch(
@@ -45,6 +46,7 @@ def train_epoch(
     `between_steps` comes last, and ends the loop by returning True.
     """
     learner.parallel.train()
+    switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
         shortage = _train_step(learner, batch, sums, on_gradients)
@@ -64,6 +66,7 @@ def train_epoch(
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
+    switch(learner.optimizer, "eval")
 
 
 def _train_step(
@@ -120,10 +123,8 @@ def accumulate_gradients(
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
     nothing.
     """
-    parts, task = (
-        micro_batches(batch, learner.gradient_accumulation, learner.world_size),
-        learner.task,
-    )
+    task, count = learner.task, learner.gradient_accumulation
+    parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
@@ -172,9 +173,13 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
             sharding.local(parameter.grad).mul_(factor)
 
 
-def micro_batches(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
+def micro_batches(
+    batch: Batch, count: int, world_size: int = 1, *, interleaved: bool = False
+) -> list[Batch]:
     """Cut a batch into at most `count` micro-batches; as many on every worker, which meet in each.
 
+    Where they are `interleaved`, the n-th of all workers together has the same samples of the
+    global batch whatever the number of workers: each `count`-th, from the n-th on.
     A worker with fewer samples than others have micro-batches repeats its first, without weight.
     Raises ConfigError where the batch's tensors differ in length.
     """
@@ -186,8 +191,8 @@ def micro_batches(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
             f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1"
         )
     size, most = lengths.pop(), -(-batch.global_size // world_size)
-    number = len(_cut(most, count))
-    cuts = _cut(size, count)
+    number = min(most, count) if interleaved else len(_cut(most, count))
+    cuts = [slice(at, size, number) for at in range(number)] if interleaved else _cut(size, count)
     if len(cuts) != number:
         cuts = [local_slice(size, index, number) for index in range(number)]
 

@@ -15,15 +15,13 @@ from expt.config import secrets, user_code
 from expt.config.constraints import Target
 from expt.config.user_code import own_frame
 from expt.errors import ExptError, RunFailed, did_you_mean, warn
-from expt.runs import tags
+from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.worker import random_state
 from expt.worker.record import Record
-
-_PLAIN = (bool, int, float, str, bytes, type(None))  # no subclass, such as numpy.float64
 
 
 class Callbacks:
@@ -97,12 +95,12 @@ class Callbacks:
             random_state.load_state_dict(before, self._device)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each with its class; raise RunFailed for what can't be saved."""
+        """Return the state of each with its class; raise ConfigError for what can't be saved."""
         states = []
         for index, callback in enumerate(self._callbacks):
             with self._apart(index, "state_dict"):
                 state = callback.state_dict()
-                _refuse_other_than_plain(state)
+                checkpoint.refuse_unreadable(state, f"callbacks.{index}")
             states.append({"target": self._targets[index].target, "state": state})
         return states
 
@@ -128,20 +126,6 @@ def _place(error: Exception) -> str:
     """Return where in custom code it was raised, or an empty string."""
     own = own_frame(error)
     return f" ({own.filename}, line {own.lineno})" if own else ""
-
-
-def _refuse_other_than_plain(state: Any) -> None:
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            _refuse_other_than_plain((key, value))
-    elif type(state) in (list, tuple):
-        for value in state:
-            _refuse_other_than_plain(value)
-    elif type(state) not in _PLAIN and not isinstance(state, Tensor):
-        kind = f"{type(state).__module__}.{type(state).__name__}"
-        raise TypeError(
-            f"a checkpoint can't hold its {kind}; give tensors, numbers, strings, lists and dicts"
-        )
 
 
 @torch.no_grad()

@@ -358,7 +358,7 @@ def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
 
 
 def measured(
-    task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0
+    task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: Any = 0.0
 ) -> dict[str, float]:
     """Its metrics, counted over batches of unequal sizes."""
     made = task.build(Facts(target_origin=origin))
@@ -411,6 +411,20 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
             expected, abs=1e-9
         )
     assert abs(measured(NUMBER, outputs, rows.targets)["r2"] - expected) > 1e-5, "without it"
+
+
+def test_r2_of_several_targets_takes_each_from_its_own_mean(tmp_path: Path) -> None:
+    """Whoever says each target's mean knows nothing of it: 0, and not the 1.0 of all pooled."""
+    targets = torch.tensor([[0.0, 2e6]]) + torch.randn(
+        71, 2, generator=torch.Generator().manual_seed(1)
+    )
+    np.savez(path := tmp_path / "t.npz", x=np.ones((71, 1)), y=targets.numpy())
+    origin = built(of(path, features=("x",))).info.target_origin
+    assert origin == pytest.approx((0, 2e6), abs=2)
+    constant = targets.double().mean(0).float().expand(71, 2)
+    assert measured(NUMBER, constant, targets, origin)["r2"] == pytest.approx(0, abs=0.01)
+    targets[:, 0] = 1
+    assert math.isnan(measured(NUMBER, constant, targets, origin)["r2"])
 
 
 def test_r2_of_equal_targets_is_none() -> None:

@@ -21,6 +21,7 @@ from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
+from expt.inference.predict import _lines
 from tests.conftest import Configured, Trained, as_typed
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
@@ -300,3 +301,31 @@ def test_a_tokenizer_that_cannot_be_read_is_told(
         path.write_text(content)
     with pytest.raises(DataError, match=re.escape(told)):
         text(file, tokens=str(path)).extents()
+
+
+@pytest.mark.parametrize(
+    ("content", "at", "encoding"),
+    [
+        (LINES.encode("latin-1"), 43, "latin1"),
+        (("cat\n" * 9000 + "\u00e9").encode("latin-1"), 36000, "latin1"),
+        (LINES.encode("utf-16"), 3, "utf-16"),
+        (LINES.encode("utf-16-le"), 1, "utf-16"),
+    ],
+)
+def test_a_text_that_is_no_utf8_is_refused_by_its_byte(
+    content: bytes, at: int, encoding: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    (root := tmp_path / "t.txt").write_bytes(content)
+    with pytest.raises(DataError, match=rf"at byte {at}, .* iconv -f {encoding} "):
+        text(root, tokens=str(tokenizer)).extents()
+
+
+def test_a_prediction_reads_lines_as_the_run_did(tokenizer: Path, tmp_path: Path) -> None:
+    """By the tokenizer, too, and never their bytes in place of its tokens."""
+    dataset = text(tmp_path, tokens=str(tokenizer))
+    (path := tmp_path / "new.txt").write_bytes("the cat\r\n\r\n\u00e9t\u00e9".encode())
+    found = [(number, tokens.tolist()) for number, tokens in _lines(str(path), dataset)]
+    assert found == [(1, dataset.encode("the cat")), (2, []), (3, dataset.encode("\u00e9t\u00e9"))]
+    path.write_bytes(b"the cat\n\xe9")
+    with pytest.raises(DataError, match="at byte 8, in line 2"):
+        [*_lines(str(path), dataset)]

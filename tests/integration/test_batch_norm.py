@@ -55,3 +55,11 @@ def test_in_groups_any_number_of_workers_is_one(numbers: Callable[..., Numbers])
     alone = numbers(1, *groups)
     assert_same(alone, numbers(2, *groups))
     assert_same(alone, numbers(4, *groups))
+
+
+@pytest.mark.parametrize("kind", ["sync", "groups"])
+def test_so_it_is_where_gradients_are_accumulated(
+    numbers: Callable[..., Numbers], kind: str
+) -> None:
+    words = (f"batch_norm={kind}", "batch_norm_group=8", "gradient_accumulation=2")
+    assert_same(numbers(1, *words), numbers(2, *words))

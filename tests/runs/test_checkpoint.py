@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import pickle
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from expt.errors import ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.worker import random_state
 
@@ -56,6 +58,55 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     momentum = loaded["optimizer"]["state"][0]["momentum_buffer"]
     assert torch.equal(momentum, written["optimizer"]["state"][0]["momentum_buffer"])
     assert sorted(os.listdir(path.parent)) == ["last.pt", "last.pt.sha256"]
+
+
+def test_numbers_of_numpy_are_loaded_as_python_s(tmp_path: Path) -> None:
+    numbers = {np.int64(3): [np.float64(0.1), (np.bool_(True), np.float32(0.5))]}
+    checkpoint.refuse_unreadable(numbers, "scheduler")
+    checkpoint.save(tmp_path / "last.pt", numbers)
+    loaded = checkpoint.load(tmp_path / "last.pt")
+    assert repr(loaded) == repr({3: [0.1, (True, 0.5)]})
+    assert repr(checkpoint_file.read(tmp_path / "last.pt")) == repr(loaded)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.deque([1]),
+        collections.Counter("a"),
+        collections.defaultdict(int),
+        Pair(1, 2),
+        np.zeros(3),
+        np.datetime64("2026-01-01"),
+        Path("a"),
+        pickle.PickleError(),
+        lambda: None,
+        torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.ones(1)])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_not_be_given_back_is_refused_by_its_place(value: object) -> None:
+    state = {"plain": [None, True, 1, 2.0, 1j, "a", b"a", torch.ones(1), torch.float32, {1}]}
+    checkpoint.refuse_unreadable(state, "scheduler")
+    with pytest.raises(ConfigError, match=r"^scheduler\.plain\.1\.deep: "):
+        checkpoint.refuse_unreadable({"plain": [1, {"deep": value}]}, "scheduler")
+
+
+def test_the_first_is_read_back_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[Path]()
+    monkeypatch.setattr(checkpoint, "load", lambda path, **_: written.append(path))
+    writer = checkpoint.Writer(tmp_path / "last.pt", tmp_path / "best.pt", keep=0)
+    for step in (1, 2):
+        writer.save(state(step), is_best=True)
+    writer.wait()
+    assert written == [tmp_path / "last.pt"]
 
 
 def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:

@@ -135,9 +135,19 @@ CASES = {
         of_labels,
         lambda: {"ap": classification.MultilabelAveragePrecision(3)},
     ),
-    "regression": Case(Regression(), normal(2), normal(2), of_numbers),
+    "regression": Case(Regression(), normal(1), normal(1), of_numbers),
+    "regression of several targets": Case(
+        Regression(origin=(0.0, FAR)),
+        normal(2) + torch.tensor([0, FAR]),
+        normal(2) + torch.tensor([0, FAR]),
+        lambda ours, theirs: {
+            **of_numbers(ours, theirs),
+            "r2": metrics.r2_score(theirs.astype(float), ours.astype(float)),
+        },
+    ),
+    "regression of pictures": Case(Regression(), normal(2, 3, 3), normal(2, 3, 3), of_numbers),
     "regression far from 0": Case(
-        Regression(origin=FAR + 1), normal(2) + FAR, normal(2) + FAR, of_numbers
+        Regression(origin=FAR + 1), normal(1) + FAR, normal(1) + FAR, of_numbers
     ),
     "segmentation": Case(
         Segmentation(CLASSES, IGNORED),

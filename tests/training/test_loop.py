@@ -304,3 +304,33 @@ def test_all_workers_have_as_many_parts_of_a_batch(
         assert not parts[0].weightless
         every.append(len(parts))
     assert {*every} == {len(torch.arange(-(-samples // world_size)).chunk(count))}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("samples", [16, 64])
+def test_interleaved_parts_have_the_same_samples_however_many_workers_share_them(
+    count: int, samples: int
+) -> None:
+    """So what is computed of all workers' parts, as of a batch norm, is the same."""
+    whole = next(batches(1, samples))
+
+    def everyones(world_size: int) -> list[set[int]]:
+        found = [set[int]() for _ in range(count)]
+        for rank in range(world_size):
+            mine = local_slice(samples, rank, world_size)
+            batch = Batch(torch.arange(samples)[mine], whole.targets[mine], samples)
+            parts = micro_batches(batch, count, world_size, interleaved=True)
+            for index, part in enumerate(parts):
+                found[index] |= {*part.inputs.tolist()}
+        return found
+
+    assert everyones(1) == everyones(2) == everyones(4)
+    assert sum(map(len, everyones(4))) == samples
+
+
+def test_interleaved_parts_of_a_small_batch_are_as_many_on_each_worker() -> None:
+    whole = next(batches(1, 5))
+    mine = [Batch(whole.inputs[at], whole.targets[at], 5) for at in (slice(3), slice(3, 5))]
+    parts = [micro_batches(batch, 3, 2, interleaved=True) for batch in mine]
+    assert [len(one) for one in parts] == [3, 3]
+    assert [part.weightless for part in parts[1]] == [False, False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class Raising(expt.Callback):
 
 class Unkept(expt.Callback):
     def state_dict(self) -> Mapping[str, Any]:
-        return {"mean": [np.float64(1.0)]}
+        return {"mean": [collections.deque([1.0])]}
 
 
 class Lonely(Busy):

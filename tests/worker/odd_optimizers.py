@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -268,3 +270,53 @@ class PenalisedByNumber(Penalised):
         penalty = sum(float(parameter.norm()) for parameter in self.weights)
         of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
         return of_labels * (1 + penalty), len(outputs)
+
+
+class Ramp(LRScheduler):
+    """NumPy's numbers as rates; what `holds` is in its state too."""
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, holds: str = "") -> None:
+        self.total_steps = total_steps
+        self.held = {"": None, "deque": collections.deque([1])}[holds]
+        super().__init__(optimizer)
+
+    def get_lr(self) -> Any:
+        share = np.interp(self.last_epoch, [0, self.total_steps], [1.0, 0.1])
+        return [rate * share for rate in self.base_lrs]
+
+
+class Counts(torch.optim.SGD):
+    """Has state from the first step on that no checkpoint holds."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state["steps"] = collections.Counter(["step"])  # type: ignore[index]
+
+
+class Toggled(torch.optim.SGD):
+    """Trains at weights that lie apart from those to be used, as schedule-free optimizers do."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self._add(0.3)
+        self.trains = True
+
+    @torch.no_grad()
+    def _add(self, number: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(number)
+
+    def eval(self) -> None:
+        if self.trains:
+            self._add(-0.3)
+        self.trains = False
+
+    def train(self) -> None:
+        if not self.trains:
+            self._add(0.3)
+        self.trains = True
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.trains
+        super().step()

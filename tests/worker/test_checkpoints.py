@@ -9,11 +9,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from expt.runs import checkpoint
+from expt.errors import ConfigError
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.checkpoints import Checkpoints
+from expt.worker.run import Run
+from tests.conftest import as_typed
+from tests.worker.conftest import TrainAlone
 from tests.worker.sharded import Configs, together
 
 
@@ -36,3 +40,41 @@ def test_what_a_run_remembers_may_change_while_it_is_written(
     saved = checkpoint.load(paths.last)
     assert saved["epoch_s"] == [1.0]
     assert not saved["callbacks"]["loss"].any()
+
+
+SHORT, ODD = "dataset.train_limit=512", "tests.worker.odd_optimizers"
+
+
+def test_a_schedule_that_gives_numbers_of_numpy_is_resumed_to_the_same_bits(
+    train_alone: TrainAlone,
+) -> None:
+    words = (*as_typed("epochs=2 checkpoint.every_steps=12 checkpoint.keep=9"), SHORT)
+    ramp = f"scheduler={{_target_: {ODD}.Ramp, interval: step}}"
+    whole = train_alone(*words, ramp, name="whole")
+    source = next(
+        file
+        for file in checkpoint_file.candidates(RunPaths(whole.folder).last)
+        if checkpoint_file.read(file)["position"]["step"] == 12
+    )
+    again = train_alone(*words, ramp, name="again", source=source)
+    for tag in ("loss/val", "loss/test", "lr"):
+        assert again.curve(tag)[-1] == whole.curve(tag)[-1]
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        (f"scheduler={{_target_: {ODD}.Ramp, interval: step, holds: deque}}", "scheduler.held: "),
+        (f"optimizer={{_target_: {ODD}.Counts, lr: 0.1}}", "optimizer.state.steps: "),
+    ],
+    ids=["schedule", "optimizer"],
+)
+def test_state_that_no_checkpoint_holds_is_refused_by_the_first_step(
+    train_alone: TrainAlone, word: str, place: str
+) -> None:
+    runs = list[Run]()
+    with pytest.raises(ConfigError, match=f"^{place}"):
+        train_alone(word, SHORT, before=runs.append)
+    assert runs[0].position.step <= 1
+    if hasattr(runs[0], "record"):
+        runs[0].record.end("interrupted", {})  # closes its files, as the worker's end would

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.data.cache import Arrays, decoded, digest, of_content
+from expt.data.cache import Arrays, decoded, digest, of_content, state_of
 from expt.data.image_files import files_below
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
+from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -79,8 +81,11 @@ class Text(DatasetConfig):
         """See DatasetConfig."""
         self.extents()
         tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
-        kept = f"text-{digest([str(Path(self.root).resolve())])}"
-        return of_content((*self.files(), *tokenizer), kept)
+        return of_content((*self.files(), *tokenizer), self._kept)
+
+    @property
+    def _kept(self) -> str:
+        return f"text-{digest([str(Path(self.root).resolve())])}"
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -126,7 +131,7 @@ class Text(DatasetConfig):
     def files(self) -> tuple[Path, ...]:
         """Return the file, or all below the folder, in order. Raise DataError for none."""
         root = Path(self.root)
-        files = sorted(map(Path, files_below(root, ".txt"))) if root.is_dir() else [root]
+        files = sorted(map(Path, files_below(root, (".txt",)))) if root.is_dir() else [root]
         if not files or not root.exists():
             raise DataError(
                 f"dataset.root={root}: no text is there; give a plain text, or a folder of *.txt"
@@ -162,24 +167,30 @@ class Text(DatasetConfig):
             found = [np.array(ids, kind) for path in files for ids in _read(path, tokenizer)]
             return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
 
-        return decoded("tokens", [*files, Path(self.tokens)], read).images
+        return decoded("tokens", [*files, Path(self.tokens)], read, self._kept).images
 
     def _tokenizer(self) -> Any:
-        try:
-            library: Any = importlib.import_module("tokenizers")
-        except ImportError as error:
-            raise ConfigError(
-                f"dataset.tokens={self.tokens}: needs tokenizers; pip install 'expt[tokenizers]'"
-            ) from error
-        try:
-            found = library.Tokenizer.from_file(self.tokens)
-        except Exception as error:  # the library raises no other
-            raise DataError(
-                f"dataset.tokens={self.tokens}: cannot be read as a tokenizer ({first_line(error)})"
-            ) from error
-        found.no_truncation()  # its file may have both, for the samples of another model
-        found.no_padding()
-        return found
+        file = Path(self.tokens)
+        return _tokenizer(self.tokens, tuple(state_of(file)) if file.exists() else ())
+
+
+@functools.lru_cache(maxsize=1)  # a prediction has a text for each line
+def _tokenizer(file: str, _state: tuple[int, ...]) -> Any:
+    try:
+        library: Any = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(
+            f"dataset.tokens={file}: needs tokenizers; pip install 'expt[tokenizers]'"
+        ) from error
+    try:
+        found = library.Tokenizer.from_file(file)
+    except Exception as error:  # the library raises no other
+        raise DataError(
+            f"dataset.tokens={file}: cannot be read as a tokenizer ({first_line(error)})"
+        ) from error
+    found.no_truncation()  # its file may have both, for the samples of another model
+    found.no_padding()
+    return found
 
 
 def _size(path: Path) -> int:
@@ -196,7 +207,7 @@ def _size(path: Path) -> int:
 
 def _read(path: Path, tokenizer: Any) -> list[list[int]]:
     found = []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    with opened(path) as file:
         while lines := file.readlines(_AT_A_TIME):
             found.append(tokenizer.encode("".join(lines), add_special_tokens=False).ids)
     return found
