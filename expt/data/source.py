@@ -62,7 +62,7 @@ class Source:
     """whether such images may be augmented: a mask would stay where it is"""
 
     targets_of: Callable[[Tensor], Tensor] | None = None
-"""numbers that are the targets of the training samples at these indices, or of some; of masks
+    """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
     changes: Sequence[str] = ()
     """attributes that reading a sample of a custom dataset changes"""
