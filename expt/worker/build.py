@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from expt import machine
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
@@ -189,6 +190,12 @@ def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precisio
         raise ConfigError(
             "gradient_clip_value: complex parameters, as the model has, have no size; use"
             " gradient_clip"
+        )
+    is_first = worker.rank == 0 and worker.device.type == "cpu"
+    if is_first and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
+        warn(
+            f"amp={str(config.amp).lower()}: this CPU has no arithmetic in bfloat16, so float32 is"
+            " probably faster; use amp=false"
         )
     return Precision(
         config.amp,

@@ -139,7 +139,7 @@ def test_what_is_not_utf8_is_refused_whichever_way_it_came(
         with pytest.raises(ConfigError, match="udce9"):
             typed(*words)
     monkeypatch.setenv("BAD", bad)
-    with pytest.raises(ConfigError, match="mlflow.experiment=.*udce9"):
+    with pytest.raises(ConfigError, match=r"mlflow.experiment=.*udce9"):
         parse(composed("mlflow.experiment=${oc.env:BAD}"), Machine(gpus=(), cpus=2))
     (tmp_path / bad).mkdir()
     monkeypatch.chdir(bad)
