@@ -197,7 +197,7 @@ def predict(
 
 
 def _folders(options: Options, quiet: bool, *, may_sweep: bool = True) -> list[Path]:
-    """Return the folders of the runs that have completed or paused."""
+    """Return the folders of the runs that have completed or were pruned."""
     options = options._replace(quiet=quiet or options.quiet)
     ended = command(options, typed_at=time.monotonic(), may_sweep=may_sweep, from_python=True)
     return [paths.folder for paths in ended]

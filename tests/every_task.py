@@ -284,7 +284,7 @@ def config_of(name: str, configured: Configured) -> RunConfig:
         f"optimizer.lr={LR}",
         "threads=1",
     )
-    classes = CLASSES if name == "classification" else None
+    classes = CLASSES if case.dataset is Images else None
     target = f"{__name__}.{case.dataset.__name__}"
     dataset = Custom(
         target=target, num_classes=classes, num_workers=0, val_fraction=3 / SIZE, kwargs={}

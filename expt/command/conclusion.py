@@ -15,7 +15,7 @@ from expt.errors import ExptError, warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
-from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord, total_costs
+from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, total_costs
 from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
@@ -65,7 +65,7 @@ def conclude(
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
-    for line in _paused(runs):
+    for line in _pruned(runs):
         say(console, line)
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(
@@ -85,19 +85,19 @@ def conclude(
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
-def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
-    """Yield how many runs are paused at a rung, and what resumes one; best first."""
-    paused = [run for run in runs if run["status"] == PAUSED]
-    if not paused:
+def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
+    """Yield how many runs are pruned at a rung, and what resumes one; best first."""
+    pruned = [run for run in runs if run["status"] == PRUNED]
+    if not pruned:
         return
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
-    kept = by_objective((run["folder"], run) for run in paused if run.get("resumable", True))
+    kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
     names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
     of_all = (
-        "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
+        "" if len(kept) == len(pruned) else f", {len(kept) or 'none'} of them with a checkpoint"
     )
     yield (
-        f"paused       {len(paused)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
+        f"pruned       {len(pruned)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
     )
     if kept:
         yield (

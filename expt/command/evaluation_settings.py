@@ -261,6 +261,6 @@ def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     names = user_code.targets(then)
     if not (made and made["code"] and user_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns
-    if user_code.fingerprint(names) not in (None, made["code"]):
+    if user_code.has_other_source(record):
         named = ", ".join(user_code.with_own_source(names))
         warn(f"{named}: source code has changed since the run; the numbers may differ")

@@ -25,7 +25,7 @@ SWEEP_ONLY = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
 def command(
     options: Options, *, typed_at: float, may_sweep: bool = True, from_python: bool = False
 ) -> list[RunPaths]:
-    """Train what is asked for; returns the folders of the runs that have completed or paused.
+    """Train what is asked for; returns the folders of the runs that have completed or were pruned.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
@@ -52,6 +52,8 @@ def command(
 
 
 def _carry_out(this: Command, options: Options) -> None:
+    if options.printing and this.from_python:
+        raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if options.printing:
         return _printed_by_hydra(options)
     words, where = command_line.read(options, begins=this.how.starts_workers)

@@ -26,7 +26,7 @@ from expt.launch.job import Options as PoolOptions
 from expt.launch.part import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
-from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Outcome:
     """The runs of one command, by what became of them."""
 
     ended: dict[RunPaths, str] = field(default_factory=dict)
-    """The completed, the paused and the failed, in the order of the grid."""
+    """The completed, the pruned and the failed, in the order of the grid."""
     num_unfinished: int = 0
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class Outcome:
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
-        self.ended.pop(run_paths, None)  # it was paused by an earlier command
-        if status not in (COMPLETED, PAUSED, FAILED):
+        self.ended.pop(run_paths, None)  # it was pruned by an earlier command
+        if status not in (COMPLETED, PRUNED, FAILED):
             self.num_unfinished += 1
             return
         self.ended[run_paths] = status
@@ -59,7 +59,7 @@ class Outcome:
 
         An error that is `spared` is no failure where any run has come to something.
         """
-        good = {COMPLETED, PAUSED}
+        good = {COMPLETED, PRUNED}
         has_any = bool(good & {*self.ended.values(), *(job.status for job in jobs)})
         for job in jobs:
             if not (has_any and isinstance(job.error, spared)):
@@ -160,7 +160,7 @@ def train(
             remove_unused(paths)
         raise
     record = read_result(paths)
-    this.outcome.add(paths, PAUSED if record.get("status") == PAUSED else COMPLETED)
+    this.outcome.add(paths, PRUNED if record.get("status") == PRUNED else COMPLETED)
     return objective_of(record)
 
 

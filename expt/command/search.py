@@ -26,7 +26,7 @@ from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver, last_of_each
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
-from expt.config import keys
+from expt.config import keys, user_code
 from expt.config.identity import identity, shown
 from expt.config.kinds import metrics_of
 from expt.config.parse import wrong_values
@@ -39,7 +39,7 @@ from expt.launch.submitit_jobs import Queue
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import unquoted
-from expt.runs.result import COMPLETED, PAUSED, OfSearch, Record
+from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
 from expt.search import sampler
@@ -196,7 +196,7 @@ class SearchCommand:
             content = self._sweep.open().content_of(config)
         except ConfigError:
             return []
-        if record["identity"] == identity(config, content):
+        if record["identity"] == identity(config, content) and not user_code.changed(record):
             return []
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         differing = keys.differing(then, now, "result")
@@ -237,8 +237,8 @@ class SearchCommand:
                 continue
             counts = trial.number is not None
             if counts:
-                display.known(trial.folder if trial.status == PAUSED else None)
-            if counts or trial.status in (COMPLETED, PAUSED):
+                display.known(trial.folder if trial.status == PRUNED else None)
+            if counts or trial.status in (COMPLETED, PRUNED):
                 self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
         has_room = runner.has_room if isinstance(runner, Pool) else None
         batch = self._settings.batch or (None if has_room else BATCH)

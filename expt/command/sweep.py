@@ -22,7 +22,7 @@ from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
-from expt.config.identity import hyperparameters, shown
+from expt.config.identity import shown, typed_hyperparameters
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
@@ -34,7 +34,7 @@ from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined, quoted
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, results
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, Record, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,7 +186,7 @@ class Sweep:
         It `counts` where it is one of those that were asked for.
         """
         self._num_known += counts
-        if status in (COMPLETED, PAUSED):
+        if status in (COMPLETED, PRUNED):
             self._command.outcome.add(run_paths, status)
 
     def note(self, line: str) -> None:
@@ -289,7 +289,8 @@ def _record_end(job: Job, about: Record) -> None:
         record_refusal(job.paths, about, job.request, job.error)
     if job.status == FAILED and job.paths.result.exists():
         settings = shown(config) if config else about["overrides"]
-        add_failure(job.paths.folder, hyperparameters(settings))
+        typed = typed_hyperparameters(settings, about["overrides"])
+        add_failure(job.paths.folder, typed)
 
 
 def _tasks_per_node(options: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
 from expt.runs.attempt import in_one_line
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
@@ -49,7 +49,7 @@ class SweepDisplay(Observer):
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
-        self._paused: set[Path] = set()  # their folders
+        self._pruned: set[Path] = set()  # their folders
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
@@ -75,10 +75,10 @@ class SweepDisplay(Observer):
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def known(self, paused: Path | None = None) -> None:
-        """Count a trial of an earlier command, which has ended or is `paused` in this folder."""
-        if paused is not None:
-            self._paused.add(paused)
+    def known(self, pruned: Path | None = None) -> None:
+        """Count a trial of an earlier command, which has ended or is `pruned` in this folder."""
+        if pruned is not None:
+            self._pruned.add(pruned)
         else:
             self._skipped += 1
 
@@ -90,18 +90,18 @@ class SweepDisplay(Observer):
     def job_starting(self, job: Job) -> None:
         """Note that a run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
-        self._paused.discard(job.paths.folder)
+        self._pruned.discard(job.paths.folder)
 
     def job_ended(self, job: Job) -> None:
-        """Show that a run has completed, paused, failed, or was interrupted."""
+        """Show that a run has completed, was pruned, has failed, or was interrupted."""
         self._forget(job)
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
         note = self.note(job)
         if note and not job.error:
             self._best = f"; best so far {_reached(job)}, {job.name}"
-        if job.status == PAUSED:
-            self._paused.add(job.paths.folder)
-            return self._line(PAUSED, job, f"{_at_rung(job)}{note}", style="blue")
+        if job.status == PRUNED:
+            self._pruned.add(job.paths.folder)
+            return self._line(PRUNED, job, f"{_at_rung(job)}{note}", style="blue")
         self._counts[job.status] += 1
         if job.error is None:
             text = f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}"
@@ -196,13 +196,13 @@ class SweepDisplay(Observer):
 
     @property
     def _num_ended(self) -> int:
-        return sum(self._counts.values()) + len(self._paused) + self._skipped
+        return sum(self._counts.values()) + len(self._pruned) + self._skipped
 
     def _totals(self, running: int) -> str:
         done, failed = self._counts[COMPLETED], self._counts[FAILED]
         queued = max(0, self.total - self._num_ended - running)
-        paused = f"{len(self._paused)} paused, " if self._paused else ""
-        text = f"{done + self._skipped} done, {paused}{failed} failed, {running} running"
+        pruned = f"{len(self._pruned)} pruned, " if self._pruned else ""
+        text = f"{done + self._skipped} done, {pruned}{failed} failed, {running} running"
         text += f", {queued} queued"
         if done and running:  # each that is left takes as long as those before
             left_s = self._busy_s / done * (queued + running / 2) / running

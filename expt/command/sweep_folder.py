@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,21 +72,25 @@ class SweepFolder:
         self.folder, self._composer, self._machine, self._fetch = folder, composer, machine, fetch
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
-        self._records: list[tuple[RunPaths, Record]] = [*results_of_sweep(folder)]
+        self._records: list[tuple[RunPaths, Record]] = []
         self.completed: dict[Path, Objective] = {}
         """What earlier commands have completed, by folder."""
-        for paths, found in self._records:
+        for paths, found in results_of_sweep(folder):
             user_code.find_kept(paths.code)
             if found["status"] == DAMAGED:
                 warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
             asked = _asked(found.get("arguments", ()))
             key = found.get("identity", asked)
+            if user_code.changed(found):  # what it has run is not there any more
+                self._by_words.setdefault(asked, paths)
+                continue
+            self._records.append((paths, found))
             if key not in self._known or has_own_name(paths, found):  # no copy
                 self._known[key] = self._by_words[asked] = paths
             if found["status"] == COMPLETED:
                 none = Objective(name="", value=None)
                 self.completed[paths.folder] = found.get("objective") or none
-        self.is_of_others = bool(self._known)
+        self.is_of_others = bool(self._by_words)
         """Whether there are runs, none of which has been asked for."""
         self.parents = Parents(folder)
         self._jobs, self._contents = dict[str, Job](), dict[str, Content]()
@@ -176,10 +181,16 @@ class SweepFolder:
         return compose.environment_of(self._composer.compose(words))
 
     def _unused(self, name: str, key: str) -> str:
-        if name in self._names or RunPaths(self.folder / name).result.exists():
-            name = f"{name},{key.removeprefix(ASKED)}"
-        self._names.add(name)
-        return name
+        with_key = f"{name},{key.removeprefix(ASKED)}"
+        more = (f"{with_key},{number}" for number in itertools.count(2))
+        self._names.add(
+            found := next(
+                each
+                for each in itertools.chain((name, with_key), more)
+                if each not in self._names and not RunPaths(self.folder / each).result.exists()
+            )
+        )
+        return found
 
     def _shorter(self, config: RunConfig, content: Content) -> RunPaths | None:
         """Return the longest run with a checkpoint that this one continues with `resume=auto`."""

@@ -53,7 +53,7 @@ class ConvNet:
 class ResNet18:
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["resnet18"]
-    stem: Literal["small", "imagenet"]
+    stem: Literal["auto", "small", "imagenet"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -1,7 +1,8 @@
 """The code of custom classes: which files it is in, a hash of them, and how it is imported.
 
-A class's code is its module, and what that imports of the person's own; what is reached otherwise,
-as by importlib.import_module, is not seen. Free of torch.
+A class's code is its module, and what that imports of the person's own. What is reached otherwise,
+as by importlib.import_module, is seen only by the run, which records what it has imported. Free of
+torch.
 """
 
 from __future__ import annotations
@@ -19,25 +20,19 @@ import re
 import reprlib
 import shutil
 import sys
-import sysconfig
 import tempfile
 import traceback
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME, plain
+from expt.config.imported import PREFIX, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
-
-PREFIX = "expt_main_"
-"""What the names of modules of `__main__`'s classes start with; see expt.config.user_code."""
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
@@ -75,54 +70,37 @@ def fingerprint(names: Sequence[str]) -> str | None:
     return total.hexdigest()[:12]
 
 
-def import_anew(names: Sequence[str]) -> None:
-    """Let the next import of the classes `names` read the source that `fingerprint` has read.
+def changed(record: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a run has imported whose files hold something else now, or nothing.
 
-    What this process has imported before may be older. Objects made before keep their classes.
+    A file that is not where it was is looked for by its module's name: the project may have moved.
     """
-    for module in own_modules(names):
-        sys.modules.pop(module, None)
-    importlib.invalidate_caches()
+    found = []
+    for name, then in record.get("imported", {}).items():
+        file = then["file"]
+        if not os.path.isfile(file):
+            file = next((str(path) for part, path in _files_of(name) if part == name), file)
+        if hash_now(file) != then["hash"]:
+            found.append(name)
+    return found
 
 
-def install_finder() -> None:
-    """Let this process import custom modules as their source is now.
+def has_other_source(record: Mapping[str, Any]) -> bool:
+    """Return whether a run's classes have other source now; not where they are not found."""
+    then = (record.get("content") or {}).get("code")
+    now = fingerprint(targets(record.get("config") or {})) if then else None
+    return now is not None and (now != then or bool(changed(record)))
 
-    Python takes a cached .pyc for that of any file of the same size and, in whole seconds, the same
-    time, and `cp -p`, rsync and git bring such files. For custom modules a checksum of the source
-    stands in place of the time.
+
+def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the files of which this process has imported an older source.
+
+    They are of the classes `names`, or were imported by the run of `record`.
     """
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-
-
-class _Finder:
-    """Has the other finders find a module, and changes how a custom one is loaded."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        for finder in [each for each in sys.meta_path if each is not self]:
-            if spec := finder.find_spec(name, path, target):
-                loader = spec.loader
-                if type(loader) is SourceFileLoader and _is_own(os.path.dirname(loader.path)):
-                    spec.loader = _ByContent(loader.name, loader.path)
-                return spec
-        return None
-
-
-class _ByContent(SourceFileLoader):
-    def path_stats(self, path: str) -> Mapping[str, Any]:
-        source = self.get_data(path)
-        return {"mtime": zlib.crc32(source), "size": len(source)}
-
-
-_FINDER = _Finder()
-
-
-@functools.cache  # of hundreds of modules that torch imports late
-def _is_own(folder: str) -> bool:
-    return not is_installed(Path(folder))
+    if not (old := edited()):
+        return []
+    concerned = {*own_modules(names), *(record or {}).get("imported", ())}
+    return [os.path.relpath(file) for name, file in old.items() if name in concerned]
 
 
 def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
@@ -173,15 +151,6 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
             if spec := finder.find_spec(name, search):
                 return spec
     return None
-
-
-def is_installed(path: Path) -> bool:
-    """Return whether a file is of Python, expt or a package, and not the person's own."""
-    of_packages = [
-        folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")
-    ]
-    folders = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), *of_packages)
-    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +18,7 @@ from torch import Tensor
 from expt.dashboards.events import Writer
 from expt.data.loading import Batch
 from expt.runs import tags
+from expt.runs.result import ByClass
 from expt.training import collectives
 
 if TYPE_CHECKING:
@@ -143,8 +147,16 @@ def _fitted(height: int, width: int) -> tuple[int, int]:
 
 @cache
 def _font(size: int) -> FreeTypeFont | ImageFont:
+    """Return DejaVu Sans of the system or matplotlib, else Pillow's font, which has ASCII only."""
     from PIL import ImageFont
 
+    files = ["DejaVuSans.ttf"]
+    if matplotlib := find_spec("matplotlib"):
+        folder = Path(str(matplotlib.origin)).parent
+        files.append(str(folder / "mpl-data" / "fonts" / "ttf" / files[0]))
+    for file in files:
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(file, size)
     return ImageFont.load_default(size)
 
 
@@ -169,12 +181,15 @@ class Mistakes(NamedTuple):
 
 
 class Review:
-    """This worker's confusion matrix of an evaluation, and its `keep` worst mistakes."""
+    """This worker's confusion matrix of an evaluation, and its `keep` worst mistakes.
+
+    A model may have more outputs than there are classes.
+    """
 
     def __init__(self, num_classes: int, *, keep: int) -> None:
         self._num_classes, self._keep = num_classes, keep
         self.confusion: Tensor | None = None
-        """int64 [true class, predicted class]; None before the first batch"""
+        """int64 [true class, predicted class], square; None before the first batch"""
         self._parts: list[Mistakes] = []
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
@@ -182,13 +197,15 @@ class Review:
 
         Waits for no device.
         """
-        classes, labels = self._num_classes, batch.targets
+        classes, labels = max(self._num_classes, logits.shape[1]), batch.targets
         chances = logits.float().log_softmax(1)
         highest, predicted = chances.max(1)
         if self.confusion is None:
             self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=labels.device)
         # Not bincount, which asks the device how many cells there are.
         self.confusion.view(-1).index_add_(0, labels * classes + predicted, torch.ones_like(labels))
+        if not self._keep:
+            return
         losses = chances.gather(1, labels[:, None])[:, 0].neg()
         losses = losses.masked_fill(predicted == labels, -1.0)
         worst = losses.topk(min(self._keep, len(losses))).indices
@@ -197,6 +214,15 @@ class Review:
             for part in (losses, labels, predicted, highest.exp(), batch.inputs)
         )
         self._parts.append(Mistakes(*picked))
+
+    def gathered(self) -> tuple[Tensor, Sequence[Mistakes]] | None:
+        """Return on rank 0 all workers' confusion matrix and their mistakes; a collective."""
+        confusion = None if self.confusion is None else self.confusion.cpu()
+        found = collectives.gather_across_workers((confusion, self.mistakes()))
+        counted = [part for part, _ in found if part is not None]
+        if not counted:
+            return None
+        return torch.stack(counted).sum(0), [some for _, some in found if some is not None]
 
     def mistakes(self) -> Mistakes | None:
         """Return the worst of all batches, on the CPU; None where there was no batch."""
@@ -239,26 +265,31 @@ class RunPictures:
         """Return what observes an evaluation."""
         return Review(len(self._names), keep=MISTAKES)
 
-    def draw(self, review: Review, split: str, events: Writer | None, step: int) -> None:
-        """Add what every worker's `review` has seen to rank 0's `events`; a collective."""
-        confusion = None if review.confusion is None else review.confusion.cpu()
-        gathered = collectives.gather_across_workers((confusion, review.mistakes()))
-        if events is None:
+    def draw(
+        self,
+        seen: tuple[Tensor, Sequence[Mistakes]] | None,
+        split: str,
+        events: Writer | None,
+        step: int,
+    ) -> None:
+        """Add what all workers have `seen`, see Review.gathered, to rank 0's `events`."""
+        if events is None or seen is None:
             return
-        total = torch.stack([part for part, _ in gathered if part is not None]).sum(0)
+        total, mistakes = seen
         if self._first is not None:
             targets = self._first.targets.cpu()
             captions = [caption(self._names, target) for target in targets]
             self._draw_grid(events, tags.TRAIN_IMAGES, self._first.inputs.cpu(), captions, 1)
             self._first = None
         if len(total) <= MOST_CLASSES:
-            picture = confusion_matrix(total.numpy(), self._names)
+            picture = confusion_matrix(total.numpy(), all_names(self._names, len(total)))
             events.picture(tags.confusion(split), picture, step)
-        worst = worst_of([mistakes for _, mistakes in gathered if mistakes is not None], MISTAKES)
+        worst = worst_of(mistakes, MISTAKES)
         if worst is not None:
             each = zip(worst.predicted, worst.probabilities, worst.labels, strict=True)
+            names = all_names(self._names, len(total))
             captions = [
-                f"{self._names[int(wrong)]} {float(sure):.0%}\nis {self._names[int(right)]}"
+                f"{names[int(wrong)]} {float(sure):.0%}\nis {names[int(right)]}"
                 for wrong, sure, right in each
             ]
             self._draw_grid(events, tags.mistakes(split), worst.images, captions, step)
@@ -274,6 +305,33 @@ class RunPictures:
         pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
         array: Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
         return array
+
+
+def all_names(names: Sequence[str], outputs: int) -> list[str]:
+    """Return the names of a model's outputs: those beyond the classes have a number."""
+    return [*names, *map(str, range(len(names), outputs))]
+
+
+def by_class(counts: Tensor, names: Sequence[str]) -> dict[str, ByClass]:
+    """Return what a confusion matrix [true class, predicted class] says of each class.
+
+    A share of no sample is None.
+    """
+
+    def share(part: int, whole: int) -> float | None:
+        return part / whole if whole else None
+
+    names, found = all_names(names, len(counts)), dict[str, ByClass]()
+    given, guessed, right = counts.sum(1).tolist(), counts.sum(0).tolist(), counts.diag().tolist()
+    for number, (name, row) in enumerate(zip(names, counts.tolist(), strict=True)):
+        found[name] = {
+            "samples": given[number],
+            "precision": share(right[number], guessed[number]),
+            "recall": share(right[number], given[number]),
+            "f1": share(2 * right[number], given[number] + guessed[number]),
+            "predicted": {names[at]: count for at, count in enumerate(row) if count},
+        }
+    return found
 
 
 def caption(names: Sequence[str], target: Tensor) -> str:

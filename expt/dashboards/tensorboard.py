@@ -109,7 +109,8 @@ class Dashboard(Observer):
         if self._pictures and self._review is not None:
             before = self.spent_s
             with self._timed():
-                self._pictures.draw(self._review, split, self._events, self._position.step)
+                seen = self._review.gathered()
+                self._pictures.draw(seen, split, self._events, self._position.step)
             self._pictures_s = self.spent_s - before
         if self._events:
             self._events.flush()

@@ -12,12 +12,12 @@ from typing import Any
 from expt.config.schema import MLflow, Wandb
 from expt.dashboards.snapshot import Snapshot
 from expt.runs.metrics_file import Point
-from expt.runs.result import COMPLETED, FAILED, PAUSED
+from expt.runs.result import COMPLETED, FAILED, PRUNED
 
 KEY = "expt.key"
 MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
 """Characters of a parameter, and entries of one request, as MLflow documents."""
-_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PAUSED: "SCHEDULED"}
+_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
 
 
 class MLflowCopy:
@@ -119,7 +119,7 @@ def _batches(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 INIT_S, FINISH_S = 10, 30
 KILLED = 255
 """W&B's exit code of a run that was interrupted."""
-_EXIT_CODES = {COMPLETED: 0, PAUSED: 0, FAILED: 1}
+_EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
 
 
 class WandbCopy:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
+from expt.data.changes import listed
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
@@ -23,6 +24,8 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
+NOTICEABLE = 0.05
+"""The share of the training samples that `drop_last` leaves out without a warning."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,26 @@ def build(
     """
     source = dataset.open(task, device, num_workers)
     check_image_keys(dataset, source)
+    if shard.rank == 0 and source.changes:
+        warn(
+            f"dataset._target_={dataset.custom_class}: reading a sample changes"
+            f" {listed(source.changes)}, which no checkpoint holds and each reading process has a"
+            " copy of; draw from the global generators of torch, NumPy and Python, which are"
+            " seeded for each sample"
+        )
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):
         warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
+        dropped = len(train_idx) % batch_size
+        if shard.rank == 0 and dropped >= NOTICEABLE * len(train_idx):
+            warn(
+                f"drop_last=true: each epoch leaves out {dropped} of {len(train_idx)} training"
+                f" samples, which fill no batch of {batch_size}; use drop_last=false to train on"
+                " all"
+            )
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,

@@ -102,7 +102,7 @@ def export(
     """
     record, state = saved(run, which)
     data, trained = record["data"], rebuilt(record, state, torch.device("cpu"), plain=True)
-    with importable_from_here():
+    with importable_from_here(record):
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, data, trained, number, normalised=not preprocess)

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from expt.config import groups, user_code
+from expt.config import groups, imported, user_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.config.user_code import fingerprint, targets
+from expt.config.user_code import targets
 from expt.data.build import shapes_told
 from expt.data.image_files import MODES, fit, open_picture, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Normalise
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
-from expt.models.partial_load import load_all, plain_weights
+from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
@@ -210,10 +210,10 @@ def rebuilt(
     plain: bool = False,
 ) -> TrainedModel:
     """Return the model of a checkpoint's `state`; `plain` in torch's own memory format."""
-    with importable_from_here():
+    with importable_from_here(record):
         config = recorded(state["config"])
         model = _built(config, record)
-    load_all(model, plain_weights(state, model.state_dict().keys()))
+    load_all(model, weights_in(state, model.state_dict().keys())[0].state)
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     computed = config.amp if amp == "recorded" else amp
@@ -238,21 +238,28 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
 
 
 @contextlib.contextmanager
-def importable_from_here() -> Iterator[None]:
-    """Let custom classes be imported from the current folder, as in `python -m expt`."""
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
+def importable_from_here(record: Record) -> Iterator[None]:
+    """Let a run's classes be imported from the current folder, as in `python -m expt`.
+
+    Where this process has older source of them, they are imported anew.
+    """
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
     try:
-        yield
+        old = user_code.older_here(targets(record.get("config", {})), record)
+        with imported.as_on_disk() if old else contextlib.nullcontext():
+            yield
     finally:
-        sys.path[:] = before
+        sys.path.remove(here)
 
 
 def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets({"model": config["model"]})
     others = targets({**config, "model": {}})
     code = record.get("content", {}).get("code")
-    if names and not others and code is not None and fingerprint(names) not in (None, code):
+    if old := user_code.older_here(targets(config), record):
+        warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
+    if names and not others and code is not None and user_code.has_other_source(record):
         warn(
             f"model._target_={names[0]}: its source has changed since the run; its outputs may be"
             " others"

@@ -56,7 +56,7 @@ class Predictor:
         """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         self.model: TrainedModel = load(plan.run, plan.which, device=self.device, amp=plan.amp)
-        with importable_from_here():
+        with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
@@ -74,7 +74,7 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with _multiplying_as(self._plan.config), importable_from_here():
+        with _multiplying_as(self._plan.config), importable_from_here(self._plan.record):
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
                 yield self._answer(chunk)
@@ -146,8 +146,6 @@ class Predictor:
                 return path, preprocess.picture(picture, path), (picture.height, picture.width)
             except DataError as error:
                 return str(error)
-            except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-                return f"{path} cannot be read as an image ({type(error).__name__}: {error})"
 
         for found in _ahead(read, self._plan.files, size):
             self._skip([each for each in found if isinstance(each, str)])

@@ -17,7 +17,7 @@ from expt.runs.result import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
-    PAUSED,
+    PRUNED,
     Objective,
     Record,
     read_result,
@@ -87,14 +87,14 @@ class Job:
         return bool(before[0]) and before == self._mistake
 
     def end(self, error: ExptError | None, now: float) -> None:
-        """Record that it has completed or paused, or failed by `error`."""
+        """Record that it has completed or was pruned, or failed by `error`."""
         self.error, self.ended_at = error, now
         if error is not None:
             self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
             return
         may_pause = self.request is not None and self.request.until_epoch is not None
         self.status = (
-            PAUSED if may_pause and read_result(self.paths).get("status") == PAUSED else COMPLETED
+            PRUNED if may_pause and read_result(self.paths).get("status") == PRUNED else COMPLETED
         )
 
     def pause_after(self, epoch: int | None) -> None:
@@ -103,7 +103,7 @@ class Job:
             self.request = dataclasses.replace(self.request, until_epoch=epoch)
 
     def go_on(self, until_epoch: int | None) -> None:
-        """Queue the run, which has paused, to its end or to another pause.
+        """Queue the run, which was pruned, to its end or to another pause.
 
         The caller gives the job to the pool once more.
         """
@@ -141,7 +141,7 @@ class Observer:
         )
 
     def job_ended(self, job: Job) -> None:
-        """React to a job that has completed, paused, failed, or was interrupted."""
+        """React to a job that has completed, was pruned, has failed, or was interrupted."""
 
     def tick(self, active: Sequence[Job]) -> None:
         """Show the jobs under way; called many times a second."""
@@ -175,8 +175,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
-    """Whether the run of this record has completed, or paused after that epoch or later."""
-    if record.get("status") == PAUSED and until_epoch is not None:
+    """Whether the run of this record has completed, or was pruned after that epoch or later."""
+    if record.get("status") == PRUNED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch
     return record.get("status") == COMPLETED
 

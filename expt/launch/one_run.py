@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.status import Status
 
 from expt import machine, signals
-from expt.config import user_code
+from expt.config import imported
 from expt.config.schema import RunConfig
 from expt.errors import (
     INTERRUPTED_BEFORE,
@@ -143,24 +143,23 @@ def _run_in_process(
 ) -> None:
     """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
-    from expt.worker.main import run_as
+    from expt.worker.main import run_as, torch_kept
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
-    config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-    _describe(request, console)
-    # in a notebook it may have been edited since the run before this
-    user_code.import_anew(user_code.targets(config))
     gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
     attempt = Attempt(request=request, started_at=time.monotonic())
-    with attempt.recorded(on_start) as source:
-        display = RunDisplay(
-            paths, console, epochs=config.epochs, print_every=config.print_every, live=False
-        )
-        with watched(display):
+    display = RunDisplay(
+        paths, console, epochs=config.epochs, print_every=config.print_every, live=False
+    )
+    with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
+        config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
+        _describe(request, console)
+        recorded = attempt.recorded(on_start)
+        with torch_kept(alone.device), recorded as source, watched(display):
             run_as(
                 alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
             )

@@ -19,7 +19,7 @@ from expt.machine import Machine, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
-from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, read_result
 
 POLL_S = 0.02
 LOCKED_ELSEWHERE_S = 1.0
@@ -67,7 +67,7 @@ class Pool:
     def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; each is taken between two polls of the others.
 
-        None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure
+        None is "nothing now"; a job that was pruned may come again, see Job.go_on. A job's failure
         is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
         """
         with signals.Heeded():
@@ -114,7 +114,7 @@ class Pool:
                 if (idle or not more) and not has_room:
                     live = map(workers_of, self._active.values())
                     wait([ended for workers in live for ended in workers.sentinels], POLL_S)
-            left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
+            left |= any(job.status not in (COMPLETED, PRUNED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:

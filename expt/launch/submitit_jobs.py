@@ -193,7 +193,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     """Return the error of an ended job; without `submitted` this command has cancelled it."""
     result = read_result(job.paths)
     status = result.get("status")
-    # else it has paused before, and has not continued
+    # else it was pruned before, and has not continued
     if has_come_so_far(result, request_of(job).until_epoch):
         return None
     if status == INTERRUPTED:

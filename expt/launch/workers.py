@@ -32,7 +32,7 @@ from expt.launch.processes import Process
 from expt.runs.attempt import LOG, RAISED, Attempt, Raised, read_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Meeting
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
 from expt.worker import watchdog
 
 LOOPBACK = "127.0.0.1"
@@ -71,7 +71,7 @@ class Workers:
         ]
 
     def poll(self) -> bool:
-        """Whether all have ended, with the run completed or paused.
+        """Whether all have ended, with the run completed or pruned.
 
         Raises the failure, with everything stopped, once one has failed.
         """
@@ -85,7 +85,7 @@ class Workers:
         status = read_result(self.paths).get("status")
         if status == INTERRUPTED:
             raise Interrupted("interrupted, and saved")
-        if status not in (COMPLETED, PAUSED):
+        if status not in (COMPLETED, PRUNED):
             raise RunFailed(
                 f"the workers ended without a result; see {self.paths.logs(self.attempt)}"
             )

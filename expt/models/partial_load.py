@@ -2,37 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from expt.errors import ConfigError
 
-_AROUND = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and torch.compile put before each name."""
 SHOWN = 4
 """names of each kind in a message"""
 
 
-def plain_weights(content: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the state_dict in a checkpoint of expt, of its moving average if any, or of others.
+class Found(NamedTuple):
+    """A state_dict in a file."""
 
-    `names` are the model's own for its tensors.
+    key: str
+    """Where it is, dotted; empty where it is all of the file."""
+    state: dict[str, Tensor]
+    fitting: int
+    """How many of its names are the model's."""
+
+
+def weights_in(content: Any, names: Collection[str]) -> list[Found]:
+    """Return the state_dicts in a file, those first that have most of a model's `names`.
+
+    The names in each are without the prefix under which most of them are the model's. Of equal ones
+    a moving average is first.
     """
-    for key in ("ema", "model", "state_dict"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    state = dict(content) if isinstance(content, Mapping) else {}
-    state.pop("n_averaged", None)  # of a moving average
-    for prefix in _AROUND:
-        if state.keys() & names:  # a model may have an attribute `module` of its own
-            break
-        consume_prefix_in_state_dict_if_present(state, prefix)
-    return state
+    every = [_without_prefix(*one, names) for one in _state_dicts(content)]
+    every.sort(key=lambda one: (-one.fitting, one.key.rpartition(".")[2] != "ema"))
+    return every
+
+
+def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
+    if isinstance(content, Mapping):
+        named = {name: value for name, value in content.items() if isinstance(name, str)}
+        if state := {name: value for name, value in named.items() if isinstance(value, Tensor)}:
+            yield key, state
+        for name, below in named.items():
+            yield from _state_dicts(below, f"{key}.{name}".removeprefix("."))
+
+
+def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:
+    ends = Counter(
+        ".".join((*parts[:index], ""))
+        for parts in (name.split(".") for name in state)
+        for index in range(len(parts))
+        if ".".join(parts[index:]) in names
+    )
+    prefix, fitting = ends.most_common(1)[0] if ends else ("", 0)
+    found = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    found.pop("n_averaged", None)  # of torch's moving average
+    return Found(key, found, fitting)
+
+
+def renumbered(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `state` by the names that a model's `own` has for the same layers in order.
+
+    Layers without weights, as dropout is, are numbered too. As it is where the layers differ.
+    """
+    theirs, ours = _in_order(state), _in_order(own)
+    same = theirs.keys() == ours.keys() and all(
+        state[theirs[name]].dim() == own[ours[name]].dim() for name in ours
+    )
+    return {ours[name]: state[theirs[name]] for name in ours} if same else dict(state)
+
+
+def _in_order(names: Iterable[str]) -> dict[str, str]:
+    """Return each name by itself with numbers that leave none out."""
+    seen: dict[tuple[str, ...], list[str]] = {}
+    found = dict[str, str]()
+    for name in names:
+        parts = name.split(".")
+        for index, part in enumerate(parts):
+            if part.isdigit():
+                there = seen.setdefault(tuple(parts[:index]), [])
+                there += [] if part in there else [part]
+                parts[index] = str(there.index(part))
+        found[".".join(parts)] = name
+    return found
 
 
 @dataclass(frozen=True)

@@ -117,18 +117,21 @@ class ResNet18(nn.Module):
     torchvision's, with its names and its first weights, but not imported from it: that takes as
     long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
     Dive into Deep Learning, section 13.6; `stem="imagenet"` is the 7x7 of stride 2 with max pooling
-    of He et al., 2015.
+    of He et al., 2015; `"auto"` is small for images up to 64 pixels a side. Images of every size
+    fit: the network ends in a global average.
     """
 
     def __init__(
         self,
         *,
         channels: int,
-        image_size: tuple[int, int],  # every size fits: the network ends in a global average
+        image_size: tuple[int, int],
         num_classes: int,
-        stem: Literal["small", "imagenet"] = "small",
+        stem: Literal["auto", "small", "imagenet"] = "auto",
     ) -> None:
         super().__init__()
+        if stem == "auto":
+            stem = "small" if max(image_size) <= 64 else "imagenet"
         self.conv1 = _conv(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from expt.command.words import Exact
+from expt.config import user_code
 from expt.config.groups import GROUPS
 from expt.config.keys import holders
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.python import main_module
 from expt.runs.request import quoted
 
@@ -265,11 +266,14 @@ def dotted(key: str, cls: Any) -> str:
         raise ConfigError(
             f"{key}={name}: no worker finds it there; define it at the top of a module or a cell"
         )
-    if cls.__module__ == "__main__":
+    if cls.__module__ in main_module.NAMES:
         return main_module.dotted(key, cls)
     if getattr(sys.modules.get(cls.__module__), name, None) is not cls:
         raise ConfigError(f"{key}={name}: {cls.__module__} has another now; import it anew")
-    return f"{cls.__module__}.{name}"
+    path = f"{cls.__module__}.{name}"
+    if old := user_code.older_here([path]):
+        warn(f"{key}={name}: {', '.join(old)} changed since its import here; the file is trained")
+    return path
 
 
 class Interval(str):

@@ -15,7 +15,7 @@ from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PAUSED, Best, FoundRecord, Record, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, FoundRecord, Record, read_result
 from expt.runs.sweep import by_objective
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import leaderboard
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` without a record."""
+        """`completed`, `failed`, `interrupted`, `pruned`, `running`, or `none` without a record."""
         return self.record.get("status", "none")
 
     @property
@@ -186,9 +186,9 @@ class SweepResult(Runs):
         return Runs(result for result in self if result.status == COMPLETED)
 
     @property
-    def paused(self) -> Runs:
+    def pruned(self) -> Runs:
         """Those that a search has stopped early, for now: they can go on."""
-        return Runs(result for result in self if result.status == PAUSED)
+        return Runs(result for result in self if result.status == PRUNED)
 
     @property
     def failed(self) -> Runs:
@@ -242,7 +242,7 @@ class SweepResult(Runs):
             return "expt.SweepResult of no runs"
         text = io.StringIO()
         Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
-        told = f", {len(self.paused)} paused" if self.paused else ""
+        told = f", {len(self.pruned)} pruned" if self.pruned else ""
         told += f", {len(self.failed)} failed" if self.failed else ""
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
         return "\n".join(

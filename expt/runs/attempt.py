@@ -171,6 +171,8 @@ class Attempt:
                 record["forked_from"] = continuing.forked_from(config, found)
             else:
                 before = result_of_any(RunPaths(found.run))
+                if source.rule == "resume" and "imported" in before:
+                    record["imported"] = before["imported"]
         made = before.get("content")
         if made is not None and "weights" in made:
             content = content._replace(weights=made["weights"])

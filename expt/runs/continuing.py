@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from expt.config import keys
+from expt.config import keys, user_code
 from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, Content, identity, shown
 from expt.config.parse import recorded
@@ -215,7 +215,7 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | 
             f"dataset: its files are not those that {found.run} was trained on; give {same}, or"
             f" {_instead(source)}"
         )
-    if made["code"] != content.code:
+    if made["code"] != content.code or user_code.changed(record):
         other = f"{found.run}: its custom classes have other source now"
         trained = _is_trained(config, found)
         here = folder is not None and found.run.resolve() == folder.resolve()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
-INTERRUPTED, PAUSED = "interrupted", "paused"
-STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
+INTERRUPTED, PRUNED = "interrupted", "pruned"
+STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PRUNED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed; no run writes it."""
 
@@ -71,6 +71,17 @@ class Resumed(TypedDict):
     step: int
 
 
+class ByClass(TypedDict):
+    """What an evaluation says of one class; None is a share of no sample."""
+
+    samples: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    predicted: dict[str, int]
+    """How many of its samples were predicted as which class, without zeros."""
+
+
 class EvaluationOf(TypedDict):
     """What an evaluation is of; `metrics`, `config` and all else are the evaluation's own."""
 
@@ -85,6 +96,7 @@ class EvaluationOf(TypedDict):
     """The name of other samples."""
     samples: int
     class_names: NotRequired[list[str]]
+    by_class: NotRequired[dict[str, ByClass]]
 
 
 class Begun(TypedDict):
@@ -134,6 +146,14 @@ class Made(TypedDict):
     seedless_fork: NotRequired[str]
 
 
+class Imported(TypedDict):
+    """The source of a module that a run has imported from a person's folders."""
+
+    file: str
+    """Relative where it was below the current folder."""
+    hash: str
+
+
 class OfSearch(TypedDict):
     """The place of a run in the search that has found it, from 0."""
 
@@ -162,6 +182,8 @@ class Record(Provenance, total=False):
     seedless_identity: str
     """Equal for runs that differ by their seed only."""
     content: Made
+    imported: dict[str, Imported]
+    """For each of the person's own modules that rank 0 imported, the source that ran."""
     config: dict[str, Any]
     seed: int
     started: float

@@ -21,7 +21,7 @@ from expt.runs.result import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
-    PAUSED,
+    PRUNED,
     FoundRecord,
     Record,
     objective_of,
@@ -58,7 +58,7 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
         kept = known.pop(name, None)
         unchanged = kept is not None and kept[0] == state
         record = kept[1] if kept and unchanged else _slim(result_of_any(paths))
-        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PAUSED):
+        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PRUNED):
             now[name] = state, record
             ended += not unchanged
         if record:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from expt.errors import ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
+from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
 from expt.runs.view.text import cells, say
 from expt.search.trial import BAD, Goal, Limit, costs_of, goals_for, limits_of
@@ -29,8 +29,8 @@ class SearchRecord(NamedTuple):
     limits: list[Limit]
 
     def allowed(self, run: FoundRecord) -> bool:
-        """Return whether the run has ended or paused, measured all goals and kept all limits."""
-        if run["status"] not in (COMPLETED, PAUSED) or self.breaks_limits(run):
+        """Return whether the run has ended or was pruned, and has all goals and limits."""
+        if run["status"] not in (COMPLETED, PRUNED) or self.breaks_limits(run):
             return False
         return all(value is not None and math.isfinite(value) for value in self.values(run))
 
@@ -93,7 +93,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     """Return the trials that failed because of their values, if any other trial did not."""
-    if not any("search" in run and run["status"] in (COMPLETED, PAUSED) for run in runs):
+    if not any("search" in run and run["status"] in (COMPLETED, PRUNED) for run in runs):
         return []
     failed = [run for run in runs if "search" in run and run["status"] == FAILED]
     return [run for run in failed if run.get("error_kind") in BAD]

@@ -15,11 +15,11 @@ from expt.config.rules import measured_each_epoch
 from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError
-from expt.runs.result import COMPLETED, FAILED, PAUSED
+from expt.runs.result import COMPLETED, FAILED, PRUNED
 from expt.search.trial import Goal, Trial
 
 WORST = math.inf
-ENDED = (PAUSED, COMPLETED, FAILED)
+ENDED = (PRUNED, COMPLETED, FAILED)
 MEDIAN_OF = 3
 """Trials that must have completed before `median` holds another one back."""
 
@@ -35,7 +35,7 @@ class Rungs(ABC):
         return next((epoch for epoch in self.epochs if epoch > epochs_done), None)
 
     def promotable(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the best paused trial that may continue from the highest rung that has one."""
+        """Return the best pruned trial that may continue from the highest rung that has one."""
         for rung in reversed(self.epochs):
             for cost, trial in self._winners(trials, rung):
                 if cost < WORST and self._waits(trial, rung):
@@ -44,7 +44,7 @@ class Rungs(ABC):
 
     @abstractmethod
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
-        """Return the paused trials that can't continue, whatever comes of all others.
+        """Return the pruned trials that can't continue, whatever comes of all others.
 
         So many further trials are `planned`.
         """
@@ -71,9 +71,9 @@ class Rungs(ABC):
         return sorted(found, key=lambda pair: (pair[0], pair[1].number or 0))
 
     def _waits(self, trial: Trial, rung: int) -> bool:
-        """Return whether it has paused at this rung."""
+        """Return whether it was pruned at this rung."""
         passed = [epoch for epoch in self.epochs if epoch <= trial.epochs]
-        return trial.status == PAUSED and passed[-1:] == [rung]
+        return trial.status == PRUNED and passed[-1:] == [rung]
 
 
 class Halving(Rungs):
@@ -110,11 +110,11 @@ class Median(Rungs):
     """A trial continues while it is no worse than the median of the completed ones was then."""
 
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
-        """Return all paused ones at the end: until then a worse one may move the median."""
+        """Return all pruned ones at the end: until then a worse one may move the median."""
         running = any(trial.status not in ENDED for trial in trials)
         if planned or running or self.promotable(trials):
             return []
-        return [trial for trial in trials if trial.status == PAUSED]
+        return [trial for trial in trials if trial.status == PRUNED]
 
     def _winners(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
         completed = [cost_at(trial, rung) for trial in trials if trial.status == COMPLETED]

@@ -18,7 +18,7 @@ from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import (
     COMPLETED,
     INTERRUPTED,
-    PAUSED,
+    PRUNED,
     RUNNING,
     Record,
     cost_until_now,
@@ -134,7 +134,7 @@ class Search(Iterator[Job | None]):
     @property
     def unfinished(self) -> list[Trial]:
         """The trials that were chosen and did not come to their end, or to a rung."""
-        ended = (COMPLETED, PAUSED) if self._rungs else (COMPLETED,)
+        ended = (COMPLETED, PRUNED) if self._rungs else (COMPLETED,)
         own = [trial for trial in self.trials if trial.number is not None]
         return [trial for trial in own if trial.status not in ended and not trial.is_bad]
 
@@ -260,7 +260,7 @@ class Search(Iterator[Job | None]):
             self._running.remove(job)
             self._spent[job.paths.folder] = _device_s(read_result(job.paths))
             trial, until = self._read(job.paths), job.request and job.request.until_epoch
-            if trial is not None and trial.status == PAUSED and trial.epochs < (until or math.inf):
+            if trial is not None and trial.status == PRUNED and trial.epochs < (until or math.inf):
                 # It could not continue, and would be promoted again at once.
                 self._trials[job.paths.folder] = replace(trial, status=INTERRUPTED)
         if ended:
@@ -295,10 +295,10 @@ def _device_s(record: Record) -> float:
 
 
 def remove_checkpoints(paths: RunPaths) -> None:
-    """Remove the checkpoints of a paused run, unless another command is at work in its folder."""
+    """Remove the checkpoints of a pruned run, unless another command is at work in its folder."""
     if not any(paths.checkpoints.glob("*")):
         return
     with contextlib.suppress(FolderInUse), at_work(paths):
-        if read_result(paths).get("status") == PAUSED:
+        if read_result(paths).get("status") == PRUNED:
             update_result(paths, resumable=False)
             paths.remove_checkpoints()

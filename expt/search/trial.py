@@ -17,7 +17,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, did_you_mean
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, of_epochs
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record, result_of_any
 from expt.runs.sweep import results_of_sweep
 from expt.runs.view.query import settings_of
 from expt.search.space import Space, Values
@@ -144,11 +144,11 @@ def in_order(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial], goals: Sequence[Goal]) -> Trial | None:
-    """Return the best completed or paused trial that keeps all limits, the first of equal ones."""
+    """Return the best completed or pruned trial that keeps all limits, the first of equal ones."""
     reached = [
         trial
         for trial in in_order(trials)
-        if trial.status in (COMPLETED, PAUSED) and trial.has_values and trial.is_allowed
+        if trial.status in (COMPLETED, PRUNED) and trial.has_values and trial.is_allowed
     ]
     return min(reached, key=lambda trial: costs_of(goals, trial.objectives), default=None)
 

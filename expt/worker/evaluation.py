@@ -7,15 +7,16 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expt.config.kinds import in_evaluations_alone
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
-from expt.dashboards.pictures import Review, RunPictures
+from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
@@ -35,8 +36,12 @@ from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
 from expt.worker import build, random_state, rank_health
 from expt.worker.build import build_pictures
+from expt.worker.custom_code import load_task_state
 from expt.worker.record import tagged
 from expt.worker.run import Run
+
+MOST_COUNTED = 2000
+"""Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
 
 
 def measure_weights(
@@ -57,10 +62,12 @@ def measure_weights(
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
+    task = config.task.build(facts)
+    load_task_state(task, state["workers"], worker.rank)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
-        task=config.task.build(facts),
+        task=task,
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
     )
     pictures = None
@@ -69,12 +76,17 @@ def measure_weights(
             config, record["data"], data.class_names, are_images=data.are_images
         )
     review = pictures.review() if pictures else None
+    if config.task.TARGETS == "class" and len(data.class_names) <= MOST_COUNTED:
+        review = review or Review(len(data.class_names), keep=0)
     began = time.perf_counter()
     values = evaluate(evaluator, build.with_beats(data.batches(), beat), worker.device, review)
     eval_s = time.perf_counter() - began
-    _show(values, evaluation.split, paths, state["position"]["step"], worker, pictures, review)
+    seen = review.gathered() if review else None
     if worker.rank == 0:
         about = _about(evaluation, state["position"], values, data)
+        _show(values, about, paths, pictures, seen)
+        if seen:
+            about["by_class"] = by_class(seen[0], data.class_names)
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
@@ -85,7 +97,7 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
     read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
-        kept = ("model", "ema", "config", "position")
+        kept = ("model", "ema", "config", "position", "workers")
         read = record, {key: value for key, value in state.items() if key in kept}
     return collectives.from_rank_0(read, worker.device)
 
@@ -115,22 +127,18 @@ def _data(
 
 def _show(
     values: Averages,
-    split: str,
+    about: EvaluationOf,
     paths: RunPaths,
-    step: int,
-    worker: Worker,
     pictures: RunPictures | None,
-    review: Review | None,
+    seen: tuple[Tensor, Sequence[Mistakes]] | None,
 ) -> None:
-    """Write the event file next to the result; a collective where there are pictures."""
-    events = Writer(paths.folder) if worker.rank == 0 else None
-    if events:
-        known = {name: value for name, value in values.values.items() if not math.isnan(value)}
-        events.write(step, {tags.metric(name, split): value for name, value in known.items()})
-    if pictures and review:
-        pictures.draw(review, split, events, step)
-    if events:
-        events.close()
+    """Write the event file next to the result."""
+    events, step, split = Writer(paths.folder), about["step"], about["split"]
+    known = {name: value for name, value in values.values.items() if not math.isnan(value)}
+    events.write(step, {tags.metric(name, split): value for name, value in known.items()})
+    if pictures:
+        pictures.draw(seen, split, events, step)
+    events.close()
 
 
 def _about(

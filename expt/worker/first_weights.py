@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,11 +21,10 @@ from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named
-from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
+from expt.models.partial_load import SHOWN, Fit, load_some, renumbered, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
@@ -41,22 +42,27 @@ class Loaded(NamedTuple):
     """For result.json, see expt.runs.result.Begun."""
     config: Mapping[str, Any] = MappingProxyType({})
     """The settings of the run that wrote them, or empty."""
+    data: Mapping[str, Any] = MappingProxyType({})
+    """What it was trained on, as its record has it, or empty."""
 
 
 def begin_with(
     config: RunConfig,
     module: nn.Module,
     worker: Worker,
-    standardised: Mapping[str, Sequence[float]],
+    data: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Load the run's `weights`, if it has any; return the entry of result.json."""
+    """Load the run's `weights`, if it has any; return the entry of result.json.
+
+    `data` is what this run's record has of it.
+    """
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
         return {}
     loaded = load_weights(module, config.weights, worker)
     if worker.rank == 0:
-        _warn_of_runs(config, loaded.config, standardised)
+        _warn_of_runs(config, loaded, data)
     return loaded.about
 
 
@@ -65,14 +71,16 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
 
     A collective. Raises ConfigError where no parameter fits, or the file holds no weights.
     """
-    loaded = Loaded()
+    loaded, own = Loaded(), module.state_dict()
     fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
         file = chosen(given).file
         content = _read(file, given)
-        state = plain_weights(content, module.state_dict().keys())
-        if not (state and all(isinstance(value, Tensor) for value in state.values())):
+        every = weights_in(content, own.keys())
+        if not every:
             raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
+        found = every[0]
+        state = renumbered(found.state, own)
         fit = what_fits(module, state)
         fitting = {name: state[name] for name in fit.loaded}
         misfits = fit.misfits()
@@ -80,10 +88,14 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
             raise ConfigError(
                 f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
             )
+        if state.keys() != found.state.keys():
+            warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
+        others = [one.key for one in every[1:] if one.fitting == found.fitting]
+        if others and "position" not in content:  # else of a run, whose average is meant
+            warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
         if misfits:
-            warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
+            warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")
         loaded = _about(content, fit)
-    own = module.state_dict()
     if any(map(is_sharded, own.values())):
         load_some(module, scattered(fitting, lambda path: own[path[0]], worker.device))
         return loaded
@@ -99,8 +111,8 @@ def _about(content: Any, fit: Fit) -> Loaded:
     }
     if isinstance(position := known.get("position"), Mapping):
         about |= {"epoch": position.get("epoch"), "average": "ema" in known}
-    config = known.get("config")
-    return Loaded(about, config if isinstance(config, Mapping) else {})
+    told = [known.get(key) for key in ("config", "data")]
+    return Loaded(about, *(one if isinstance(one, Mapping) else {} for one in told))
 
 
 def _read(file: Path, given: str) -> Any:
@@ -109,13 +121,18 @@ def _read(file: Path, given: str) -> Any:
         return checkpoint.load(file, without=("optimizer",))
 
     try:
+        if file.suffix == ".safetensors":
+            return importlib.import_module("safetensors.torch").load_file(str(file))
         return checkpoint_file.read_steady(file, read)
-    except CheckpointError as error:
+    except (CheckpointError, ImportError) as error:
         raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # many classes: damaged, or with code in it
+        what = "is damaged, or holds more than tensors"
+        if found := re.search(r"GLOBAL (\S+)|TorchScript", str(error)):
+            what = f"holds {found[1] or found[0]}, and not only tensors"
         raise ConfigError(
-            f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is"
-            f" damaged, or holds more than tensors); {_FIX}"
+            f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it {what});"
+            f" {_FIX}"
         ) from error
 
 
@@ -127,19 +144,24 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn(config, "model.pretrained=true", *scale)
 
 
-def _warn_of_runs(
-    config: RunConfig, trained_by: Mapping[str, Any], standardised: Mapping[str, Sequence[float]]
-) -> None:
-    # `standardised` has the mean and deviation of each column of this run's table.
-    then = trained_by.get("dataset") or {}
-    if "mean" in then:
-        _warn(config, f"weights={config.weights}", then.get("mean"), then.get("std"))
-    if standardised and then.get("standardise") and config.weights:
-        run = chosen(config.weights).run
-        data = read_result(RunPaths(run)).get("data") if run else None
-        earlier = (data or {}).get("standardised")
-        if earlier is not None and earlier != json.loads(json.dumps(standardised)):
-            warn(f"weights={config.weights}: were trained on rows with other means and deviations")
+def _warn_of_runs(config: RunConfig, loaded: Loaded, data: Mapping[str, Any]) -> None:
+    then, now = (json.loads(json.dumps(dict(one))) for one in (loaded.data, data))
+    trained_by = loaded.config.get("dataset") or {}
+    if "mean" in trained_by:
+        _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
+    if then.get("standardised", now.get("standardised")) != now.get("standardised"):
+        warn(f"weights={config.weights}: were trained on rows with other means and deviations")
+    for key in then.keys() & now.keys():
+        names = then[key], now[key]
+        are_names = all(isinstance(one, list) and {*map(type, one)} == {str} for one in names)
+        if not are_names or len(names[0]) != len(names[1]):  # of other lengths they don't fit
+            continue
+        if others := [pair for pair in zip(*names, strict=True) if len({*pair}) > 1]:
+            theirs, ours = (", ".join(one[:SHOWN]) for one in zip(*others, strict=True))
+            warn(
+                f"weights={config.weights}: were trained with the {key} {theirs}, in whose places"
+                f" this run has {ours}; what was learned of the ones begins as the others"
+            )
 
 
 def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
+from expt.config import imported
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
@@ -61,6 +62,7 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
+        self._has_imported = False
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """Log the value of each tag after the last step.
@@ -104,6 +106,12 @@ class Record:
         if self._metrics:
             update_result(self._paths, **fields)
 
+    def imported(self) -> None:
+        """Add to result.json, once, the person's own modules that have been imported so far."""
+        if self._metrics and not self._has_imported:
+            self._has_imported = True
+            self.result(**self._imported())
+
     def _wait(self) -> None:
         """Wait until `begin` has written, and raise its error."""
         if self._begun:
@@ -126,8 +134,14 @@ class Record:
             self._metrics.close()
         self._observer.close(complete=is_complete)
         resumable = {} if is_complete else {"resumable": True}
-        self.result(status=status, **resumable, **outcome, **self._spent())
+        self.result(status=status, **resumable, **outcome, **self._spent(), **self._imported())
         return status
+
+    def _imported(self) -> Mapping[str, Any]:
+        """Return the entry of the person's own modules, by the source that was imported first."""
+        found = imported.as_imported() if self._metrics else {}
+        earlier = read_result(self._paths).get("imported", {}) if found else {}
+        return {"imported": {**found, **earlier}} if found else {}
 
     def _spent(self) -> Mapping[str, Any]:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}

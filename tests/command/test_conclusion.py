@@ -14,7 +14,7 @@ from rich.console import Console
 from expt.command.conclusion import again, conclude
 from expt.errors import RunFailed
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PAUSED, update_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
 from expt.runs.view import leaderboard
 from tests.runs.test_leaderboard import leave_run
 
@@ -79,29 +79,29 @@ def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
 def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def paused() -> list[str]:
+    def pruned() -> list[str]:
         return [
             line
             for line in concluded(tmp_path / "s")
-            if line.startswith(("paused", "      to train"))
+            if line.startswith(("pruned", "      to train"))
         ]
 
     monkeypatch.chdir(tmp_path)
     leave_run(tmp_path / "s", "lr=0", 0.25)
-    assert paused() == []
+    assert pruned() == []
     for name, value in (("lr=1", 0.5), ("lr=2", 0.75)):
         leave_run(tmp_path / "s", name, value)
-        update_result(RunPaths(tmp_path / "s" / name), status=PAUSED)
-    assert paused() == [
-        "paused       2 of 3 runs: lr=2, lr=1",
+        update_result(RunPaths(tmp_path / "s" / name), status=PRUNED)
+    assert pruned() == [
+        "pruned       2 of 3 runs: lr=2, lr=1",
         """      to train one to its end: python -m expt "hydra.run.dir='s/lr=2'" resume=auto""",
     ]
     update_result(RunPaths(tmp_path / "s/lr=1"), resumable=False)
-    assert paused()[0] == "paused       2 of 3 runs, 1 of them with a checkpoint: lr=2"
+    assert pruned()[0] == "pruned       2 of 3 runs, 1 of them with a checkpoint: lr=2"
     update_result(RunPaths(tmp_path / "s/lr=2"), resumable=False)
-    assert paused() == ["paused       2 of 3 runs, none of them with a checkpoint"]
+    assert pruned() == ["pruned       2 of 3 runs, none of them with a checkpoint"]
     RunPaths(tmp_path / "s/lr=0").result.write_text("{")
-    assert paused() == ["paused       2 of 2 runs, none of them with a checkpoint"], (
+    assert pruned() == ["pruned       2 of 2 runs, none of them with a checkpoint"], (
         "one that is damaged counts nowhere"
     )
 
@@ -117,7 +117,7 @@ def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
         )
         update_result(RunPaths(tmp_path / "s" / name), name=name)
     leave_run(tmp_path / "s", "lr=2", 0.125)
-    update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PAUSED)
+    update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PRUNED)
     before = concluded(tmp_path / "s")
     assert before[1].split()[1:5] == ["0.3750", "±", "0.1768", "(2)"]
     for name, copy in {"lr=1,seed=1": "a backup", "lr=2": "lr=2.bak"}.items():

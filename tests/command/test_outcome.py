@@ -11,19 +11,19 @@ from expt.command.run import Outcome
 from expt.errors import Diverged, SweepFailed
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED
 
 
 def test_what_had_paused_and_went_on_counts_once() -> None:
     outcome, paths = Outcome(), RunPaths(Path("a"))
-    for status in (PAUSED, PAUSED, COMPLETED):
+    for status in (PRUNED, PRUNED, COMPLETED):
         outcome.add(paths, status)
     assert outcome.ended == {paths: COMPLETED}
 
 
 @pytest.mark.parametrize(
     ("others", "before", "failed"),
-    [([PAUSED], [], 0), ([COMPLETED], [], 0), ([], [PAUSED], 0), ([], [], 1)],
+    [([PRUNED], [], 0), ([COMPLETED], [], 0), ([], [PRUNED], 0), ([], [], 1)],
 )
 def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something(
     others: list[str], before: list[str], failed: int
@@ -44,9 +44,9 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
     [
         ([COMPLETED, COMPLETED], 0, None),
         ([COMPLETED, INTERRUPTED], 3, None),
-        ([COMPLETED, PAUSED], 0, None),
+        ([COMPLETED, PRUNED], 0, None),
         ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
-        ([PAUSED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
+        ([PRUNED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
         (
             [FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"],
             4,
@@ -59,7 +59,7 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
     assert [*outcome.ended.values()] == [
-        status for status in statuses if status in (COMPLETED, PAUSED, FAILED)
+        status for status in statuses if status in (COMPLETED, PRUNED, FAILED)
     ]
     if said is None:
         outcome.raise_if_failed()

@@ -111,7 +111,7 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
 def test_a_point_named_twice_is_so_in_a_second_command_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no run of its own, and none that was lost; a paused one does not go on for it."""
+    """It has no run of its own, and none that was lost; a pruned one does not go on for it."""
     found = {"name": "random", "runs": 4, "seed": 2, "rungs": "asha"}
     two_epochs: Any = {**SMALL, "epochs": 2}
     axes: Any = {"optimizer": {"lr": [0.1, 0.2]}, "threads": [1, 2]}
@@ -127,9 +127,9 @@ def test_a_point_named_twice_is_so_in_a_second_command_too(
             ]
         )
     assert [line[:11] for line in told[0][:4]] == [
-        "paused     ",
+        "pruned     ",
         "named twice",
-        "paused     ",
+        "pruned     ",
         "named twice",
     ]
     assert told[1] == [line for line in told[0] if line.startswith("named twice")]

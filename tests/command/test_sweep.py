@@ -12,11 +12,12 @@ from expt.command.hydra_files import as_dict
 from expt.command.sweep import Grid, last_of_each
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import identity
+from expt.config.imported import hash_now
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Objective, create_result, update_result
+from expt.runs.result import COMPLETED, Imported, Objective, create_result, update_result
 from tests.composing import composer
 
 HERE = Machine(gpus=(), cpus=2)
@@ -186,3 +187,23 @@ def test_a_folder_of_another_run_is_left_to_it(
     (tmp_path / "seed=0/result.json").write_text("{")
     assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_run_that_imported_what_is_other_now_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = list[str]()
+    for text in ("a", "b", "c"):
+        (tmp_path / "part.py").write_text(text)
+        (run,) = runs(tmp_path / "sweep", "seed=1")
+        assert run.job.status == QUEUED
+        complete(run, 0.5)
+        then: Imported = {"file": "part.py", "hash": str(hash_now("part.py"))}
+        update_result(run.job.paths, imported={"part": then})
+        names.append(run.job.name)
+    assert names[0] == "seed=1"
+    assert len({*names}) == 3
+    (tmp_path / "part.py").write_text("b")
+    (run,) = runs(tmp_path / "sweep", "seed=1")
+    assert (run.job.status, run.job.name) == (COMPLETED, names[1])

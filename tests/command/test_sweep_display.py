@@ -15,7 +15,7 @@ from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.errors import Interrupted, RunFailed
 from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
-from expt.runs.result import COMPLETED, PAUSED, RUNNING, create_result, update_result
+from expt.runs.result import COMPLETED, PRUNED, RUNNING, create_result, update_result
 from tests.requests import request
 
 LONG = (
@@ -88,7 +88,7 @@ def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) ->
     job = screen.job("a")
     update_result(
         job.paths,
-        status=PAUSED,
+        status=PRUNED,
         objective={"name": "accuracy/val", "value": 0.5},
         config={"epochs": 3},
         epoch_s=[1.0],
@@ -98,13 +98,13 @@ def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) ->
         screen.display.job_starting(job)
         job.end(None, 102.0)
         screen.display.job_ended(job)
-    assert screen.display._totals(0) == "0 done, 1 paused, 0 failed, 0 running, 1 queued"
+    assert screen.display._totals(0) == "0 done, 1 pruned, 0 failed, 0 running, 1 queued"
     job.go_on(None)
     screen.display.job_starting(job)
     screen.complete(job, 0.75, 4.0)
     lines = [line.rstrip() for line in screen.text.splitlines()]
     assert lines[::2] == [
-        "[1/2] paused      a  accuracy/val 0.5000  after 1 of 3 epochs",
+        "[1/2] pruned      a  accuracy/val 0.5000  after 1 of 3 epochs",
         "[1/2] done        a  accuracy/val 0.7500  4.0 s in all",
     ]
 
@@ -193,11 +193,11 @@ def test_a_pause_shows_what_the_run_is_compared_by(tmp_path: Path) -> None:
             objective = {"name": "accuracy/val", "value": 0.75}
             reached: Any = {"best": best, "objective": objective, "metrics": {"accuracy/val": last}}
             update_result(
-                job.paths, status=PAUSED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached
+                job.paths, status=PRUNED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached
             )
-            job.status = PAUSED
+            job.status = PRUNED
             display.job_ended(job)
     assert screen.text.splitlines()[1:] == [
-        "[1/2] paused      risen  accuracy/val 0.7500  after 2 of 3 epochs",
-        "[2/2] paused      fallen  accuracy/val 0.5000  after 2 of 3 epochs, best 0.7500 after 1",
+        "[1/2] pruned      risen  accuracy/val 0.7500  after 2 of 3 epochs",
+        "[2/2] pruned      fallen  accuracy/val 0.5000  after 2 of 3 epochs, best 0.7500 after 1",
     ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from expt.command.conf_files import conf_dir
 from expt.config import constraints, groups, secrets
@@ -94,22 +95,22 @@ OF_TOKENS = ["dataset=text", "dataset.root=text.txt", "model=transformer", "task
 def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None:
     group, _, name = option.partition("=")
     asked = {
-        "image_folder": ["dataset.root=photos"],
         "segmentation_folder": [
             *as_typed("dataset.root=photos dataset.num_classes=3 task=segmentation model=unet"),
         ],
         "diabetes": ["task=regression"],
-        "table": ["dataset.path=t.csv", "dataset.targets=y"],
         "unet": [
             *as_typed("task=segmentation dataset=segmentation_folder dataset.root=photos"),
             *as_typed("dataset.num_classes=3"),
         ],
         "model=torchvision": ["model.arch=vgg11"],
         "dataset=torchvision": ["dataset.set=KMNIST"],
-        "huggingface": ["dataset.path=flowers"],
         "timm": ["model.arch=vgg11"],
     }
-    words = OF_TOKENS if option in OF_TOKENS else asked.get(option) or asked.get(name, [])
+    words = OF_TOKENS if option in OF_TOKENS else asked.get(option) or asked.get(name)
+    if words is None:  # a text suits most keys without a default
+        values = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+        words = [f"{group}.{key}=x" for key, value in values.items() if value == "???"]
     assert getattr(parsed(option, *words), group).name == CALLED.get(name, name)
 
 

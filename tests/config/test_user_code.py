@@ -8,15 +8,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expt.config import constraints, groups, user_code
+from expt.config import constraints, groups, imported, user_code
 from expt.config.identity import shown
-from expt.config.user_code import fingerprint, import_anew, resolve, targets
+from expt.config.user_code import fingerprint, resolve, targets
 from expt.data.kinds.custom import Custom
 from tests.conftest import Configured
 
@@ -107,8 +106,9 @@ def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
     (own / "my_layers.py").write_text(
         "WIDTH = 12345\n"
     )  # a file of another size, whose time may be the same
-    import_anew([f"{name}.Part"])
-    assert importlib.import_module(name).WIDTH == 12345
+    with imported.as_on_disk():
+        assert importlib.import_module(name).WIDTH == 12345
+    assert importlib.import_module(name).WIDTH == 3, "this process keeps what it had"
 
 
 def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
@@ -156,7 +156,7 @@ NAME = "twice_written.parts.Part"
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path with a package whose module imports another."""
     folder = tmp_path / "twice_written"
     folder.mkdir()
@@ -167,8 +167,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _write(folder, 1)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    yield folder
-    import_anew([NAME])
+    return folder
 
 
 def _write(package: Path, width: int) -> Path:
@@ -179,9 +178,9 @@ def _write(package: Path, width: int) -> Path:
 
 
 def _width() -> int:
-    import_anew([NAME])
-    found: Any = resolve(NAME, object)
-    return int(found.width)
+    with imported.as_on_disk():
+        found: Any = resolve(NAME, object)
+        return int(found.width)
 
 
 def test_a_file_of_the_same_size_and_time_is_read_anew(package: Path) -> None:
@@ -212,7 +211,7 @@ def test_a_cache_that_python_has_written_is_not_taken(package: Path) -> None:
 
 def test_a_source_is_compiled_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _width() == 1
-    monkeypatch.setattr(user_code._ByContent, "source_to_code", None)
+    monkeypatch.setattr(imported._ByContent, "source_to_code", None)
     assert _width() == 1
 
 
@@ -228,7 +227,6 @@ def test_who_may_not_read_the_source_may_not_read_what_is_cached(package: Path) 
 
 def test_a_folder_may_get_another_name(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _width() == 1
-    import_anew([NAME])
     elsewhere = package.parent / "elsewhere"
     elsewhere.mkdir()
     package.rename(elsewhere / package.name)
@@ -248,10 +246,43 @@ def test_nothing_is_cached_where_python_is_to_write_nothing(
 
 
 def test_what_is_installed_is_imported_as_ever() -> None:
-    user_code.install_finder()
-    user_code.install_finder()
-    assert sys.meta_path.count(user_code._FINDER) == 1
+    imported.install_finder()
+    imported.install_finder()
+    assert sys.meta_path.count(imported._FINDER) == 1
     for name in "colorsys", "expt.api":
         spec = importlib.util.find_spec(name)
         assert spec is not None
-        assert not isinstance(spec.loader, user_code._ByContent)
+        assert not isinstance(spec.loader, imported._ByContent)
+
+
+def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a module that no import statement names, and where the project has moved."""
+    (project := tmp_path / "here").mkdir()
+    (lib := project / "lib").mkdir()
+    (file := lib / "found_by_name.py").write_text("X = 1\n")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend("lib")
+    importlib.import_module("found_by_name")
+    file.write_text("X = 2\n")
+    record = {"imported": {"found_by_name": imported.as_imported()["found_by_name"]}}
+    assert record["imported"]["found_by_name"]["file"] == "lib/found_by_name.py"
+    assert user_code.changed(record) == ["found_by_name"]
+    assert "found_by_name" in imported.edited()
+    file.write_text("X = 1\n")
+    assert not user_code.changed(record)
+    assert "found_by_name" not in imported.edited()
+    lib.rename(project / "other")
+    assert user_code.changed(record), "it is gone"
+    monkeypatch.syspath_prepend("other")
+    assert not user_code.changed(record)
+
+
+def test_a_process_gets_its_modules_back(package: Path) -> None:
+    kept = resolve(NAME, object)
+    with imported.as_on_disk():
+        assert resolve(NAME, object) is not kept
+        importlib.import_module("twice_written.width")
+    assert resolve(NAME, object) is kept
+    assert vars(sys.modules["twice_written"])["parts"] is sys.modules["twice_written.parts"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from sklearn.metrics import precision_recall_fscore_support
 
-from expt.dashboards.pictures import Review, worst_of
+from expt.dashboards.pictures import Review, by_class, worst_of
 from expt.data.loading import Batch
 
 
@@ -45,3 +47,24 @@ def test_a_model_without_mistakes_has_none() -> None:
     assert found is not None
     assert len(found.labels) == 0
     assert Review(3, keep=4).mistakes() is None
+
+
+def test_numbers_of_each_class_are_scikit_learns_whatever_the_samples_are() -> None:
+    """One output more than there are classes, and a class without samples."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(40, 5), torch.randint(3, (40,))
+    review = Review(4, keep=0)
+    review(Batch({"text": ["a"] * 40}, labels, 40), logits)
+    seen = review.gathered()
+    assert seen is not None
+    found = by_class(seen[0], ["a", "b", "c", "d"])
+    assert list(found) == ["a", "b", "c", "d", "4"]
+    expected = precision_recall_fscore_support(
+        labels, logits.argmax(1), labels=range(5), zero_division=float("nan")
+    )
+    for one, precision, recall, f1, samples in zip(found.values(), *expected, strict=True):
+        assert one["samples"] == sum(one["predicted"].values()) == samples
+        assert one["precision"] == pytest.approx(precision)
+        if samples:
+            assert (one["recall"], one["f1"]) == pytest.approx((recall, f1))
+    assert found["d"]["recall"] is None

@@ -43,11 +43,11 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     size = "epochs=2 world_size=2 threads=1 tensorboard.images=false"
     words = (*as_typed(f"{search} {size}"), LR, *SHORT, *strategy)
     first = expt.sweep(*words, "search.runs=1", folder=folder)
-    assert [run.status for run in first] == ["paused"]
-    (waits,) = first.paused
+    assert [run.status for run in first] == ["pruned"]
+    (waits,) = first.pruned
     assert (waits.record["until_epoch"], len(waits.history)) == (1, 1)
     later = expt.sweep(*words, "search.runs=2", folder=folder)
-    assert {run.status for run in later} == {"completed", "paused"}
+    assert {run.status for run in later} == {"completed", "pruned"}
     (done,) = later.completed
     assert done.record["attempts"] == 2
     assert later.best.folder == done.folder
@@ -66,7 +66,7 @@ def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_thi
     (waits,) = expt.sweep(
         *words, "search.rungs=asha", "epochs=4", "resume=auto", folder=tmp_path / "search"
     )
-    assert (short.status, waits.status, len(waits.history)) == ("completed", "paused", 1)
+    assert (short.status, waits.status, len(waits.history)) == ("completed", "pruned", 1)
     typed = run("resume=auto", f"hydra.run.dir='{waits.folder}'", cwd=tmp_path)
     assert (typed.returncode, typed.stderr) == (0, "")
     assert [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")] == [

@@ -31,7 +31,7 @@ from expt.runs.result import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
-    PAUSED,
+    PRUNED,
     create_result,
     read_result,
     update_result,
@@ -514,7 +514,7 @@ def pausing(world: World, name: str, until_epoch: int) -> Job:
     def epochs_pass() -> None:
         asked = world.started[-1].attempt.request.until_epoch
         update_result(
-            job.paths, status=PAUSED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9)
+            job.paths, status=PRUNED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9)
         )
 
     world.plans[name] = [{"on_poll": epochs_pass}]
@@ -528,15 +528,15 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
     def source() -> Iterator[Job]:
         yield job
         while job.status != COMPLETED:
-            paused = job.status == PAUSED
-            if paused:
+            pruned = job.status == PRUNED
+            if pruned:
                 job.go_on(3 if len(world.started) < 2 else None)
-            yield job if paused else other
+            yield job if pruned else other
 
     machine = Machine(gpus=(), cpus=1)
     Pool(machine, Options(), world.told, start=world.start, clock=world.clock).run(source())
     ended = [event[2] for event in world.told.events if event[0] == "ended"]
-    assert ended == [PAUSED, PAUSED, COMPLETED]
+    assert ended == [PRUNED, PRUNED, COMPLETED]
     attempts = [workers.attempt for workers in world.started]
     assert [(each.number, each.request.until_epoch) for each in attempts] == [
         (0, 1),
@@ -549,12 +549,12 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
 
 def test_what_has_paused_there_already_is_not_started(world: World) -> None:
     job = pausing(world, "a", 3)
-    create_result(job.paths, status=PAUSED, epoch_s=[0.1] * 3)
+    create_result(job.paths, status=PRUNED, epoch_s=[0.1] * 3)
     world.run(job)
-    assert (job.status, world.started) == (PAUSED, [])
+    assert (job.status, world.started) == (PRUNED, [])
     later = pausing(world, "a", 4)
     world.run(later)
-    assert (later.status, len(world.started)) == (PAUSED, 1)
+    assert (later.status, len(world.started)) == (PRUNED, 1)
 
 
 @pytest.mark.usefixtures("heard")
@@ -569,7 +569,7 @@ def test_a_pause_is_no_interruption(world: World) -> None:
 
     world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
     world.run(job)
-    assert job.status == PAUSED
+    assert job.status == PRUNED
 
 
 def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) -> None:

@@ -84,9 +84,9 @@ def jobs(folder: Path, count: int) -> list[Job]:
     ("outcome", "status", "error"),
     [
         ({"status": "completed"}, "completed", None),
-        ({"status": "paused", "epoch_s": [1.0, 1.0]}, "paused", None),
+        ({"status": "pruned", "epoch_s": [1.0, 1.0]}, "pruned", None),
         (
-            {"status": "paused", "epoch_s": [1.0]},
+            {"status": "pruned", "epoch_s": [1.0]},
             "failed",
             "job 4711: slurmstepd: out of memory\nlog: queue.err",
         ),
@@ -98,8 +98,8 @@ def jobs(folder: Path, count: int) -> list[Job]:
     ],
     ids=[
         "completed",
-        "paused",
-        "paused before",
+        "pruned",
+        "pruned before",
         "failed",
         "interrupted",
         "without a word",

@@ -13,7 +13,7 @@ from rich.console import Console
 from expt.config import user_code
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, update_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.summary import print_stale, stale
 
@@ -395,14 +395,14 @@ def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
 
     for lr, value, status in [
         (1, 0.5, COMPLETED),
-        (2, 0.9, PAUSED),
-        (3, 0.8, PAUSED),
+        (2, 0.9, PRUNED),
+        (3, 0.8, PRUNED),
         (4, 0.95, FAILED),
     ]:
         leave(f"lr={lr}", value, status)
-    leave("lr=3,seed=1", 0.4, PAUSED, epochs=1)  # seeds count where they have come furthest
+    leave("lr=3,seed=1", 0.4, PRUNED, epochs=1)  # seeds count where they have come furthest
     assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [
-        "0.9000 paused after 2 of 9 epochs",
+        "0.9000 pruned after 2 of 9 epochs",
         "0.8000 0 of 2 completed",
         "0.5000 completed",
         "failed",

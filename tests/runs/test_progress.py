@@ -78,6 +78,14 @@ def test_in_a_file_it_is_lines_without_colour(tmp_path: Path) -> None:
     ]
 
 
+def test_an_objective_that_is_no_column_is_shown_by_its_name() -> None:
+    values = {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25}
+    assert progress.in_words(values)["val"] == "val 0.2500"
+    values = {**OF_EPOCH, **EVALUATED, "best/loss/val": 1.75}
+    words = progress.in_words(values)
+    assert (words["val"], words["objective"]) == ("accuracy/val 0.2500", "loss/val 2.0000")
+
+
 @pytest.mark.parametrize("width", [44, 80])
 def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(
     tmp_path: Path, width: int

@@ -15,7 +15,7 @@ from rich.console import Console
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
+from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord, Record
 from expt.runs.sweep import by_objective
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
 from expt.search.search import Budget
@@ -238,7 +238,7 @@ def test_a_bad_trial_is_one_of_the_search() -> None:
     failed: Record = {"status": FAILED, "error_kind": "Diverged"}
     made: list[Record] = [{"search": {"number": 0}}, {}]
     runs = [FoundRecord({**failed, **more, "folder": Path(str(more))}) for more in made]
-    good: FoundRecord = {"status": PAUSED, "folder": Path("good"), "search": {"number": 1}}
+    good: FoundRecord = {"status": PRUNED, "folder": Path("good"), "search": {"number": 1}}
     assert bad_trials([*runs, good]) == runs[:1]
     assert bad_trials(runs) == []
     assert bad_trials([*runs[1:], good]) == [], "of a grid"

@@ -13,7 +13,7 @@ import pytest
 
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, RUNNING
 from expt.search.rungs import Halving, Median, Rungs, geometric, rungs_of
 from expt.search.trial import Goal, Trial
 from tests.conftest import Configured
@@ -28,9 +28,9 @@ def trial(number: int, status: str, costs: Mapping[int, float], *, allowed: bool
     return Trial(values={}, number=number, status=status, costs=costs, violations=broken)
 
 
-def paused(number: int, *, allowed: bool = True, **costs: float) -> Trial:
+def pruned(number: int, *, allowed: bool = True, **costs: float) -> Trial:
     found = {int(key[1:]): cost for key, cost in costs.items()}
-    return trial(number, PAUSED, found, allowed=allowed)
+    return trial(number, PRUNED, found, allowed=allowed)
 
 
 def promoted(rungs: Rungs, trials: Sequence[Trial]) -> int | None:
@@ -106,7 +106,7 @@ class Search:
         if WORSE in values.values():
             self.trials[number] = dataclasses.replace(known, status=FAILED)
             return
-        status = PAUSED if epoch < ends else COMPLETED
+        status = PRUNED if epoch < ends else COMPLETED
         allowed = epoch < self._exceeds.get(number, epoch + 1)
         self.trials[number] = trial(number, status, {**known.costs, **values}, allowed=allowed)
 
@@ -233,7 +233,7 @@ def test_a_hopeless_trial_never_continues_whatever_becomes_of_the_others(
             before = found
             early += len(before) if len(now.trials) < runs else 0
         trials = search.trials.values()
-        assert before == {trial.number for trial in trials if trial.status == PAUSED}
+        assert before == {trial.number for trial in trials if trial.status == PRUNED}
         failed += sum(trial.status == FAILED for trial in trials)
     assert failed
     assert early or kind == "median", "some are known before all have begun"
@@ -241,31 +241,31 @@ def test_a_hopeless_trial_never_continues_whatever_becomes_of_the_others(
 
 def test_failed_and_diverged_trials_and_those_beyond_a_limit_count_as_worst() -> None:
     rungs = rungs_by("asha")
-    good, failed, nan = paused(0, e1=0.5), trial(1, FAILED, {}), paused(2, e1=math.nan)
+    good, failed, nan = pruned(0, e1=0.5), trial(1, FAILED, {}), pruned(2, e1=math.nan)
     assert promoted(rungs, [good, failed]) is None, "two are not three"
     assert promoted(rungs, [good, failed, nan]) == 0
-    beyond = paused(3, e1=0.1, allowed=False)
+    beyond = pruned(3, e1=0.1, allowed=False)
     assert promoted(rungs, [good, failed, beyond]) == 0
     assert given_up(rungs, [good, failed, nan, beyond], 95) == [2, 3]
     worst = [nan, beyond, failed, *(dataclasses.replace(nan, number=n) for n in (4, 5, 6))]
     assert promoted(rungs, worst) is None
     went_on = trial(1, FAILED, {1: 0.1, 2: 0.1})  # failed between two rungs
-    assert promoted(rungs, [good, went_on, paused(2, e1=0.9)]) is None, "the best has failed since"
-    higher = [paused(number, e1=0.1, e3=number / 10) for number in (7, 8)]
+    assert promoted(rungs, [good, went_on, pruned(2, e1=0.9)]) is None, "the best has failed since"
+    higher = [pruned(number, e1=0.1, e3=number / 10) for number in (7, 8)]
     assert promoted(rungs, [went_on, *higher]) == 7, "it counts at the rung that it did not reach"
 
 
-@pytest.mark.parametrize("status", [PAUSED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
+@pytest.mark.parametrize("status", [PRUNED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
 def test_a_trial_that_violates_a_limit_later_keeps_its_place_at_the_rungs_before(
     status: str,
 ) -> None:
     rungs, costs = rungs_by("asha"), dict.fromkeys((1, 2, 3), 0.1)
     late = trial(0, status, costs | {9: 0.1} if status == COMPLETED else costs, allowed=False)
-    others = [paused(number, e1=0.4 + number / 10) for number in (1, 2)]
+    others = [pruned(number, e1=0.4 + number / 10) for number in (1, 2)]
     assert promoted(rungs, [late, *others]) is None, "the first place at rung 1 is taken"
-    assert given_up(rungs, [late, *others], 0) == ([0, 1, 2] if status == PAUSED else [1, 2])
-    higher = [paused(number, e1=0.2, e3=0.9) for number in (3, 4)]
-    expected = 3 if status == PAUSED else None
+    assert given_up(rungs, [late, *others], 0) == ([0, 1, 2] if status == PRUNED else [1, 2])
+    higher = [pruned(number, e1=0.2, e3=0.9) for number in (3, 4)]
+    expected = 3 if status == PRUNED else None
     assert promoted(rungs, [late, *higher]) == expected, "it is the worst only where it waits"
 
 
@@ -275,25 +275,25 @@ def test_a_trial_that_ends_by_itself_and_violates_a_limit_is_the_worst_of_the_ne
 ) -> None:
     rungs = rungs_by("asha")
     ended = trial(0, COMPLETED, dict.fromkeys(range(1, end + 1), 0.1), allowed=False)
-    assert promoted(rungs, [ended, paused(1, e1=0.5), paused(2, e1=0.6)]) is None
-    assert promoted(rungs, [ended, *(paused(n, e1=0.2, e3=0.9) for n in (1, 2))]) == 1
+    assert promoted(rungs, [ended, pruned(1, e1=0.5), pruned(2, e1=0.6)]) is None
+    assert promoted(rungs, [ended, *(pruned(n, e1=0.2, e3=0.9) for n in (1, 2))]) == 1
 
 
 def test_a_trial_that_ended_by_itself_keeps_its_place_and_running_ones_are_waited_for() -> None:
     rungs, stopped_early = rungs_by("asha"), trial(0, COMPLETED, {1: 0.1, 2: 0.3})
-    assert promoted(rungs, [stopped_early, paused(1, e1=0.5), paused(2, e1=0.6)]) is None
-    others = [paused(number, e1=0.5 + number / 10) for number in range(1, 6)]
+    assert promoted(rungs, [stopped_early, pruned(1, e1=0.5), pruned(2, e1=0.6)]) is None
+    others = [pruned(number, e1=0.5 + number / 10) for number in range(1, 6)]
     assert promoted(rungs, [stopped_early, *others]) == 1
     for status in (RUNNING, INTERRUPTED, "lost"):
         lost = trial(9, status, {1: 0.2})
-        assert promoted(rungs, [paused(0, e1=0.9), paused(1, e1=0.8), lost]) is None
+        assert promoted(rungs, [pruned(0, e1=0.9), pruned(1, e1=0.8), lost]) is None
 
 
 def test_equal_trials_continue_in_the_order_of_their_numbers_from_the_highest_rung() -> None:
     rungs = rungs_by("asha", epochs=27)
-    low = [paused(number, e1=0.5) for number in (5, 3, 4)]
+    low = [pruned(number, e1=0.5) for number in (5, 3, 4)]
     assert promoted(rungs, low) == 3
-    high = [paused(number, e1=0.1, e3=0.9) for number in (8, 6, 7)]
+    high = [pruned(number, e1=0.1, e3=0.9) for number in (8, 6, 7)]
     assert promoted(rungs, [*low, *high]) == 6
 
 
@@ -301,13 +301,13 @@ def test_the_median_is_that_of_completed_trials_at_the_same_epoch() -> None:
     rungs = Median(range(2, 6, 2))
     assert rungs.epochs == [2, 4]
     done = [trial(n, COMPLETED, {2: cost, 6: 0.0}) for n, cost in enumerate((0.4, 0.5, 0.9))]
-    assert promoted(rungs, [*done[:2], paused(3, e2=99.0)]) == 3, "too few to compare with"
+    assert promoted(rungs, [*done[:2], pruned(3, e2=99.0)]) == 3, "too few to compare with"
     assert statistics.median(each.costs[2] for each in done) == 0.5
-    assert promoted(rungs, [*done, paused(3, e2=0.51)]) is None
-    assert promoted(rungs, [*done, paused(3, e2=0.51), paused(4, e2=0.5)]) == 4
-    assert promoted(rungs, [*done, paused(3, e2=math.nan)]) is None
-    assert given_up(rungs, [*done, paused(3, e2=0.51)], 0) == [3]
-    assert given_up(rungs, [*done, paused(3, e2=0.51)], 1) == [], "the next may move the median"
+    assert promoted(rungs, [*done, pruned(3, e2=0.51)]) is None
+    assert promoted(rungs, [*done, pruned(3, e2=0.51), pruned(4, e2=0.5)]) == 4
+    assert promoted(rungs, [*done, pruned(3, e2=math.nan)]) is None
+    assert given_up(rungs, [*done, pruned(3, e2=0.51)], 0) == [3]
+    assert given_up(rungs, [*done, pruned(3, e2=0.51)], 1) == [], "the next may move the median"
 
 
 @pytest.mark.parametrize(

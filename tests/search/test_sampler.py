@@ -16,7 +16,7 @@ import pytest
 from expt.config.search import Search, parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
+from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING
 from expt.search.sampler import Known, check
 from expt.search.sampler import suggest as suggested
 from expt.search.space import Parameter, Space, Values, as_key
@@ -184,7 +184,7 @@ def test_qmc_covers_the_space_evenly_whatever_has_come_of_its_points() -> None:
 
 
 def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
-    """A diverged run is the worst of all; one that is paused has its last rung's value; one that
+    """A diverged run is the worst of all; one that is pruned has its last rung's value; one that
     runs is avoided.
     """
     points = searched("tpe", NUMBERS, 12)
@@ -198,8 +198,8 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
         )
         for p in points
     ]
-    paused = [
-        (Trial(values=p.values, status=PAUSED, number=p.number, costs={1: 9.0}) if p in low else p)
+    pruned = [
+        (Trial(values=p.values, status=PRUNED, number=p.number, costs={1: 9.0}) if p in low else p)
         for p in points
     ]
     under_way = [
@@ -210,13 +210,13 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
     ]
     found = [
         suggest(NUMBERS, known, 12, settings("tpe"), [ACCURACY])
-        for known in (points, bad, paused, under_way)
+        for known in (points, bad, pruned, under_way)
     ]
     assert len({str(each) for each in found}) > 1
     assert suggest(NUMBERS, broken, 12, settings("tpe"), [ACCURACY]) == suggest(
         NUMBERS, [p for p in points if p not in low], 12, settings("tpe"), [ACCURACY]
     ), "a failure of the code says nothing of the point"
-    for known, name in ((bad, "gp"), (bad, "cmaes"), (paused, "cmaes"), (paused, "nsga2")):
+    for known, name in ((bad, "gp"), (bad, "cmaes"), (pruned, "cmaes"), (pruned, "nsga2")):
         assert suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
 
 
@@ -227,7 +227,7 @@ def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool)
     points = searched("random", NUMBERS, 12)
     if not measured:
         points = [
-            replace(p, status=PAUSED, objectives=(), costs={1: -float(p.objectives[0] or 0)})
+            replace(p, status=PRUNED, objectives=(), costs={1: -float(p.objectives[0] or 0)})
             for p in points
         ]
     more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
@@ -235,7 +235,7 @@ def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool)
     bad = diverged, {"costs": {1: math.nan}}, {"costs": {1: -1.0, 2: math.inf}}
     found = []
     for how in bad:
-        changed = {"status": PAUSED, "objectives": (), **how}
+        changed = {"status": PRUNED, "objectives": (), **how}
         known = [replace(point, **changed) if point.number in (0, 5) else point for point in points]
         found.append(suggest(NUMBERS, known, 12, settings(name, **more), [ACCURACY]))
     assert found[0]

@@ -24,7 +24,7 @@ from expt.runs.result import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
-    PAUSED,
+    PRUNED,
     RUNNING,
     create_result,
     read_result,
@@ -112,7 +112,7 @@ def test_a_new_best_is_reported_once_and_of_equal_runs_it_is_the_first(folder: F
     search, told = folder.search(), list[bool]()
     assert taken(search, 3) == ["0", "1", "2"]
     for number, status, value in (
-        (1, PAUSED, 0.5),
+        (1, PRUNED, 0.5),
         (1, COMPLETED, 0.5),
         (2, COMPLETED, 0.5),
         (0, COMPLETED, 0.75),
@@ -239,15 +239,15 @@ def test_a_trial_that_could_not_continue_is_not_promoted_again(
         pause(job, 1)
     assert taken(search, 1) == ["0"], "too few have completed to hold it back"
     pause(folder.jobs[0], 1)
-    folder.jobs[0].status, folder.jobs[0].error = (FAILED, error) if error else (PAUSED, None)
+    folder.jobs[0].status, folder.jobs[0].error = (FAILED, error) if error else (PRUNED, None)
     assert taken(search, 2) == ["1", "2"]
 
 
 def pause(job: Job, epoch: int) -> None:
     with contextlib.closing(MetricsWriter(job.paths)) as writer:
         writer.write(epoch, epoch, {ACCURACY.tag: 0.5})
-    update_result(job.paths, status=PAUSED, objective={"name": ACCURACY.tag, "value": 0.5})
-    job.status = PAUSED
+    update_result(job.paths, status=PRUNED, objective={"name": ACCURACY.tag, "value": 0.5})
+    job.status = PRUNED
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ class Machine:
         lr = float(asked.about["overrides"]["optimizer.lr"])
         self._moment()
         best = min(cost(lr, epoch) for epoch in range(1, end + 1))
-        job.status = COMPLETED if end == EPOCHS else PAUSED
+        job.status = COMPLETED if end == EPOCHS else PRUNED
         if lr > 0.9:
             job.status = FAILED
             update_result(paths, error="it diverged", error_kind="Diverged")
@@ -382,7 +382,7 @@ def test_a_search_that_is_killed_at_any_moment_comes_to_the_same_end(
     rungs: str, tmp_path: Path
 ) -> None:
     whole = Machine(tmp_path / "whole", rungs=rungs).run()
-    assert {PAUSED, COMPLETED} <= {status for _, status, _ in whole.outcome["runs"].values()}
+    assert {PRUNED, COMPLETED} <= {status for _, status, _ in whole.outcome["runs"].values()}
     moments, kills = random.Random(rungs), 0
     while True:
         machine = Machine(tmp_path / "killed", rungs=rungs, kill_at=moments.randrange(12))
@@ -446,7 +446,7 @@ def test_checkpoints_of_hopeless_trials_are_removed_except_the_bests(tmp_path: P
     best = min(trials, key=lambda name: min(trials[name].costs.values()))
     assert completed
     assert done.kept == completed | {best}
-    gone = {name for name, trial in trials.items() if trial.status == PAUSED} - {best}
+    gone = {name for name, trial in trials.items() if trial.status == PRUNED} - {best}
     assert {read_result(RunPaths(tmp_path / name)).get("resumable") for name in gone} == {False}
     more = Machine(tmp_path, name="random", seed=1, runs=27).run()
     assert {done for name, done, _ in more.starts if name in gone} == {0}, "from the beginning"
@@ -454,8 +454,8 @@ def test_checkpoints_of_hopeless_trials_are_removed_except_the_bests(tmp_path: P
 
 def test_a_run_at_work_keeps_its_checkpoints(tmp_path: Path) -> None:
     done = Machine(tmp_path, keep_checkpoints=True).run()
-    paused = [trial for trial in done.search.trials if trial.status == PAUSED]
-    worst: Trial = max(paused, key=lambda trial: trial.costs[trial.epochs])
+    pruned = [trial for trial in done.search.trials if trial.status == PRUNED]
+    worst: Trial = max(pruned, key=lambda trial: trial.costs[trial.epochs])
     assert worst.folder is not None
     with at_work(RunPaths(worst.folder)):
         Machine(tmp_path).run()

@@ -528,6 +528,11 @@ def test_every_part_counts_once(digits: Path, capfd: Any) -> None:
         for split in ("train", "val", "test", "all")
     }
     assert sizes == {"train": 160, "val": 144, "test": 360, "all": 1797}
+    found = evaluated(digits, "tensorboard.images=false")
+    classes = found["evaluation_of"]["by_class"].values()
+    assert sum(one["samples"] for one in classes) == 360
+    right = sum(one["recall"] * one["samples"] for one in classes)
+    assert right / 360 == pytest.approx(found["metrics"]["accuracy/test"])
     assert "split=all: the run was trained on these samples" in capfd.readouterr().err
 
 

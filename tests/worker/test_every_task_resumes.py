@@ -22,9 +22,9 @@ from expt.worker import fault
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import Configured, RunFolder
-from tests.every_task import config_of
+from tests.every_task import CASES, config_of
 
-HALVES = [["classification", "multilabel", "regression"], ["segmentation", "language_model", "own"]]
+HALVES = [[*CASES][:3], [*CASES][3:]]
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
 """The step is within the second epoch of five. What was begun to be saved before it, after step 8,
 may not have been

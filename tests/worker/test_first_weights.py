@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError
-from expt.models.partial_load import plain_weights
+from expt.models.partial_load import weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
@@ -20,7 +20,7 @@ from expt.runs.result import create_result
 from expt.training.callback import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
-from tests.conftest import RunFolder, run
+from tests.conftest import Configured, RunFolder, run
 from tests.worker.conftest import ALONE, TrainAlone
 
 
@@ -28,34 +28,70 @@ def net(width: int = 3, outputs: int = 2) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, outputs))
 
 
-@pytest.mark.parametrize("wrapped", ["plain", "expt", "lightning", "ddp"])
+SAVED = net().state_dict()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SAVED,
+        {"model": SAVED, "epoch": 3},
+        {"state_dict": SAVED, "hyper_parameters": {"lr": 0.1}},
+        {"epoch": 1, "model_state_dict": SAVED, "optimizer_state_dict": {"state": {}}},
+        {"checkpoint": {"net": {"weights": SAVED}}},
+        {"model": SAVED, "ema": {"decay": 0.99, "shadow_params": [*SAVED.values()]}},
+        {"model": {"0.weight": SAVED["0.weight"]}, "params": SAVED},
+        *(
+            {f"{prefix}{name}": value for name, value in SAVED.items()}
+            for prefix in ("module.", "_orig_mod.module.", "module.module.", "model.backbone.")
+        ),
+    ],
+    ids=lambda content: next(reversed(content)),
+)
 def test_a_whole_file_is_loaded_without_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrapped: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: object
 ) -> None:
-    saved = net().state_dict()
-    content = {"expt": {"model": saved, "epoch": 3}, "lightning": {"state_dict": saved}}.get(
-        wrapped, saved
-    )
-    if wrapped == "ddp":
-        content = {f"module.{name}": value for name, value in saved.items()}
     torch.save(content, tmp_path / "file.pt")
     module = net()
     first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
-    assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(value, SAVED[name]) for name, value in module.state_dict().items())
     assert capsys.readouterr().err == ""
+
+
+def test_of_two_that_fit_it_is_told_which_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    average = {f"ema_model.{name}": value for name, value in net().state_dict().items()}
+    torch.save({"model": SAVED, "ema": average}, tmp_path / "file.pt")
+    module = net()
+    first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
+    assert torch.equal(module.state_dict()["0.weight"], average["ema_model.0.weight"])
+    assert "ema is loaded, and not model" in capsys.readouterr().err
+
+
+def test_layers_without_weights_do_not_change_which_tensor_is_whose(tmp_path: Path) -> None:
+    def layers(*between: nn.Module, outputs: int = 2) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), *between, nn.Sequential(nn.Linear(3, outputs)))
+
+    trained = layers(nn.ReLU(), nn.Dropout()).state_dict()
+    torch.save(trained, tmp_path / "file.pt")
+    for module in (layers(), layers(nn.ReLU(), outputs=5)):
+        loaded = first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
+        one, other = [*module.state_dict().values()], [*trained.values()]
+        assert all(map(torch.equal, one[:2], other[:2]))
+        assert torch.equal(one[2], other[2]) == (loaded.about["left_out"] == [])
+    deeper = layers(nn.Linear(3, 3))  # other layers are not counted through
+    loaded = first_weights.load_weights(deeper, str(tmp_path / "file.pt"), ALONE)
+    assert len(loaded.about["left_out"]) == 4
 
 
 @pytest.mark.parametrize("wraps", [0, 1])
 def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
     state = {"module.weight": torch.ones(2)}
     content = {"module." * wraps + name: value for name, value in state.items()}
-    assert plain_weights(content, state.keys()) == state
-    assert (
-        plain_weights(
-            {"ema": {f"module.{name}": value for name, value in state.items()}}, state.keys()
-        )
-        == state
-    )
+    assert weights_in(content, state.keys())[0].state == state
+    average = {"ema": {f"module.{name}": value for name, value in state.items()}}
+    assert weights_in(average, state.keys())[0].state == state
 
 
 def test_what_does_not_fit_is_told_in_a_line(
@@ -71,7 +107,7 @@ def test_what_does_not_fit_is_told_in_a_line(
     assert torch.equal(module.state_dict()["2.weight"], head)
     assert (
         capsys.readouterr().err
-        == f"warning: weights={tmp_path / 'file.pt'}: 6 tensors are loaded; 1 missing:"
+        == f"warning: weights={tmp_path / 'file.pt'}: loaded 6 of 9 tensors; 1 missing:"
         " 1.running_mean; 1 unexpected: old.weight; 2 of another shape: 2.weight [5, 3], the"
         " model's [2, 3], 2.bias [5], the model's [2]\n"
     )
@@ -89,10 +125,11 @@ def test_what_does_not_fit_is_told_in_a_line(
         (
             Path("object"),
             (
-                "can't be read as weights (UnpicklingError: it is damaged, or holds more than"
-                " tensors); save"
+                "can't be read as weights (UnpicklingError: it holds pathlib.PosixPath, and not"
+                " only tensors); save"
             ),
         ),
+        (nn.ReLU(), "can't be read as weights (UnpicklingError: it holds torch.nn.modules"),
         (None, "can't be read as weights ("),
     ],
 )
@@ -358,7 +395,32 @@ def test_of_an_own_model_what_fits_other_channels_is_loaded(
     now = tuned.run.learner.module.state_dict()
     assert all(torch.equal(now[name], saved[name]) for name in ("head.weight", "head.bias"))
     says = (
-        "3 tensors are loaded; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3,"
+        "loaded 3 of 4 tensors; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3,"
         " 3, 3]"
     )
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "warns"),
+    [
+        (("cat", "dog"), ("owl", "elk"), True),
+        (("cat", "dog"), ("dog", "cat"), True),
+        (("cat", "dog"), ("cat", "dog"), False),
+        (("cat", "dog"), ("cat", "dog", "elk"), False),  # another shape, which is told
+    ],
+)
+@pytest.mark.parametrize("key", ["class_names", "feature_names"])
+def test_what_was_learned_under_other_names_is_told(
+    then: tuple[str, ...],
+    now: tuple[str, ...],
+    warns: bool,
+    key: str,
+    configured: Configured,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save({"model": SAVED, "position": {}, "data": {key: then}}, tmp_path / "best.pt")
+    config = configured(f"weights={tmp_path}/best.pt")
+    first_weights.begin_with(config, net(), ALONE, {key: now, "image_size": (2, 2)})
+    assert (f"the {key} {then[0]}" in capsys.readouterr().err) == warns

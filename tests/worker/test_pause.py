@@ -43,13 +43,13 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def paused_after(
+def pruned_after(
     epoch: int, train_alone: TrainAlone, *words: str, source: Path | None = None
 ) -> Trained:
     def until(run: Run) -> None:
         run.until_epoch = epoch
 
-    return train_alone(*words, name="paused", source=source, before=until)
+    return train_alone(*words, name="pruned", source=source, before=until)
 
 
 def found(configured: Configured, paths: RunPaths, *words: str) -> Path:
@@ -71,18 +71,18 @@ def test_a_run_that_has_paused_goes_on_to_the_same_bits(
         events, "_let_the_second_pass", lambda folder: None
     )  # a running TensorBoard alone needs it
     words, pauses = (*SHORT, *CASES[name][0]), CASES[name][1]
-    for folder in ("paused", "at_once"):
+    for folder in ("pruned", "at_once"):
         create_result(RunPaths(tmp_path / folder))
-    paths, source = RunPaths(tmp_path / "paused"), None
+    paths, source = RunPaths(tmp_path / "pruned"), None
     for epoch in pauses:
-        paused = paused_after(epoch, train_alone, *words, source=source)
-        assert paused.status == paused.result["status"] == "paused"
-        assert len(paused.result["epoch_s"]) == epoch == len(paused.curve("loss/val"))
-        assert paused.result["objective"]["value"] is not None
-        assert (paused.result["stopped_early"], paused.curve("loss/test")) == (None, [])
+        pruned = pruned_after(epoch, train_alone, *words, source=source)
+        assert pruned.status == pruned.result["status"] == "pruned"
+        assert len(pruned.result["epoch_s"]) == epoch == len(pruned.curve("loss/val"))
+        assert pruned.result["objective"]["value"] is not None
+        assert (pruned.result["stopped_early"], pruned.curve("loss/test")) == (None, [])
         source = found(configured, paths, *words)
         assert checkpoint.load(source)["position"]["epoch"] == epoch
-    done = train_alone(*words, name="paused", source=source)
+    done = train_alone(*words, name="pruned", source=source)
     assert done.status == "completed"
     _assert_same(done, train_alone(*words, name="at_once"))
 
@@ -90,17 +90,17 @@ def test_a_run_that_has_paused_goes_on_to_the_same_bits(
 def test_a_run_that_ends_before_completes(train_alone: TrainAlone) -> None:
     early = ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3", "epochs=9")
     for words in (("epochs=2",), ("max_steps=15",), early):
-        ended = paused_after(9 if words == early else 2, train_alone, *SHORT, *words)
+        ended = pruned_after(9 if words == early else 2, train_alone, *SHORT, *words)
         assert ended.status == "completed"
         assert ended.curve("loss/test")
 
 
 def test_asked_for_an_epoch_that_is_behind_it_pauses_where_it_is(train_alone: TrainAlone) -> None:
-    first = paused_after(2, train_alone, *SHORT, "epochs=3")
-    again = paused_after(
+    first = pruned_after(2, train_alone, *SHORT, "epochs=3")
+    again = pruned_after(
         1, train_alone, *SHORT, "epochs=3", source=first.folder / "checkpoints" / "last.pt"
     )
-    assert (again.status, len(again.result["epoch_s"])) == ("paused", 2)
+    assert (again.status, len(again.result["epoch_s"])) == ("pruned", 2)
     assert again.result["metrics"] == first.result["metrics"]
 
 
@@ -124,7 +124,7 @@ def test_two_workers_pause_together_and_go_on_to_the_same_bits(
         return run.train(paths.last if paths.last.exists() else None, lambda *_: Observer())
 
     for number, (name, until, status) in enumerate(
-        [("whole", None, "completed"), ("parts", 1, "paused"), ("parts", None, "completed")]
+        [("whole", None, "completed"), ("parts", 1, "pruned"), ("parts", None, "completed")]
     ):
         (tmp_path / name).mkdir(exist_ok=True)
         (store := tmp_path / f"store {number}").mkdir()

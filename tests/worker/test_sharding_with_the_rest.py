@@ -77,17 +77,17 @@ def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
     def begin(worker: Worker) -> list[str]:
         return [
             trained(tmp_path / "whole", whole, worker),
-            trained(tmp_path / "paused", whole, worker, until_epoch=1),
+            trained(tmp_path / "pruned", whole, worker, until_epoch=1),
             trained(tmp_path / "longer", within, worker),
         ]
 
-    assert together(tmp_path, 2, begin) == [["completed", "paused", "completed"]] * 2
+    assert together(tmp_path, 2, begin) == [["completed", "pruned", "completed"]] * 2
     sources: dict[str, Path] = {}
-    for name in ("paused", "longer"):
+    for name in ("pruned", "longer"):
         paths = RunPaths(tmp_path / name)
         parted = bool(paths.parts)
         source = continued(whole, paths)
-        assert source == (paths.last if name == "paused" else paths.within_epoch)
+        assert source == (paths.last if name == "pruned" else paths.within_epoch)
         assert parted == (kind == "true")
         sources[name] = source
 

@@ -23,7 +23,7 @@ from expt.errors import printable
 from expt.runs.attempt import in_one_line
 from expt.runs.metrics_file import of_epochs
 from expt.runs.paths import RunPaths, write_atomically
-from expt.runs.result import COMPLETED, PAUSED, FoundRecord, device_s
+from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
@@ -47,12 +47,12 @@ class Row:
 
     @functools.cached_property
     def counted(self) -> list[FoundRecord]:
-        """The completed runs; without one the paused runs that have come furthest."""
+        """The completed runs; without one the pruned runs that have come furthest."""
         if done := [run for run in self.runs if run["status"] == COMPLETED]:
             return done
-        paused = [run for run in self.runs if run["status"] == PAUSED]
-        most = max((len(run.get("epoch_s") or ()) for run in paused), default=0)
-        return [run for run in paused if len(run.get("epoch_s") or ()) == most]
+        pruned = [run for run in self.runs if run["status"] == PRUNED]
+        most = max((len(run.get("epoch_s") or ()) for run in pruned), default=0)
+        return [run for run in pruned if len(run.get("epoch_s") or ()) == most]
 
     @property
     def values(self) -> list[float]:
@@ -71,11 +71,11 @@ class Row:
 
     @property
     def status(self) -> str:
-        """`completed`, or how many are; of a paused run, after how much."""
+        """`completed`, or how many are; of a pruned run, after how much."""
         done = sum(run["status"] == COMPLETED for run in self.runs)
         if len(self.runs) == 1:
             status = str(self.runs[0]["status"])
-            return f"{PAUSED} after {epochs_done(self.runs[0])}" if status == PAUSED else status
+            return f"{PRUNED} after {epochs_done(self.runs[0])}" if status == PRUNED else status
         return COMPLETED if done == len(self.runs) else f"{done} of {len(self.runs)} completed"
 
     @property
@@ -149,7 +149,8 @@ def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
 def without_seed(run: FoundRecord) -> str:
     """Return what is equal for runs that differ by their seed and fold only."""
     if "seedless_identity" in run:
-        return run["seedless_identity"]
+        ran = sorted(module["hash"] for module in run.get("imported", {}).values())
+        return " ".join([run["seedless_identity"], *ran])
     # Refused before it had a configuration.
     typed = {key: value for key, value in _overrides(run).items() if key not in REPEATED}
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -30,7 +30,7 @@ PLAIN_LINE_S = 10.0
 """Without a terminal: seconds between lines within a long epoch."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
-_KEPT_LONGEST = ("test", "val", "loss")
+_KEPT_LONGEST = ("test", "val", "loss", "objective")
 _NEVER_LEFT_OUT = ("left", "best")
 
 
@@ -298,18 +298,28 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
     trained += [tag.removeprefix(running) for tag in values if tag.startswith(running)]
     metric = next((name for name in trained if name != "loss"), "loss")
     short = "acc" if metric == "accuracy" else metric
+    val, test = tags.metric(metric, "val"), tags.metric(metric, "test")
+    objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
     shown = [
         ("loss", (tags.metric("loss", "train"), tags.RUNNING_LOSS), ".4f"),
         (short, (tags.metric(metric, "train"), tags.running(metric)), ".4f"),
-        ("val", (tags.metric(metric, "val"),), ".4f"),
-        ("test", (tags.metric(metric, "test"),), ".4f"),
+        ("val", (val,), ".4f"),
+        ("test", (test,), ".4f"),
         (_speed_label(noun), (tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), ",.0f"),
     ]
+    names = {}
+    if objective not in (val, test):  # then `best` is of neither
+        shown.insert(4, ("objective", (objective,), ".4f"))
+        names = {"val": val, "test": test, "objective": objective}
     found = (
         (label, form, [values[tag] for tag in either if tag in values])
         for label, either, form in shown
     )
-    return {label: f"{label} {value[0]:{form}}" for label, form, value in found if value}
+    return {
+        label: f"{names.get(label, label)} {value[0]:{form}}"
+        for label, form, value in found
+        if value
+    }
 
 
 class Printed:

@@ -20,7 +20,7 @@ from expt.runs import provenance
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
-    PAUSED,
+    PRUNED,
     Begun,
     Forked,
     Record,
@@ -39,9 +39,9 @@ _SHOWN = 3
 def print_summary(console: Console, paths: RunPaths) -> None:
     """Print the final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
-    is_paused = result.get("status") == PAUSED
+    is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
-    if not is_paused and resumed_at and resumed_at == result.get("steps"):
+    if not is_pruned and resumed_at and resumed_at == result.get("steps"):
         longer = "early_stop.patience" if result.get("stopped_early") else "epochs"
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
         say(console, f"{at_end}; give a larger {longer} to continue")
@@ -58,9 +58,9 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     for line in _facts(result):
         say(console, line)
     folder = shown_path(paths.folder)
-    if is_paused:
+    if is_pruned:
         command = resume_command(paths)
-        say(console, f"paused       after {epochs_done(result)}; to continue: {command}")
+        say(console, f"pruned       after {epochs_done(result)}; to continue: {command}")
     say(console, f"run folder   {folder}")
     if paths.operators.exists():
         say(console, f"\n{paths.operators.read_text(encoding='utf-8')}")
@@ -275,7 +275,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
         targets = user_code.targets(record.get("config") or {})
         if targets not in today:
             today[targets] = user_code.fingerprint(targets)
-        if today[targets] not in (None, then):
+        if today[targets] is not None and (today[targets] != then or user_code.changed(record)):
             found.append(folder)
     return found
 

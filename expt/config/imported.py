@@ -1,0 +1,173 @@
+"""The person's own modules in this process, each with the source that it was imported from.
+
+`import expt` reads this module: it needs Python's library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.machinery
+import os
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PREFIX = "expt_main_"
+"""What the names of modules of `__main__`'s classes start with; see expt.config.user_code."""
+_read: dict[str, str] = {}
+"""For each file that was imported, the hash of what it held; empty where that is not known."""
+_lock = threading.RLock()
+
+
+def install_finder() -> None:
+    """Let this process import custom modules as their source is now, and remember that source.
+
+    Python takes a cached .pyc for that of any file of the same size and, in whole seconds, the same
+    time, and `cp -p`, rsync and git bring such files. For custom modules a checksum of the source
+    stands in place of the time.
+    """
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+        began_s = _process_began_s() if (files := own_files()) else 0.0
+        for file in files.values():
+            is_older = os.stat(file).st_ctime < began_s
+            _read[file] = (hash_now(file) or "") if is_older else ""
+
+
+def _process_began_s() -> float:
+    """Return when this process was started, by time.time, to a hundredth of a second."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
+
+
+class _Finder:
+    """Has the other finders find a module, and changes how a custom one is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in [each for each in sys.meta_path if each is not self]:
+            if spec := finder.find_spec(name, path, target):
+                loader = spec.loader
+                if type(loader) is SourceFileLoader and _is_own(os.path.dirname(loader.path)):
+                    spec.loader = _ByContent(loader.name, loader.path)
+                return spec
+        return None
+
+
+class _ByContent(SourceFileLoader):
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        source = self.get_data(path)
+        _read[os.path.abspath(path)] = _hash(source)
+        return {"mtime": zlib.crc32(source), "size": len(source)}
+
+
+_FINDER = _Finder()
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a file is of Python, expt or a package, and not the person's own."""
+    of_packages = [
+        folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))
+    ]
+    expt = Path(__file__).parents[1]
+    own = (os.path.dirname(os.__file__), str(expt), str(expt.with_name("hydra_plugins")))
+    folders = (*own, *of_packages)
+    return f"{path}/".startswith(tuple(f"{folder}/" for folder in folders))
+
+
+@functools.cache  # of hundreds of modules that torch imports late
+def _is_own(folder: str) -> bool:
+    return not is_installed(Path(folder))
+
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:12]
+
+
+def hash_now(path: str) -> str | None:
+    """Return the hash of what the file holds; None where it cannot be read."""
+    try:
+        return _hash(Path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def own_files() -> dict[str, str]:
+    """Return the person's own modules that are imported, by name, and the absolute file of each.
+
+    Left out are `__main__`, what is made of its classes, and what no importer has loaded.
+    """
+    found = dict[str, str]()
+    for name, module in [*sys.modules.items()]:
+        spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
+        file = spec.origin if isinstance(spec, importlib.machinery.ModuleSpec) else None
+        is_made = name.startswith((PREFIX, "__"))
+        if file is None or is_made or not spec or not spec.has_location:
+            continue
+        if _is_own(os.path.dirname(file)) and os.path.isfile(file):
+            found[name] = os.path.abspath(file)
+    return found
+
+
+def as_imported() -> dict[str, dict[str, str]]:
+    """Return the person's own modules, by name, each with its file and the hash of its source.
+
+    A file is relative where it is below the current folder.
+    """
+    here = os.getcwd() + os.sep
+    return {
+        name: {"file": file.removeprefix(here), "hash": _read.get(file) or hash_now(file) or ""}
+        for name, file in own_files().items()
+    }
+
+
+def edited() -> dict[str, str]:
+    """Return those of the person's own modules whose file may have changed since its import."""
+    return {
+        name: file
+        for name, file in own_files().items()
+        if (then := _read.get(file)) is not None and hash_now(file) != then
+    }
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have it
+
+
+@contextlib.contextmanager
+def as_on_disk() -> Iterator[None]:
+    """While entered, import the person's own modules anew, as a new process does.
+
+    Afterwards the modules of this process are those that it had; objects made keep their classes.
+    """
+    with _lock:
+        before = {name: sys.modules.pop(name) for name in own_files()}
+        read = dict(_read)
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            for name in own_files():
+                del sys.modules[name]
+            for name, module in before.items():
+                sys.modules[name] = module
+                above, _, last = name.rpartition(".")
+                if above in sys.modules:
+                    setattr(sys.modules[above], last, module)
+            _read.clear()
+            _read.update(read)
