@@ -18,7 +18,7 @@ from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
 from expt.data.samples import refuse_shuffled
-from expt.data.source import Source, are_images
+from expt.data.source import Source, absent_classes, are_images
 from expt.errors import ConfigError, DataError, did_you_mean, warn
 from expt.runs.request import Split
 
@@ -141,6 +141,8 @@ def build(
     source = source.fitted(train_idx) if source.fitted else source
     if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):
         warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
+    if shard.rank == 0:
+        warn_of_absent(dataset, source, task, train_idx)
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
         dropped = len(train_idx) % batch_size
@@ -185,6 +187,26 @@ def build(
         train=source.train.load(train_idx, to_train),
         val=val,
         test=test,
+    )
+
+
+def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
+    """Warn of classes that no training sample has, by the masks that were read if they are masks.
+
+    Of a custom dataset only a few are read, and it is warned of only if they have one class.
+    """
+    targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
+    absent = absent_classes(source, targets, train)
+    if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
+        return
+    names = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
+    fix = "add some, or hold out other samples"
+    if targets == "mask":
+        ignored = getattr(task, "ignore_index", 255)
+        fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
+    warn(
+        f"dataset={dataset.name}: no training sample has the class {names}, which can't be learned;"
+        f" {fix}"
     )
 
 
