@@ -46,6 +46,8 @@ class DataInfo:
     """of a table's columns that the model gets, in their order"""
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """why columns of a table are neither"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
     target_origin: float | tuple[float, ...] = 0.0
@@ -60,8 +62,8 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        names = "class_names standardised feature_names target_names target_origin".split()
-        more = {name: getattr(self, name) for name in names if getattr(self, name)}
+        names = "class_names standardised feature_names target_names left_out target_origin"
+        more = {name: getattr(self, name) for name in names.split() if getattr(self, name)}
         return {**self.shapes, **self.sizes, **more}
 
     @property
@@ -172,8 +174,15 @@ def build(
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
+    info = _info(source, train_idx, task, val=val, test=test)
+    pairs = zip(info.class_names, info.class_counts, strict=False)
+    if shard.rank == 0 and (never := [name for name, count in pairs if not count]):
+        warn(
+            f"dataset={dataset.name}: no sample to train on is of the class {', '.join(never[:8])},"
+            f" {len(never)} of {len(info.class_names)}: it cannot be learned"
+        )
     return Data(
-        info=_info(source, train_idx, task, val=val, test=test),
+        info=info,
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
@@ -217,6 +226,7 @@ def _info(
         standardised=source.standardised,
         feature_names=source.feature_names,
         target_names=source.target_names,
+        left_out=source.left_out,
         class_counts=tuple(counts.tolist()),
         target_origin=_origin(source, train)
         if getattr(task, "TARGETS", None) == "numbers"

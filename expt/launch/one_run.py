@@ -43,7 +43,7 @@ from expt.runs.request import Evaluation, Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import resume_command
+from expt.runs.view.text import resume_command, say
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
@@ -97,12 +97,18 @@ def _run_workers(
     request: RunRequest, on_start: Callable[[], None] | None, console: Console
 ) -> None:
     config, paths = request.config, request.paths
+
+    def started() -> None:
+        _describe(request, console)
+        if on_start:
+            on_start()
+
     job = Job(paths, request)
     with RunDisplay(
         paths, console, epochs=config.epochs, print_every=config.print_every
     ) as display:
         try:
-            Pool(machine.detect(), Options(), _Shown(display, on_start)).run(iter([job]))
+            Pool(machine.detect(), Options(), _Shown(display, started)).run(iter([job]))
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -111,6 +117,11 @@ def _run_workers(
         if paths.last.exists() or paths.forked.exists():
             job.error.args = (f"{job.error}{way_on(request, job.error)}",)
         raise job.error
+
+
+def _describe(request: RunRequest, console: Console) -> None:
+    if not request.instead and (about := request.config.dataset.described(request.config.task)):
+        say(console, f"data         {about}")
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
@@ -146,6 +157,7 @@ def _run_in_process(
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
         config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
+        _describe(request, console)
         recorded = attempt.recorded(on_start)
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(
