@@ -41,7 +41,7 @@ from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
-from expt.training.optimizer_state import offload_states
+from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel
@@ -109,6 +109,7 @@ def build_learner(
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
     ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    switch(optimizer, "eval")  # until it trains: weights may be loaded
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, info)

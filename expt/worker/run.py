@@ -23,6 +23,7 @@ from expt.training import collectives, optim
 from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch, warm_up_buckets
+from expt.training.optimizer_state import in_use
 from expt.worker import (
     build,
     comparison,
@@ -34,7 +35,7 @@ from expt.worker import (
     rank_health,
 )
 from expt.worker.callbacks import Callbacks
-from expt.worker.checkpoints import Checkpoints, Snapshot
+from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
@@ -291,14 +292,16 @@ class Run:
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
         if due or self.agreement.stopping or self.save_times.is_due_by_steps(self.position):
-            self._save()
+            with in_use(self.learner.optimizer) as weights:
+                one_has_all = weights and self.learner.shards == 1
+                self._save(**({TRAINED: weights} if one_has_all else {}))
         return self.agreement.stopping
 
-    def _save(self, *, is_best: bool = False) -> None:
-        """Begin to write a checkpoint; a collective."""
+    def _save(self, *, is_best: bool = False, **more: Any) -> None:
+        """Begin to write a checkpoint, with `more`; a collective."""
         about = functools.partial(self._about, is_best=is_best)
         self.checkpoints.save(
-            self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch
+            self._state() | more, about, is_best=is_best, keeps_best=self.position.is_within_epoch
         )
 
     def _save_unfinished_epoch(self) -> None:
