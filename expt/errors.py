@@ -84,6 +84,10 @@ class TimedOut(RunFailed):
         self.beats = beats
 
 
+class Killed(RunFailed):
+    """A worker was ended by a signal, as the system does where memory runs out."""
+
+
 class WorkersLost(RunFailed):
     """All workers on the machine were killed at once, by no fault of this run."""
 

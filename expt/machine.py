@@ -11,11 +11,14 @@ import itertools
 import os
 import resource
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_umasks: list[int] = []
+_umask_lock = threading.Lock()
 SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
 """Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
 MPS_DAEMON, MPS_FOLDER = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
@@ -249,12 +252,19 @@ def _status() -> dict[str, str]:
 
 @contextlib.contextmanager
 def not_world_writable() -> Iterator[None]:
-    """Let only owner and group write to what is created while entered, whatever the umask."""
-    before = os.umask(umask() | stat.S_IWOTH)
+    """Let only owner and group write to what is created while entered, whatever the umask.
+
+    That is the process's: of several threads the first sets it and the last one sets it back.
+    """
+    with _umask_lock:
+        _umasks.append(os.umask(umask() | stat.S_IWOTH))
     try:
         yield
     finally:
-        os.umask(before)
+        with _umask_lock:
+            if len(_umasks) == 1:
+                os.umask(_umasks[0])
+            _umasks.pop()
 
 
 @contextlib.contextmanager

@@ -242,17 +242,59 @@ Path("net.py").write_text(text)
 Path("helper.py").write_text("SIGN = 1")
 import expt, net
 small = dict(epochs=1, world_size=1, tensorboard={"images": False})
+import torch
+torch.set_float32_matmul_precision("medium")
+drawn = torch.get_rng_state()
 expt.run(small, model=net.Net, debug=True, folder="a", quiet=True)
+assert torch.equal(torch.get_rng_state(), drawn)
+assert torch.get_float32_matmul_precision() == "medium"
 assert pickle.loads(pickle.dumps(net.Net)) is net.Net is sys.modules["net"].Net
 Path("helper.py").write_text("SIGN = -1")
 result = expt.run(small, model=net.Net, folder="b", quiet=True)
 print({*result.record["imported"]} >= {"net", "helper"})
-trained, images = expt.load("b"), __import__("torch").rand(4, 1, 8, 8)
+trained, images = expt.load("b"), torch.rand(4, 1, 8, 8)
 print(type(trained.model) is net.Net, sys.modules["net"] is net, sys.modules["helper"].SIGN)
 again = net.Net((8, 8), 10)
 again.load_state_dict(trained.model.state_dict())
 print(bool((trained.model(images) == -again(images)).all()))
 """
+
+
+RUNS = """
+import expt
+def run(name):
+    small = dict(epochs=1, world_size=1, tensorboard={"images": False})
+    return expt.run(small, folder=name, quiet=True).status
+"""
+FORKED = """
+import multiprocessing, os, sys, threading
+import expt
+from expt.command import compose
+from mine import run
+def compose_on(until):
+    while not until.is_set():
+        with compose._lock:
+            pass
+print(run("parent"))
+over = threading.Event()
+thread = threading.Thread(target=compose_on, args=[over])
+thread.start()
+with multiprocessing.get_context("fork").Pool(2) as pool:  # daemons, which may have no children
+    print(*pool.map(run, ["a", "b"]))
+over.set()
+thread.join()
+argv, env = [*sys.argv], {**os.environ}
+try:
+    expt.run("--cfg", "job")
+except expt.ConfigError:
+    print((argv, env) == (sys.argv, os.environ))
+"""
+
+
+def test_forked_processes_run_by_themselves(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RUNS)
+    done = python(FORKED, cwd=tmp_path)
+    assert done.stdout.split() == ["completed"] * 3 + ["True"], done.stderr
 
 
 def test_what_is_edited_is_used_as_it_was_trained(tmp_path: Path) -> None:

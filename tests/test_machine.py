@@ -107,6 +107,20 @@ def test_reading_the_umask_does_not_set_it(monkeypatch: pytest.MonkeyPatch) -> N
     machine.umask()
 
 
+def test_the_umask_is_as_before_after_the_last_of_several_threads() -> None:
+    before = os.umask(0)
+    try:
+        first, second = machine.not_world_writable(), machine.not_world_writable()
+        for context in (first, second):
+            context.__enter__()
+        first.__exit__(None, None, None)
+        assert machine.umask() == 0o002
+        second.__exit__(None, None, None)
+        assert machine.umask() == 0
+    finally:
+        os.umask(before)
+
+
 def test_what_is_made_meanwhile_is_not_for_everyone_to_write(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -55,6 +55,10 @@ MAX_BASES = 100
 """Choices of groups whose composition is kept; each takes 300 kB."""
 
 _lock = threading.RLock()
+# A process that another thread forks has Hydra's state whole, and no lock that nobody releases.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def command(
 
 
 def _carry_out(this: Command, options: Options) -> None:
+    if options.printing and this.from_python:
+        raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if options.printing:
         return _printed_by_hydra(options)
     words, where = command_line.read(options, begins=this.how.starts_workers)

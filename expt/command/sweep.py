@@ -22,7 +22,7 @@ from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
-from expt.config.identity import hyperparameters, shown
+from expt.config.identity import shown, typed_hyperparameters
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
@@ -289,7 +289,8 @@ def _record_end(job: Job, about: Record) -> None:
         record_refusal(job.paths, about, job.request, job.error)
     if job.status == FAILED and job.paths.result.exists():
         settings = shown(config) if config else about["overrides"]
-        add_failure(job.paths.folder, hyperparameters(settings))
+        typed = typed_hyperparameters(settings, about["overrides"])
+        add_failure(job.paths.folder, typed)
 
 
 def _tasks_per_node(options: Mapping[str, Any]) -> int:

@@ -81,6 +81,23 @@ def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float
     }
 
 
+def typed_hyperparameters(
+    settings: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, bool | int | float | str]:
+    """Return those that were typed or swept, as the record's `overrides` have them.
+
+    Also the choices that are no settings, such as `experiment`.
+    """
+    shown = hyperparameters(settings)
+    words = {word.replace("._target_", ".target"): value for word, value in flat(overrides).items()}
+    words |= {f"{word}.target": None for word in words if shown.get(word) == "_target_"}
+    choices = {
+        word: str(value) for word, value in words.items() if word.partition(".")[0] not in settings
+    }
+    typed = {key: value for key, value in shown.items() if key.replace(".kwargs", "") in words}
+    return choices | typed
+
+
 def _text(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value)  # as in YAML and JSON
 

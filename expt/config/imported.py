@@ -141,6 +141,14 @@ def edited() -> dict[str, str]:
     }
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have it
+
+
 @contextlib.contextmanager
 def as_on_disk() -> Iterator[None]:
     """While entered, import the person's own modules anew, as a new process does.

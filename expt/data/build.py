@@ -13,6 +13,7 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
+from expt.data.changes import listed
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
@@ -127,6 +128,13 @@ def build(
     """
     source = dataset.open(task, device, num_workers)
     check_image_keys(dataset, source)
+    if shard.rank == 0 and source.changes:
+        warn(
+            f"dataset._target_={dataset.custom_class}: reading a sample changes"
+            f" {listed(source.changes)}, which no checkpoint holds and each reading process has a"
+            " copy of; draw from the global generators of torch, NumPy and Python, which are"
+            " seeded for each sample"
+        )
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):

@@ -76,11 +76,13 @@ def limit_bytes() -> int:
         ) from None
 
 
-def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """Return what `decode()` makes of the files `sources`, kept until one of them changes.
+def decoded(
+    label: str, sources: Sequence[Path], decode: Callable[[], Arrays], kept: str = "known"
+) -> Arrays:
+    """Return what `decode()` makes of the content of the files `sources`, from the cache.
 
-    `label` begins the name of the entry. Where the cache cannot be written, `decode()` runs in
-    memory at every call.
+    `label` begins the name of the entry, and the files' checksums are `kept` by that name. Where
+    the cache cannot be written, `decode()` runs in memory at every call.
     """
     import numpy as np
 
@@ -92,10 +94,10 @@ def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -
         for part, array in zip(Arrays._fields, arrays, strict=True):
             np.save(folder / f"{part}.npy", array)
 
-    states = digest(str(number) for path in sources for number in state_of(path))
-    name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{states}"
-    if (kept := read(name)) is not None:
-        return kept
+    content = of_content(sources, kept)
+    name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{content}"
+    if (found := read(name)) is not None:
+        return found
     # A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     with contextlib.suppress(OSError, NotImplementedError):
         fill(name, write)
@@ -299,15 +301,19 @@ SAMPLED = 20_000
 """Files of a folder that are read; of a larger one this many, the names and sizes of all."""
 
 
+def sampled(names: Sequence[str]) -> Sequence[str]:
+    """Return the files that are read, drawn by names only: the same on every machine."""
+    few = len(names) <= SAMPLED
+    return names if few else random.Random(digest(names)).sample(names, SAMPLED)
+
+
 def of_files(root: Path, names: Sequence[str]) -> str:
     """Return a digest of files by their paths below `root`.
 
     It is one of their names, sizes and contents; of very many files the contents of some.
     """
-    # Drawn by names only: the same files on every machine.
-    chosen = names if len(names) <= SAMPLED else random.Random(digest(names)).sample(names, SAMPLED)
-    with Checksums(f"folder-{digest([str(root.resolve())])}") as checksums:
-        sums = {name: checksums.of(root / name) for name in chosen}
+    with Checksums.below(root) as checksums:
+        sums = {name: checksums.of(root / name) for name in sampled(names)}
     words = (
         word
         for name in names
@@ -323,15 +329,21 @@ def of_content(paths: Iterable[Path], kept: str = "known") -> str:
 
 
 class Checksums:
-    """Checksums on disk, by path, size and times.
+    """Checksums of files on disk, by path, size and times, and notes on what has such a content.
 
-    Where they cannot be kept, each file is read every time.
+    The only place that takes a file for unchanged. Where they cannot be kept, each file is read
+    every time.
     """
 
     def __init__(self, name: str) -> None:
         self._path = cache_dir() / "checksums" / f"{name}.json"
         self._known: dict[str, list[int | str]] = {}
         self._changed = False
+
+    @classmethod
+    def below(cls, root: Path) -> Checksums:
+        """Return those of the files below a folder."""
+        return cls(f"folder-{digest([str(root.resolve())])}")
 
     def __enter__(self) -> Checksums:
         with contextlib.suppress(OSError, ValueError):
@@ -356,17 +368,37 @@ class Checksums:
 
         return self.once(path, "", read)
 
+    def known(self, path: Path) -> str | None:
+        """Return the MD5 of a file that was read before, and is unchanged."""
+        with contextlib.suppress(OSError):
+            return self._kept(path, "", state_of(path))
+        return None
+
+    def noted(self, key: str) -> str | None:
+        """Return what was noted under a key, which names contents by their MD5."""
+        return str(self._known[key][-1]) if key in self._known else None
+
+    def note(self, key: str, text: str) -> None:
+        """Note a text."""
+        self._known[key], self._changed = [text], True
+
+    def _kept(self, path: Path, what: str, state: list[int]) -> str | None:
+        kept = self._known.get(f"{os.path.abspath(path)} {what}")
+        return str(kept[-1]) if isinstance(kept, list) and kept[:-1] == state else None
+
     def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         """Return what `read` has made of a file, which is called again if the file has changed."""
         try:
-            state, key = state_of(path), f"{path.resolve()} {what}"
-            kept = self._known.get(key)
-            if isinstance(kept, list) and kept[:-1] == state:
-                return str(kept[-1])
+            state = state_of(path)
+            if (kept := self._kept(path, what, state)) is not None:
+                return kept
             found = read()
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-            raise DataError(f"{path} cannot be read ({error}); fix or replace it") from error
-        self._known[key], self._changed = [*state, found], True
+            raise DataError(
+                f"{path} is damaged or cannot be read ({error}); fix or replace it"
+            ) from error
+        self._known[f"{os.path.abspath(path)} {what}"] = [*state, found]
+        self._changed = True
         return found
 
 

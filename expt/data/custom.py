@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_code
-from expt.data import masks, samples
+from expt.data import changes, masks, samples
 from expt.data.checked_samples import (
     Check,
     checked,
@@ -27,11 +28,12 @@ from expt.data.checked_samples import (
     structure_of,
     to_tensor,
 )
+from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import median_read_s, seeded
+from expt.data.stream import median_read_s, preserved_generators, seeded
 from expt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -60,6 +62,25 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             raise DataError(str(in_words(error, f"{key}: len() of its {name} part"))) from error
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
+    found = _source(dataset, train, test, num_workers, task)
+    return dataclasses.replace(found, changes=_changes(train))
+
+
+def _changes(train: Dataset[Any]) -> list[str]:
+    """Return the attributes that reading a sample changes, once the first was read."""
+    with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
+        before = changes.prints(train)
+        if isinstance(train, IterableDataset):
+            samples.first(train)
+        else:
+            read(train, len(cast(Sized, train)) - 1)
+        return changes.changed(before, changes.prints(train))
+    return []
+
+
+def _source(
+    dataset: Custom, train: Dataset[Any], test: Dataset[Any], num_workers: int, task: Any
+) -> Source:
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
@@ -201,7 +222,7 @@ def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     """Return what looks at samples: a GPU says nothing, or little, of a wrong target."""
     targets = getattr(task, "TARGETS", None)
     if targets == "mask":
-        return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
+        return functools.partial(masks.checked_mask, values=values_of(config, task))
     if targets == "labels":
         return _checked_labels
     if targets == "tokens" and hasattr(dataset, "vocab_size"):

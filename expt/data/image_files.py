@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError
+from expt.errors import DataError, ExptError, warn
+from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
     import numpy as np
 
-PARTS = ("train", "val", "test")
+    from expt.data.cache import Checksums
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""The names that a part's folder may have, in any case."""
 MODES = {1: "L", 3: "RGB"}
 """Pillow's, by channels"""
-# torchvision's
-EXTENSIONS = tuple(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp".split())
+ORIENTATION = 0x0112  # the EXIF tag
+MOST_PROBLEMS = 100
+"""Files that an error names."""
+_OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
+_METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+"""Where Pillow keeps what an orientation may be read from."""
 
 
-def files_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
+@functools.cache
+def picture_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of the pictures that Pillow can read, in lower case."""
+    from PIL import Image, ImageFile
+
+    Image.init()
+    readable = {
+        kind
+        for kind, (opener, _) in Image.OPEN.items()
+        if not (isinstance(opener, type) and issubclass(opener, ImageFile.StubImageFile))
+        and Image.MIME.get(kind, "image/").startswith("image/")  # no video or document
+    }
+    return tuple(sorted(suffix for suffix, kind in Image.EXTENSION.items() if kind in readable))
+
+
+def files_below(folder: str | Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
     """Return the files with such names in a folder and below it, each folder's sorted.
 
     Hidden files and folders are left out. Linked folders are followed, but not in circles.
@@ -29,13 +60,13 @@ def files_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> lis
     found = []
     for where, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in _shown(folders) if not _leads_back(where, name)]
-        found.append((where, [name for name in _shown(names) if name.lower().endswith(suffixes)]))
+        found.append((where, of_suffix(_shown(names), suffixes)))
     return [os.path.join(where, name) for where, names in sorted(found) for name in sorted(names)]
 
 
-def names_below(folder: str | Path, suffixes: str | tuple[str, ...] = "") -> list[str]:
-    """Return the paths below `folder` of such files, sorted."""
-    return sorted(os.path.relpath(path, folder) for path in files_below(folder, suffixes))
+def names_below(folder: str | Path) -> list[str]:
+    """Return the paths below `folder` of its files, sorted."""
+    return sorted(os.path.relpath(path, folder) for path in files_below(folder))
 
 
 def _shown(names: Iterable[str]) -> list[str]:
@@ -49,20 +80,38 @@ def _leads_back(where: str, name: str) -> bool:
     )
 
 
-def parts_there(root: str | Path) -> list[str]:
-    """Return those of train, val and test of which there is a folder; train if there is none."""
-    return [part for part in PARTS if (Path(root) / part).is_dir()] or ["train"]
+def subfolders(folder: str | Path) -> list[str]:
+    """Return the names of the folders in a folder, or linked there, sorted."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(name for name in _shown(names) if os.path.isdir(os.path.join(folder, name)))
 
 
-def names_of_parts(root: str | Path) -> list[str]:
+def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Path]:
+    """Return the folders of train, val and test that there are, or of those in `splits` only.
+
+    A folder that has none of them is train itself. Raise DataError for a split that is not there.
+    """
+    names = {name.lower(): name for name in subfolders(root)}
+    found = {
+        part: Path(root) / next(names[each] for each in known if each in names)
+        for part, known in PARTS.items()
+        if any(each in names for each in known)
+    } or {"train": Path(root)}
+    for part in splits or ():
+        if part not in found:
+            raise DataError(f"dataset.splits: {root} has no {part}, only {', '.join(found)}")
+    return {part: path for part, path in found.items() if splits is None or part in splits}
+
+
+def names_of_parts(root: str | Path, splits: Sequence[str] | None = None) -> list[str]:
     """Return every picture of the parts by its path below `root`, sorted.
 
     Raise DataError for one that is no file.
     """
     names = sorted(
         os.path.relpath(path, root)
-        for part in PARTS
-        for path in files_below(Path(root) / part, EXTENSIONS)
+        for folder in parts_there(root, splits).values()
+        for path in files_below(folder, picture_suffixes())
     )
     for name in names:
         if not os.path.isfile(path := os.path.join(root, name)):
@@ -70,56 +119,226 @@ def names_of_parts(root: str | Path) -> list[str]:
     return names
 
 
-def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
-    """Return the picture of Pillow's in a file, or one that is open, in its own mode or another.
+def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    """Return the paths with such a suffix, in any case."""
+    return [path for path in paths if path.lower().endswith(suffixes)]
 
-    Raise DataError for what is none, by its path, or by the `name` of one that is open.
+
+def left_out(paths: Iterable[str], taken: Iterable[str]) -> Counter[str]:
+    """Return how many of the paths are not `taken`, by suffix."""
+    rest = {*paths}.difference(taken)
+    return Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
+
+
+@functools.cache
+def report(text: str) -> None:
+    """Warn once, and not for each run of a sweep."""
+    warn(text)
+
+
+def report_left_out(where: object, files: Counter[str], noun: str) -> None:
+    """Warn of files that are left out, in a line."""
+    if files:
+        each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
+        report(f"{where}: left out what is no {noun}: {files.total()} ({each})")
+
+
+def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
+    """Return a picture as a viewer shows it, in its own mode or another.
+
+    `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
+    with a `mode` what is transparent lies on white. Of several frames it is the first. Raise
+    DataError for what is no picture, by its path, or by the `name` of another.
     """
     from PIL import Image
 
-    is_path = isinstance(source, str | Path)
-    with refuse_damaged(source if is_path else name):
-        if not is_path:
-            return in_mode(source, mode) if mode else source
+    with refuse_damaged(source if isinstance(source, str | Path) else name):
+        if hasattr(source, "convert"):
+            return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as picture:
-            return in_mode(picture, mode) if mode else picture.copy()
+            if mode:
+                return upright(in_mode(picture, mode))
+            return upright(picture.copy())
+
+
+def upright(picture: Any) -> Any:
+    """Return a picture turned by its EXIF orientation; `info["turned"]` has that then."""
+    if not any(key in picture.info for key in _METADATA):
+        return picture
+    try:
+        orientation = picture.getexif().get(ORIENTATION, 1)
+    except Exception:  # as a viewer, which shows a picture whose metadata are damaged
+        return picture
+    return turn(picture, orientation) if orientation in range(2, 9) else picture
+
+
+def turn(picture: Any, orientation: int) -> Any:
+    """Return a picture that lies as EXIF's `orientation` says, upright."""
+    from PIL import Image
+
+    turned = picture.transpose(list(Image.Transpose)[(0, 3, 1, 5, 4, 6, 2)[orientation - 2]])
+    kept = {key: value for key, value in picture.info.items() if key not in _METADATA}
+    turned.info = {**kept, "turned": orientation}
+    return turned
 
 
 @contextlib.contextmanager
 def refuse_damaged(name: object) -> Iterator[None]:
     """Raise DataError for what Pillow raises of a picture."""
-    from PIL.Image import DecompressionBombError
-
     try:
         yield
-    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
+    except (ExptError, MemoryError):
+        raise
+    except Exception as error:  # what a decoder raises of a damaged file is of many kinds
+        told = str(error) or type(error).__name__
         raise DataError(
-            f"{name} cannot be read as an image ({error}); replace or remove it"
+            f"{name} cannot be read as an image ({told}); replace or remove it"
         ) from error
 
 
 def in_mode(image: Any, mode: str) -> Any:
     """Return a picture in L or RGB, of 16 bits too, which Pillow's own `convert` clips at 255.
 
-    Raise ValueError for pixels whose range nobody knows.
+    What is transparent lies on white; `info["transparent"]` says so. Raise ValueError for pixels
+    whose range nobody knows.
     """
     import numpy as np
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        info = image.info
         image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+        image.info = {key: value for key, value in info.items() if key in _METADATA}
     elif image.mode in ("I", "F"):
         kind = "floats" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}; save it with 8 or 16 bits")
+    image.load()  # before that a PNG may not know of its transparency
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema()[0] < 255:
+            white = Image.new("RGBA", image.size, "white")
+            white.info = {**image.info, "transparent": True}
+            white.alpha_composite(image)
+            image = white
     return image.convert(mode)
+
+
+def look(path: str, mode: str) -> tuple[Any, str]:
+    """Return a picture, or None, and words for what its file has beside; `!` begins an error."""
+    from PIL import Image
+
+    try:
+        picture = open_picture(path, mode)
+        with Image.open(path) as file:
+            frames = getattr(file, "n_frames", 1)
+    except DataError as error:
+        return None, f"!{error}"
+    words = [word for word in ("turned", "transparent") if word in picture.info]
+    return picture, " ".join([*words, *(["frames"] if frames > 1 else [])])
+
+
+def looks(
+    sums: Checksums, samples: Sequence[Sequence[str]], how: str, look_at: Callable[..., str]
+) -> list[str]:
+    """Return what `look_at` says of the files of each sample, in threads, once for a content."""
+    keys = [" ".join((how, *(sums.of(Path(path)) for path in paths))) for paths in samples]
+    new = [place for place, key in enumerate(keys) if sums.noted(key) is None]
+    found = {}
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        words = pool.map(lambda place: look_at(*samples[place]), new)
+        for place, text in zip(new, words, strict=True):
+            found[place] = text
+            if not text.startswith("!"):
+                sums.note(keys[place], text)
+    return [found.get(place) or sums.noted(key) or "" for place, key in enumerate(keys)]
+
+
+def report_looks(root: object, found: Iterable[str]) -> None:
+    """Warn in a line of what `look` has found. Raise DataError for all that is damaged."""
+    found = [line for text in found for line in text.split("\n")]
+    if problems := [text[1:] for text in found if text.startswith("!")]:
+        more = len(problems) - MOST_PROBLEMS
+        raise DataError([*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
+    counts = Counter(word for text in found for word in text.split())
+    what = {
+        "turned": "turned upright by EXIF",
+        "masks": "with masks that were turned with them",
+        "transparent": "with transparency laid on white",
+        "frames": "of several frames, of which the first is taken",
+    }
+    if told := [f"{counts[word]} {text}" for word, text in what.items() if counts[word]]:
+        report(f"{root}: pictures: {', '.join(told)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskValues:
+    """What masks may hold."""
+
+    num_classes: int
+    ignore_index: int = 255
+
+    def check(self, mask: Any, name: str) -> None:
+        """Raise DataError for a value that is neither a class nor to be ignored."""
+        out = (mask < 0) | (mask >= self.num_classes)
+        out &= mask != self.ignore_index
+        if out.any():
+            raise DataError(
+                f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
+                f" or {self.ignore_index} (task.ignore_index); fix the mask, or num_classes"
+            )
+
+
+def values_of(dataset: Any, task: Any) -> MaskValues:
+    """Return what masks may hold: the dataset says how many classes, else the task."""
+    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
+    return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
+
+
+def numbers_of_mask(mask: Any, image: Any, name: str) -> tuple[np.ndarray, bool]:
+    """Return the number of each pixel, int64 [height, width], and whether it was turned.
+
+    A mask that is as large as its image lies, and not as a viewer shows it, is turned with it.
+    Raise DataError for one in colours, or of another size.
+    """
+    import numpy as np
+
+    if mask.mode not in _OF_NUMBERS:
+        raise DataError(
+            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
+            " pixel, as a grey or palette PNG"
+        )
+    orientation = image.info.get("turned", 1)
+    lies = orientation >= 5 and mask.size == image.size[::-1] != image.size
+    mask = turn(mask, orientation) if lies else mask
+    if mask.size != image.size:
+        one, other = (f"{each.height}x{each.width}" for each in (mask, image))
+        raise DataError(f"{name} is {one}, and its image {other}; make them one size")
+    return np.array(mask).astype(np.int64), lies
+
+
+def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> str:
+    """Return the words of `look` for a picture and its mask, which may hold such values."""
+    picture, words = look(path, mode)
+    try:
+        opened = open_picture(mask)
+        numbers, turned = numbers_of_mask(opened, picture or opened, mask)
+        if values:
+            values.check(numbers, mask)
+    except DataError as error:
+        return f"!{error}" if picture else f"{words}\n!{error}"
+    return f"{words} masks" if turned else words
 
 
 def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> np.ndarray:
     """Return an image as uint8 [height, width, channels], fitted to a size, if there is one."""
+    return pixels_of(open_picture(path, MODES[channels]), image_size, channels)
+
+
+def pixels_of(picture: Any, image_size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """Return the pixels of a picture as `decode` does."""
     import numpy as np
 
-    image = open_picture(path, MODES[channels])
-    pixels = np.array(image if image_size is None else fit(image, image_size))
+    pixels = np.array(picture if image_size is None else fit(picture, image_size))
     return pixels.reshape(*pixels.shape[:2], channels)
 
 

@@ -147,9 +147,9 @@ class Pairs:
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
 
-    `pairs` holds them, opened or as paths. With a `size` each is fitted to it; without one all must
-    have `one_size`, where that is set. Raise DataError, when it is read, for a picture that is
-    damaged, or of another size.
+    `pairs` holds them, opened, as paths or as streams. With a `size` each is fitted to it; without
+    one all must have `one_size`, where that is set. Raise DataError, when it is read, for a picture
+    that is damaged, or of another size.
     """
 
     pairs: Any

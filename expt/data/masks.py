@@ -11,37 +11,15 @@ import torch
 from torch import Tensor
 
 from expt.data.checked_samples import labelled
-from expt.data.image_files import open_picture, stretch
+from expt.data.image_files import (
+    MaskValues,
+    numbers_of_mask,
+    open_picture,
+    stretch,
+)
 from expt.data.images import Pictures, image_part, of_one_shape
-from expt.data.kinds import DatasetConfig
 from expt.data.source import NOTHING, Source
 from expt.errors import DataError
-
-_MODES = ("1", "L", "P", "I", "I;16")  # one number for each pixel
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskValues:
-    """What masks may hold."""
-
-    num_classes: int
-    ignore_index: int = 255
-
-    def check(self, mask: Tensor, name: str) -> None:
-        """Raise DataError for a value that is neither a class nor to be ignored."""
-        out = (mask < 0) | (mask >= self.num_classes)
-        out &= mask != self.ignore_index
-        if out.any():
-            raise DataError(
-                f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
-                f" or {self.ignore_index} (task.ignore_index); fix the mask, or num_classes"
-            )
-
-
-def values_of(dataset: DatasetConfig, task: Any) -> MaskValues:
-    """Return what masks may hold: the dataset says how many classes, else the task."""
-    settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
-    return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,24 +36,12 @@ class MaskPictures(Pictures):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, source = self.opened(index)
         name = source if isinstance(source, str) else f"sample {index}: its mask"
-        mask = self._numbers(open_picture(source, name=name), image, name)
+        numbers, _ = numbers_of_mask(open_picture(source, name=name), image, name)
+        mask: np.ndarray = self.target(numbers)
+        self.values.check(mask, name)
         if self.size is None:
             self.check_size(index, image)
         return _resized(image, mask, self.size or (image.height, image.width))
-
-    def _numbers(self, mask: Any, image: Any, name: str) -> np.ndarray:
-        """Return the class of each pixel of a mask, int64 [height, width]."""
-        if mask.mode not in _MODES:
-            raise DataError(
-                f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
-                " pixel, as a grey or palette PNG"
-            )
-        if mask.size != image.size:
-            one, other = (f"{each.height}x{each.width}" for each in (mask, image))
-            raise DataError(f"{name} is {one}, and its image {other}; make them one size")
-        numbers: np.ndarray = self.target(np.array(mask).astype(np.int64))
-        self.values.check(torch.from_numpy(numbers), name)
-        return numbers
 
 
 def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:

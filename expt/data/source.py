@@ -63,6 +63,8 @@ class Source:
 
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some"""
+    changes: Sequence[str] = ()
+    """attributes that reading a sample of a custom dataset changes"""
 
     @property
     def tells_classes(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import itertools
 import math
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import statistics
 import sys
 import time
@@ -297,3 +299,25 @@ def _start_process(_worker: int, parent: int | None) -> None:
     )  # Ctrl-C reaches the whole group; the worker decides what it means
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
+        _open_anew()
+
+
+def _open_anew() -> None:
+    """Open the regular files anew that this process has from its parent, at the same places.
+
+    A descriptor shares its place in the file with all processes that were forked with it: those
+    that read by it, as a custom dataset does, would get what is not theirs.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own; what may not be opened again
+            number = int(name)
+            if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            place = os.lseek(number, 0, os.SEEK_CUR)
+            anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            try:
+                os.lseek(anew, place, os.SEEK_SET)
+                os.dup2(anew, number, inheritable=os.get_inheritable(number))
+            finally:
+                os.close(anew)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.columns import Column, columns_of, numbers_of
-from expt.data.image_files import EXTENSIONS, files_below
+from expt.data.image_files import (
+    files_below,
+    left_out,
+    of_suffix,
+    parts_there,
+    picture_suffixes,
+    report_left_out,
+)
 from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
 from expt.runs.named_checkpoint import Which, found
@@ -34,12 +41,17 @@ class Kind(NamedTuple):
     noun: str
     """A sample of it."""
     suffixes: tuple[str, ...]
-    """Of a file that is named; empty where any will do."""
+    """Of a file that is named, besides pictures; empty where any will do."""
     below: tuple[str, ...]
-    """Of those that are looked for in a folder."""
+    """Of those that are looked for in a folder, besides pictures."""
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The suffixes of pictures, where it has them."""
+        return picture_suffixes() if self.name == "pictures" else ()
 
 
-PICTURES = Kind("pictures", "image", (*EXTENSIONS, *ARRAYS), EXTENSIONS)
+PICTURES = Kind("pictures", "image", ARRAYS, ())
 ROWS = Kind("rows", "row", TABLES, TABLES)
 TEXTS = Kind("texts", "line", (), (".txt",))
 SAMPLES = Kind("samples", "sample", ARRAYS, ARRAYS)
@@ -141,8 +153,9 @@ class Plan:
         if self.split is None:
             return os.path.commonpath([os.path.dirname(os.path.abspath(f)) for f in self.files])
         root = os.path.abspath(getattr(self.config.dataset, "root", ""))
-        part = os.path.join(root, self.split)
-        return os.path.join(part if os.path.isdir(part) else os.path.join(root, "train"), "images")
+        parts = parts_there(root)
+        part = parts.get(str(self.split), parts.get("train", Path(root)))
+        return str(part / "images")
 
 
 def list_files(kind: Kind, given: Sequence[Path]) -> list[str]:
@@ -153,21 +166,25 @@ def list_files(kind: Kind, given: Sequence[Path]) -> list[str]:
     """
     found = list[str]()
     for path in given:
-        wanted = ", ".join(kind.below if path.is_dir() else kind.suffixes)
+        suffixes = kind.below if path.is_dir() else kind.suffixes
+        wanted = ", ".join([*(["pictures (.jpg, .png, ...)"] if kind.pictures else []), *suffixes])
         if path.is_dir():
             # A part of a segmentation_folder has its masks beside its images.
             has_masks = (
                 kind is PICTURES and (path / "images").is_dir() and (path / "masks").is_dir()
             )
-            below = files_below(path / "images" if has_masks else path, kind.below)
+            folder = path / "images" if has_masks else path
+            every = files_below(folder)
+            below = of_suffix(every, (*kind.pictures, *kind.below))
             if not below:
                 raise ConfigError(
                     f"{path}: no {kind.name} lie in it or below it; expected {wanted}"
                 )
+            report_left_out(folder, left_out(every, below), kind.noun)
             found += below
         elif not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
-        elif kind.suffixes and path.suffix.lower() not in kind.suffixes:
+        elif kind.suffixes and path.suffix.lower() not in (*kind.pictures, *kind.suffixes):
             raise ConfigError(f"{path}: the run was trained on {kind.name}; give {wanted}")
         else:
             found.append(str(path))

@@ -146,8 +146,6 @@ class Predictor:
                 return path, preprocess.picture(picture, path), (picture.height, picture.width)
             except DataError as error:
                 return str(error)
-            except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-                return f"{path} cannot be read as an image ({type(error).__name__}: {error})"
 
         for found in _ahead(read, self._plan.files, size):
             self._skip([each for each in found if isinstance(each, str)])

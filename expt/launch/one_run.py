@@ -132,7 +132,7 @@ def _run_in_process(
 ) -> None:
     """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
-    from expt.worker.main import run_as
+    from expt.worker.main import run_as, torch_kept
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
@@ -146,7 +146,8 @@ def _run_in_process(
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
         config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-        with attempt.recorded(on_start) as source, watched(display):
+        recorded = attempt.recorded(on_start)
+        with torch_kept(alone.device), recorded as source, watched(display):
             run_as(
                 alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
             )

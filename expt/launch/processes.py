@@ -124,6 +124,7 @@ class Process:
 
 
 _leaving: list[Process] = []
+os.register_at_fork(after_in_child=_leaving.clear)  # they are the parent's
 
 
 def start(work: Work) -> Process:

@@ -266,7 +266,7 @@ def dotted(key: str, cls: Any) -> str:
         raise ConfigError(
             f"{key}={name}: no worker finds it there; define it at the top of a module or a cell"
         )
-    if cls.__module__ == "__main__":
+    if cls.__module__ in main_module.NAMES:
         return main_module.dotted(key, cls)
     if getattr(sys.modules.get(cls.__module__), name, None) is not cls:
         raise ConfigError(f"{key}={name}: {cls.__module__} has another now; import it anew")

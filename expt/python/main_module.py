@@ -22,6 +22,8 @@ import cloudpickle
 from expt.config import user_code
 from expt.errors import ConfigError
 
+NAMES = ("__main__", "__mp_main__")
+"""What a script is called, the second in a process that multiprocessing has spawned."""
 _OF_PYTHON = {
     *("__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__annotate__"),
     *("__static_attributes__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -54,7 +56,7 @@ def dotted(key: str, cls: type) -> str:
     walk = _Walk()
     try:
         digest = hashlib.sha256("\n".join(walk.of(cls)).encode()).hexdigest()
-        pickled = base64.b85encode(cloudpickle.dumps(cls)).decode()
+        pickled = base64.b85encode(_by_value(cls)).decode()
     except Exception as error:  # what a person's objects raise is of many kinds
         raise ConfigError(
             f"{key}={cls.__name__}: cannot be sent to workers ({type(error).__name__}: {error});"
@@ -68,6 +70,17 @@ def dotted(key: str, cls: type) -> str:
         source=textwrap.indent(_source(cls), "# ", lambda _: True),
     )
     return f"{user_code.write(digest, text)}.{cls.__name__}"
+
+
+def _by_value(cls: type) -> Any:
+    module = sys.modules[cls.__module__]
+    if module.__name__ == "__main__":
+        return cloudpickle.dumps(cls)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(cls)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 class _Walk:
@@ -91,7 +104,7 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             self.modules.add(value.__name__)
             yield value.__name__
-        elif isinstance(value, type | types.FunctionType) and value.__module__ != "__main__":
+        elif isinstance(value, type | types.FunctionType) and value.__module__ not in NAMES:
             self.modules |= {value.__module__} & sys.modules.keys()
             yield f"{value.__module__}.{value.__qualname__}"
         elif isinstance(value, type):
@@ -119,7 +132,7 @@ class _Walk:
             yield from sorted(map(repr, value))
         elif isinstance(value, str | bytes | int | float | complex | None):
             yield repr(value)
-        elif hasattr(value, "__dict__") and type(value).__module__ == "__main__":
+        elif hasattr(value, "__dict__") and type(value).__module__ in NAMES:
             yield from self.of(type(value))
             yield from self.of(vars(value))
         else:

@@ -43,15 +43,17 @@ _SAFE = {
 def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     """Write `state` as `expt.runs.checkpoint_file.write` does."""
     # By name: torch then writes without holding up the training thread.
-    checkpoint_file.write(path, lambda beside: torch.save(_plain(state), str(beside)), keep=keep)
+    checkpoint_file.write(
+        path, lambda beside: torch.save(without_numpy(state), str(beside)), keep=keep
+    )
 
 
-def _plain(state: Any) -> Any:
+def without_numpy(state: Any) -> Any:
     """Return nested containers with Python's numbers in place of NumPy's, as `load` has them."""
     if isinstance(state, Mapping):
-        return {_plain(key): _plain(value) for key, value in state.items()}
+        return {without_numpy(key): without_numpy(value) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(map(_plain, state))
+        return type(state)(map(without_numpy, state))
     return state.item() if isinstance(state, np.generic) else state
 
 
@@ -83,7 +85,7 @@ def refuse_unreadable(state: Any, place: str, known: set[type] | None = None) ->
 def _is_given_back(value: Any) -> bool:
     file = io.BytesIO()
     try:
-        torch.save(_plain([value]), file)
+        torch.save(without_numpy([value]), file)
         checkpoint_file.read(file)
         file.seek(0)
         (found,) = torch.load(file, weights_only=True)

@@ -76,26 +76,29 @@ def layout(
     *,
     is_sharded: bool = False,
 ) -> dict[str, dict[str, list[str]]]:
-    """Return the CUSTOM SCALARS tab: categories of charts, and the patterns of their tags."""
+    """Return the CUSTOM SCALARS tab: categories of charts, and the pattern of each one's tags.
+
+    A chart has one quantity only: TensorBoard draws all curves of a run in one colour.
+    """
+    waits = "with" if is_sharded else "without"
     of_ranks = {
-        "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
-        "share of all-reduce": ["^ranks/all_reduce_share$"],
+        f"step time of the slowest rank, {waits} waiting for others [ms]": ["^ranks/step_ms_max$"],
+        f"step time of the fastest rank, {waits} waiting for others [ms]": ["^ranks/step_ms_min$"],
+        **({} if is_sharded else {"share of all-reduce": ["^ranks/all_reduce_share$"]}),
     }
-    if is_sharded:
-        of_ranks = {
-            "step time of the ranks, with waiting for one another [ms]": ["^ranks/step_ms_"]
-        }
+    measured = [metric(name, split) for name in metrics for split in ("train", eval_split)]
     return {
         "Is it learning?": {
-            **{name: [f"^{name}/train$|^{name}/{eval_split}$"] for name in metrics},
+            **{tag: [f"^{tag}$"] for tag in measured},
             # With loss/train, so that it isn't empty in a short run.
             "loss since the last log point": [f"^{RUNNING_LOSS}$|^loss/train$"],
             "learning rate": ["^lr$"],
         },
         "Is the hardware busy?": {
             "images per second": [f"^{SAMPLES_PER_S}$|^{RUNNING_SAMPLES_PER_S}$"],
-            "seconds per epoch, and waiting for data": ["^speed/(epoch|data_wait)_s$"],
-            "memory [MiB]": ["^memory/"],
+            "seconds per epoch": [f"^{EPOCH_S}$"],
+            "seconds of an epoch that waited for data": [f"^{DATA_WAIT_S}$"],
+            "memory of a worker [MiB]": [f"^{WORKER_MIB}$"],
             **(of_ranks if world_size > 1 else {}),
         },
     }

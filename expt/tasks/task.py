@@ -100,6 +100,20 @@ class Task(ABC):
         """Return what a torchmetrics.Metric of `task.metrics` gets: predictions and targets."""
         return outputs, batch.targets
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what this worker's task carries from step to step, for its checkpoints.
+
+        That is tensors, numbers, strings, None, and lists and dicts of those: a hidden state, a
+        queue, the steps of a warm-up.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Continue from what `state_dict` returned on this worker, before a resumed run trains.
+
+        Of a run on fewer workers it is another worker's.
+        """
+
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return metrics that are no averages, from the quotients of all sums.
 

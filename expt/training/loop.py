@@ -23,6 +23,7 @@ from expt.tasks.task import PhasedTask, Sum
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position, training_only
+from expt.training.optimizer_state import switch
 
 
 def train_epoch(
@@ -45,6 +46,7 @@ def train_epoch(
     `between_steps` comes last, and ends the loop by returning True.
     """
     learner.parallel.train()
+    switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
         shortage = _train_step(learner, batch, sums, on_gradients)
@@ -64,6 +66,7 @@ def train_epoch(
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
+    switch(learner.optimizer, "eval")
 
 
 def _train_step(

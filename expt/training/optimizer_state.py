@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,39 @@ from expt.training.sharding import is_sharded
 State = Mapping[str, Any]
 KERNEL = ("foreach", "fused", "capturable", "differentiable")
 """Settings of a group that say how it is updated, and not to what numbers."""
+
+
+def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> bool:
+    """Call the method `to` of an optimizer that has `train` and `eval`; return whether it has.
+
+    Such as a schedule-free one, which trains at other weights than those that are to be used.
+    """
+    methods = [getattr(optimizer, name, None) for name in ("train", "eval")]
+    if not all(map(callable, methods)):
+        return False
+    getattr(optimizer, to)()
+    return True
+
+
+@contextlib.contextmanager
+def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
+    """Have the weights that are to be used within the body, which gets copies of the others."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    before = [one.detach().clone() for one in parameters] if hasattr(optimizer, "eval") else []
+    if not switch(optimizer, "eval"):
+        yield []
+        return
+    yield before
+    train_at(optimizer, before)
+
+
+@torch.no_grad()
+def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+    """Continue to train at exactly these weights, which `in_use` has returned."""
+    switch(optimizer, "train")
+    parameters = (one for group in optimizer.param_groups for one in group["params"])
+    for parameter, weight in zip(parameters, weights, strict=True):
+        parameter.copy_(weight)
 
 
 def adapted(optimizer: Optimizer, state: State) -> Any:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config import constraints
-from expt.config.identity import hyperparameters, shown
+from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
@@ -33,6 +33,7 @@ from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
@@ -40,7 +41,7 @@ from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
-from expt.training.optimizer_state import offload_states
+from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel
@@ -108,6 +109,7 @@ def build_learner(
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
     ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    switch(optimizer, "eval")  # until it trains: weights may be loaded
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
     task = _build_task(config, info)
@@ -270,9 +272,8 @@ def build_observer(
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
         settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
         at_end = config.tensorboard.images == "end"
-        events = writer(
-            paths, hyperparameters(settings), charts, resumed_at=resumed_at, end_pictures=at_end
-        )
+        typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
+        events = writer(paths, typed, charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)
 
 

@@ -25,10 +25,13 @@ from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
-from expt.training.optimizer_state import adapted
+from expt.training.optimizer_state import adapted, train_at
 from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
 from expt.worker import random_state
+from expt.worker.custom_code import load_task_state, task_state
 
+TRAINED = "training_weights"
+"""The key of weights that an optimizer trains at, where others are used; see in_use."""
 ROOM = 0.5
 """The share of free memory within which one worker gathers a sharded checkpoint."""
 
@@ -159,7 +162,11 @@ class Snapshot:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
-        mine = {"rng": random_state.state_dict(self.worker.device), **self.sums.state_dict()}
+        mine = {
+            "rng": random_state.state_dict(self.worker.device),
+            **self.sums.state_dict(),
+            **task_state(self.learner.task),
+        }
         return {
             **self._of_learner(),
             "skipped_steps": self.learner.precision.skipped.item(),
@@ -192,10 +199,13 @@ class Snapshot:
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
         self.load_workers(state["workers"], sums=True, random=True)
+        if TRAINED in state:
+            train_at(learner.optimizer, state[TRAINED])
 
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
-        """Load what each worker had summed up in the epoch, and its random numbers."""
+        """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
+        load_task_state(self.learner.task, workers, rank)
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts

@@ -36,6 +36,7 @@ from expt.tasks.sums import Sums
 from expt.training import collectives, loop
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
+from expt.training.optimizer_state import switch
 from expt.training.precision import Precision
 from expt.training.sharding import gathered, local, shard_as
 from expt.worker import build, random_state
@@ -303,7 +304,9 @@ class _Comparison:
 
     def _update(self, learner: Learner, advances: bool) -> None:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
+        switch(learner.optimizer, "train")
         loop.update(learner)
+        switch(learner.optimizer, "eval")
         if advances and not isinstance(learner.scheduler, ReduceLROnPlateau):
             learner.scheduler.step()
         learner.average_statistics()

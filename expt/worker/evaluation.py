@@ -36,6 +36,7 @@ from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
 from expt.worker import build, random_state, rank_health
 from expt.worker.build import build_pictures
+from expt.worker.custom_code import load_task_state
 from expt.worker.record import tagged
 from expt.worker.run import Run
 
@@ -61,10 +62,12 @@ def measure_weights(
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
+    task = config.task.build(facts)
+    load_task_state(task, state["workers"], worker.rank)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
-        task=config.task.build(facts),
+        task=task,
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
     )
     pictures = None
@@ -94,7 +97,7 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
     read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
-        kept = ("model", "ema", "config", "position")
+        kept = ("model", "ema", "config", "position", "workers")
         read = record, {key: value for key, value in state.items() if key in kept}
     return collectives.from_rank_0(read, worker.device)
 

@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +26,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Meeting, Preflight
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
-from expt.worker import evaluation, watchdog
+from expt.worker import evaluation, random_state, watchdog
 from expt.worker.diagnosis import in_words
 from expt.worker.run import Run
 
@@ -173,6 +173,24 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
         # Given only an address, it would listen on all of them.
         master_listen_fd=meeting.listener.detach() if meeting.listener else None,
     )
+
+
+@contextlib.contextmanager
+def torch_kept(device: torch.device) -> Iterator[None]:
+    """Give this process its random numbers, threads and precision back: it is the caller's."""
+    random, cudnn = random_state.state_dict(device), torch.backends.cudnn
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    flags = cudnn.allow_tf32, cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        random_state.load_state_dict(random, device)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32, cudnn.benchmark = flags
+        if deterministic != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(deterministic)
 
 
 def set_precision(precision: str) -> None:

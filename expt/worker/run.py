@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from expt.config import constraints
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
@@ -22,9 +23,11 @@ from expt.training import collectives, optim
 from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch, warm_up_buckets
+from expt.training.optimizer_state import in_use
 from expt.worker import (
     build,
     comparison,
+    contracts,
     diagnosis,
     fault,
     first_weights,
@@ -32,7 +35,8 @@ from expt.worker import (
     rank_health,
 )
 from expt.worker.callbacks import Callbacks
-from expt.worker.checkpoints import Checkpoints, Snapshot
+from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
+from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement
@@ -95,6 +99,7 @@ class Run:
         self.steps = build.build_steps(
             config, paths, self.learner, worker, typed_at=typed_at, beat=beat
         )
+        self.first_steps = FirstSteps(config, self.learner, warns=worker.rank == 0)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
@@ -190,9 +195,10 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        batches = TimedBatches(
-            self.observer.watch(self.data.train.epoch(position.epoch, skip=position.step_in_epoch))
-        )
+        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        if position.step == 0 and isinstance(self.config.task, constraints.Target):
+            epoch = contracts.tried(epoch, self.learner, self.worker)
+        batches = TimedBatches(self.observer.watch(epoch))
         train_epoch(
             self.learner,
             batches,
@@ -200,7 +206,7 @@ class Run:
             self.sums,
             log_every=self.config.log_every,
             on_gradients=self.observer.before_update,
-            on_step=self.steps.done,
+            on_step=self._note_step,
             on_log=self._log_within_epoch,
             between_steps=self._save_if_due,
         )
@@ -217,6 +223,10 @@ class Run:
         may_end = position.is_run_done or self.early_stop.may_be_due(position.epoch)
         self.observer.end_epoch(review=bool(self.health.readings[0].wish), may_end=may_end)
         return True
+
+    def _note_step(self) -> None:
+        self.steps.done()
+        self.first_steps.step()
 
     def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
         """Log the averages since the last log point, and the speed."""
@@ -280,14 +290,16 @@ class Run:
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
         if due or self.agreement.stopping or self.save_times.is_due_by_steps(self.position):
-            self._save()
+            with in_use(self.learner.optimizer) as weights:
+                one_has_all = weights and self.learner.shards == 1
+                self._save(**({TRAINED: weights} if one_has_all else {}))
         return self.agreement.stopping
 
-    def _save(self, *, is_best: bool = False) -> None:
-        """Begin to write a checkpoint; a collective."""
+    def _save(self, *, is_best: bool = False, **more: Any) -> None:
+        """Begin to write a checkpoint, with `more`; a collective."""
         about = functools.partial(self._about, is_best=is_best)
         self.checkpoints.save(
-            self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch
+            self._state() | more, about, is_best=is_best, keeps_best=self.position.is_within_epoch
         )
 
     def _save_unfinished_epoch(self) -> None:
@@ -297,6 +309,7 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""
+        self.first_steps.end()
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import hyperparameters, identity, shown
+from expt.config.identity import hyperparameters, identity, shown, typed_hyperparameters
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -280,3 +280,21 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
 )
 def test_choices_are_those_of_the_schema(key: str, values: set[str]) -> None:
     assert set(choices_of(key)) == values
+
+
+def test_hyperparameters_of_a_comparison_are_those_that_were_typed() -> None:
+    settings: dict[str, Any] = {
+        "model": {"name": "convnet", "dropout": 0.5},
+        "dataset": {"name": "digits", "augment": {"flip": True, "cutout": 2}},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "timeout_s": 600.0,
+    }
+    overrides = {"model": "convnet", "optimizer.lr": 0.1, "dataset.augment": {"flip": True}}
+    assert typed_hyperparameters(
+        settings, {**overrides, "experiment": "mine", "timeout_s": 600}
+    ) == {
+        "model": "convnet",
+        "optimizer.lr": 0.1,
+        "dataset.augment.flip": True,
+        "experiment": "mine",
+    }

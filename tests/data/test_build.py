@@ -19,7 +19,7 @@ from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
 from expt.data.images import Pairs, Pictures
 from expt.data.kinds.custom import Custom
-from expt.data.kinds.image_folder import ImageFolder, Listing, list_images
+from expt.data.kinds.image_folder import ImageFolder, Listing, list_images, list_parts
 from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
@@ -153,23 +153,58 @@ def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     def raised(root: Path) -> str:
         with pytest.raises(DataError) as caught:
-            list_images(root, "train")
+            list_parts(root)
         return str(caught.value)
 
-    assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
-    write_folder(tmp_path / "val", test="val")
-    (tmp_path / "val/val/fox").mkdir()
-    assert "have different classes: only one of them has fox" in raised(tmp_path / "val")
+    assert f"no folder {tmp_path}/none" in raised(tmp_path / "none")
     (tmp_path / "bare/train").mkdir(parents=True)
     (tmp_path / "bare/test").mkdir()
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
+    (tmp_path / "single/images").mkdir(parents=True)
+    assert "single/CLASS/IMAGE of several classes" in raised(tmp_path / "single")
     root = write_folder(tmp_path / "full")
     (root / "train/emu").mkdir()
-    assert "have different classes: only one of them has emu" in raised(root)
-    with pytest.raises(DataError, match="different classes"):
-        folder_config(root).prepare()  # the driver says so before any worker starts
-    (root / "test/emu").mkdir()
     assert f"no images in the class folder {root}/train/emu" in raised(root)
+    shutil.copytree(root / "test/cat", root / "test/fox")
+    with pytest.raises(DataError) as caught:
+        folder_config(root).prepare()  # the driver says so before any worker starts
+    assert [name in line for name, line in zip(("emu", "fox"), caught.value.problems, strict=True)]
+
+
+def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_folder(tmp_path)
+    shutil.rmtree(root / "test/cat")
+    (root / "test/emu").mkdir()
+    dataset = folder_config(root, cache=False)
+    dataset.prepare()
+    assert "test has no image of cat" in capsys.readouterr().err
+    data = build_data(dataset)
+    assert (data.info.class_names, data.info.test_size) == (("cat", "dog"), 3)
+    assert data.test is not None
+    assert [batch.targets.tolist() for batch in data.test.evaluation()] == [[1, 1, 1]]
+    for file in (root / "test/dog").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match=r"dataset\.splits"):
+        dataset.prepare()
+    data = build_data(folder_config(root, cache=False, splits=("train",)))
+    assert (data.info.train_size, data.test) == (9, None)
+
+
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("train", "test")])
+def test_parts_have_several_names(tmp_path: Path, names: tuple[str, str]) -> None:
+    root = write_folder(tmp_path)
+    for part, name in zip(("train", "test"), names, strict=True):
+        (root / part).rename(root / name)
+    data = build_data(folder_config(root))
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
+
+
+def test_a_folder_of_classes_is_train(tmp_path: Path) -> None:
+    root = write_folder(tmp_path)
+    dataset = folder_config(root / "train")
+    assert [*dataset.parts()] == ["train"]
+    data = build_data(dataset)
+    assert (data.info.train_size, data.info.val_size, data.test) == (9, 3, None)
 
 
 def build_data(dataset: Any, **options: Any) -> Data:

@@ -147,13 +147,18 @@ def test_a_cache_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_an_unreadable_image_is_named(
+def test_all_unreadable_images_are_named(
     root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_folder, "usable_cpus", lambda: cores)
-    (root / "train/dog/39.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"train/dog/39.png cannot be read as an image"):
-        config(root).prepare()
+    wrong = "train/cat/7.png", "train/dog/39.png", "test/dog/0.png"
+    for name in wrong:
+        (root / name).write_bytes(b"no image")
+    for dataset in (config(root), config(root, cache=False)):
+        with pytest.raises(DataError) as caught:
+            dataset.prepare()
+        problems = caught.value.problems
+        assert [str(root / name) in line for name, line in zip(wrong, problems, strict=True)]
     assert entries(cache) == []
 
 
@@ -163,10 +168,10 @@ def prepare_and_count(dataset: ImageFolder, barrier: Any, counts: Any) -> None:
 
     def counting(
         images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
-    ) -> None:
+    ) -> list[str]:
         nonlocal decoded
         decoded += len(files)
-        original(images, start, files, image_size, channels)
+        return original(images, start, files, image_size, channels)
 
     image_folder._decode_chunk = counting
     image_folder.usable_cpus = lambda: 1  # type: ignore[attr-defined]

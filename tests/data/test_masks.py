@@ -40,11 +40,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskPictures:
-    return MaskPictures(pairs=list_pairs(root, "train"), channels=3, size=size, values=VALUES)
+    return MaskPictures(pairs=list_pairs(root / "train"), channels=3, size=size, values=VALUES)
 
 
 def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) -> None:
-    pairs = list_pairs(root, "train")
+    pairs = list_pairs(root / "train")
     assert [Path(pair.mask).stem for pair in pairs] == ["a", "b", "c", "d"]
     image, mask = folder(root, (3, 8))[2]
     assert (image.shape, image.dtype, mask.dtype) == ((3, 3, 8), torch.uint8, torch.int64)
@@ -102,7 +102,7 @@ def _mask(values: np.ndarray) -> Callable[[Path], None]:
         ),
         (
             lambda root: (root / "test").mkdir(),
-            "no pictures in .*test/images: expected .*train/images/NAME.jpg and",
+            "no pictures in .*test/images: expected NAME.jpg in images and",
         ),
     ],
     ids=[
@@ -122,8 +122,8 @@ def test_what_is_wrong_is_told_by_its_file(
     spoil(root)
 
     def read() -> None:
-        for part in parts_there(root):
-            list_pairs(root, part)
+        for part in parts_there(root).values():
+            list_pairs(part)
         folder(root)[1]
 
     with pytest.raises(DataError, match=told):

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from expt.data import custom
+from expt.data import custom, samples
 from expt.data.augment import Mixing
 from expt.data.build import mixing_of
 from expt.data.checked_samples import structure_of
@@ -308,3 +309,61 @@ def test_numbers_of_pythons_are_all_alike() -> None:
     first, second = (batch.inputs.tolist() for batch in batches("Numbers", ""))
     assert [*first, *second] == [0, 1, 1, 3, 4, 1, 6, 7]
     assert structure_of((True, [1.5])) == structure_of((2, [3]))
+
+
+class Drawing(Dataset[Any]):
+    """Reads by generators, counters and caches of its own."""
+
+    def __init__(self, train: bool, what: str) -> None:
+        self.what, self.cache, self.late = what, dict[int, Any](), None
+        self.numpy, self.torch, self.count = np.random.default_rng(0), torch.Generator(), 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self.late = self.late or object()
+        self.cache[index] = index
+        if self.what == "numpy":
+            self.numpy.random()
+        elif self.what == "torch":
+            torch.rand(1, generator=self.torch)
+        elif self.what == "count":
+            self.count += 1
+        return torch.rand(3), torch.rand(())
+
+
+@pytest.mark.parametrize("what", ["numpy", "torch", "count", "nothing"])
+def test_what_reading_changes_is_known_by_name(what: str) -> None:
+    dataset = Custom(target=f"{__name__}.Drawing", kwargs={"what": what})
+    assert custom.source(dataset, 0, REGRESSION).changes == [what] * (what != "nothing")
+
+
+class FromFile(Dataset[Any]):
+    """Gives the place in a file that it holds open, and moves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb", buffering=0)
+        self.file.seek(3)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(self.file.seek(1, 1))]), torch.tensor(
+            float(get_worker_info().id)
+        )
+
+
+def test_each_reading_process_has_its_own_place_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "records").write_bytes(bytes(100))
+    dataset = FromFile(tmp_path / "records")
+    options = LoaderOptions(batch_size=2, device=torch.device("cpu"))
+    loader = samples.loading(dataset, 2)(torch.arange(8), options)
+    found: dict[float, list[float]] = {}
+    for batch in loader.epoch(1):
+        for place, reader in zip(batch.inputs[:, 0].tolist(), batch.targets.tolist(), strict=True):
+            found.setdefault(reader, []).append(place)
+    assert found == {0.0: [4.0, 5.0, 6.0, 7.0], 1.0: [4.0, 5.0, 6.0, 7.0]}
+    assert dataset.file.tell() == 3
+    dataset.file.close()

@@ -106,8 +106,8 @@ def test_a_csv_is_safe_whole_and_never_written_over(
         rf"predicted    6 images in .* images/s\nwritten      {output}\n", shown.out
     )
     assert (
-        shown.err
-        == f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated);"
+        shown.err == f"warning: {pictures}: left out what is no image: 1 (.txt 1)\n"
+        f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated);"
         " replace or remove it\n"
     )
     expected = expt.predict(photos.folder, pictures, batch_size=2)

@@ -74,13 +74,16 @@ class Wider(Net):
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """`script(TEXT)` runs it as `__main__`, as `python FILE` does."""
 
-    def begun(text: str = SCRIPT, file: str = "script.py") -> types.ModuleType:
+    def begun(
+        text: str = SCRIPT, file: str = "script.py", name: str = "__main__"
+    ) -> types.ModuleType:
         path = tmp_path / file if not file.startswith("<") else Path(file)
         if path.parent == tmp_path:
             path.write_text(text)
         linecache.checkcache(str(path))
-        module = types.ModuleType("__main__")
+        module = types.ModuleType(name)
         module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setitem(sys.modules, "__main__", module)
         exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
         return module
@@ -88,11 +91,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return begun
 
 
-def test_it_is_the_same_class_elsewhere(script: Script) -> None:
-    main = script()
+@pytest.mark.parametrize("name", main_module.NAMES)
+def test_it_is_the_same_class_elsewhere(name: str, script: Script) -> None:
+    text = SCRIPT.replace("settings = Settings", f"settings, name = Settings, {name!r}")
+    main = script(text, name=name)
     names = {name: main_module.dotted("model", vars(main)[name]) for name in ("Net", "Wider")}
     assert imported(names["Net"]) is main.Net, "here it is the one that there is"
-    assert main.Net.__module__ == "__main__"
+    assert main.Net.__module__ == name
     elsewhere = "import sys, pickle; sys.path.append(sys.argv[1])\n" + inspect.getsource(check)
     call = f"{elsewhere}check(**{names!r})"
     folder = Path(sys.modules[names["Net"].partition(".")[0]].__file__ or "").parent

@@ -291,3 +291,32 @@ class Counts(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         self.state["steps"] = collections.Counter(["step"])  # type: ignore[index]
+
+
+class Toggled(torch.optim.SGD):
+    """Trains at weights that lie apart from those to be used, as schedule-free optimizers do."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self._add(0.3)
+        self.trains = True
+
+    @torch.no_grad()
+    def _add(self, number: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(number)
+
+    def eval(self) -> None:
+        if self.trains:
+            self._add(-0.3)
+        self.trains = False
+
+    def train(self) -> None:
+        if not self.trains:
+            self._add(0.3)
+        self.trains = True
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.trains
+        super().step()

@@ -29,6 +29,11 @@ Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
 Standardise = Annotated[bool, Key(evaluate=True)]
 Place = Annotated[Folder, Key(result="none")]
 """Where files are, whose content counts."""
+Splits = Annotated[
+    tuple[Literal["train", "val", "test"], ...] | None,
+    Key(evaluate=True, example="'dataset.splits=[train,test]'"),
+]
+"""Which parts of a folder are used; None: all that are there."""
 Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
 
 

@@ -5,8 +5,10 @@ Nothing is fetched.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
+import io
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Size
 from expt.data import columns
 from expt.data.cache import cache_dir, of_files
-from expt.data.image_files import names_below
+from expt.data.image_files import names_below, open_picture
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
@@ -143,7 +145,7 @@ def _pictures(
     rows: dict[str, Any] = {
         part: _Rows(split, dataset, targets[part]) for part, split in splits.items()
     }
-    channels = channels_of(rows["train"][0][0], dataset.channels)
+    channels = channels_of(open_picture(rows["train"][0][0], name="row 0"), dataset.channels)
     return {part: Pictures(each, channels, dataset.image_size) for part, each in rows.items()}
 
 
@@ -178,7 +180,8 @@ def _read_targets(
 
 
 def _masks(dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int) -> Source:
-    from expt.data.masks import MaskPictures, of_masks, values_of
+    from expt.data.image_files import values_of
+    from expt.data.masks import MaskPictures, of_masks
 
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
     how["values"] = values = values_of(dataset, task)
@@ -251,12 +254,20 @@ def _table(
 
 
 class _Rows:
-    """(picture, target) of a split; without targets these are pictures, too."""
+    """(picture, target) of a split; without targets these are pictures, too.
+
+    Pictures are given as their paths or bytes: `open_picture` reads all.
+    """
 
     def __init__(self, split: Any, dataset: HuggingFace, targets: Sequence[Any] | None) -> None:
-        self._image, self._mask = dataset.input, names_of(dataset.target)[0]
+        self._image, self._mask = names_of(dataset.input)[0], names_of(dataset.target)[0]
         chosen = [self._image] if targets is not None else [self._image, self._mask]
-        self._split, self._targets = split.select_columns(chosen), targets
+        features = split.features
+        self._features = {name: features[name] for name in chosen}
+        self._targets, self._split = targets, split.select_columns(chosen)
+        for name in chosen:
+            feature = dataclasses.replace(features[name], decode=False)
+            self._split = self._split.cast_column(name, feature)
 
     def __len__(self) -> int:
         return len(self._split)
@@ -266,8 +277,16 @@ class _Rows:
         for column, picture in row.items():
             if picture is None:
                 raise DataError(f"column {column}: row {index} has no image; remove it")
-        target = row[self._mask] if self._targets is None else self._targets[index]
-        return row[self._image], target
+        image = self._source(row, self._image)
+        if self._targets is not None:
+            return image, self._targets[index]
+        return image, self._source(row, self._mask)
+
+    def _source(self, row: Mapping[str, Any], column: str) -> Any:
+        path, content, feature = row[column]["path"], row[column]["bytes"], self._features[column]
+        if feature.mode or not (content or os.path.isfile(path)):  # the latter in an archive
+            return feature.decode_example({"path": path, "bytes": content})
+        return path if content is None else io.BytesIO(content)
 
 
 def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:

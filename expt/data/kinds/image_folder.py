@@ -1,13 +1,17 @@
 """Folders of images: root/train/CLASS/*.jpg, or root/train/{images,masks}; and so in val and test.
 
-Images of classes that fit in memory are decoded once into the cache, by the driver on all cores.
+Without a folder train, val or test the root itself is train. Images of classes that fit in memory
+are decoded once into the cache, by the driver on all cores.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -17,9 +21,26 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Size
 from expt.data import cache
-from expt.data.cache import of_files
-from expt.data.image_files import EXTENSIONS, decode, files_below, names_of_parts, parts_there
-from expt.data.kinds import DatasetConfig, Images, Place, Readers, problems_of_masks
+from expt.data.cache import Checksums, of_files
+from expt.data.image_files import (
+    MODES,
+    files_below,
+    left_out,
+    look,
+    look_at_pair,
+    looks,
+    names_of_parts,
+    of_suffix,
+    parts_there,
+    picture_suffixes,
+    pixels_of,
+    report,
+    report_left_out,
+    report_looks,
+    subfolders,
+    values_of,
+)  # fmt: skip
+from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
 
@@ -43,6 +64,7 @@ class ImageFolder(Images):
     image_size: Size
     channels: Literal[1, 3] = 3
     num_workers: Readers
+    splits: Splits = None
 
     names_classes = True
     may_have_val = True
@@ -55,35 +77,65 @@ class ImageFolder(Images):
 
     def parts(self) -> Collection[str]:
         """See DatasetConfig."""
-        class_folders(Path(self.root))
-        return parts_there(self.root)
+        return self._listings().keys()
+
+    def _listings(self) -> dict[str, Listing]:
+        return list_parts(self.root, self.splits)
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Decode the images into the cache, unless they do not fit or `cache` is false.
+        """Look at every image, and decode them into the cache, unless it is false or too small.
 
-        For transforms none are decoded. Raise DataError for an image that cannot be read, and where
-        cache=true and the cache cannot be written.
+        For transforms none are decoded. Raise DataError that names all images that cannot be read,
+        and where cache=true and the cache cannot be written.
         """
-        listings = [*list_parts(self.root).values()]
-        if self.cache is False or self.transforms:
-            return
-        missing = [listing for listing in listings if cache.read(_name(listing, self)) is None]
-        if not missing or (self.cache == "auto" and not _fits(listings, self)):
-            return
-        try:
-            for listing in missing:
-                _decode_into_cache(listing, self)
-        except (OSError, NotImplementedError) as error:  # a full disk, or one without locks
-            if self.cache is True:
-                raise DataError(
-                    f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error}); set"
-                    " EXPT_CACHE to a folder with room, or use dataset.cache=false"
-                ) from error
+        listings = self._listings()
+        for part, listing in listings.items():
+            listing.report(part)
+        decodes = self.cache is not False and not self.transforms
+        with Checksums.below(Path(self.root)) as sums:
+            if decodes and (self.cache is True or _fits([*listings.values()], self)):
+                found = self._decoded([*listings.values()], sums)
+            else:
+                chosen = {*cache.sampled(names_of_parts(self.root, self.splits))}
+                files = [each for listing in listings.values() for each in listing.files]
+                files = [each for each in files if os.path.relpath(each, self.root) in chosen]
+                found = looks(sums, [(each,) for each in files], self._look, self._words)
+        report_looks(self.root, found)
+
+    @property
+    def _look(self) -> str:
+        return f"look {MODES[self.channels]}"
+
+    def _words(self, path: str) -> str:
+        return look(path, MODES[self.channels])[1]
+
+    def _decoded(self, listings: Sequence[Listing], sums: Checksums) -> list[str]:
+        """Decode what the cache has not, and return the words of `look` for each image."""
+        found = list[str]()
+        for listing in listings:
+            name = _name(listing, self, [sums.of(Path(file)) for file in listing.files])
+            words = list[str]()
+            if cache.read(name) is None:
+                try:
+                    cache.fill(name, functools.partial(_decode, listing, self, words))
+                except DataError:  # reported with those of the other parts
+                    found += words
+                    continue
+                except (OSError, NotImplementedError) as error:  # a full disk, one without locks
+                    if self.cache is True:
+                        raise DataError(
+                            f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error});"
+                            " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
+                        ) from error
+            for file, text in zip(listing.files, words, strict=False):
+                sums.note(f"{self._look} {sums.of(Path(file))}", text)
+            found += looks(sums, [(file,) for file in listing.files], self._look, self._words)
+        return found
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
-        class_folders(Path(self.root))
-        return of_files(Path(self.root), names_of_parts(self.root))
+        self._listings()
+        return of_files(Path(self.root), names_of_parts(self.root, self.splits))
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -93,7 +145,7 @@ class ImageFolder(Images):
 
         from expt.data.images import Pairs, Pictures, in_memory, of_pictures
 
-        listings = list_parts(self.root)
+        listings = self._listings()
         decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
         found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
         is_whole = len(found) == len(listings)
@@ -108,8 +160,8 @@ class ImageFolder(Images):
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's files; of val those of train, if it is held out."""
-        there = "train" if split == "val" and "val" not in parts_there(self.root) else split
-        paths = list_images(self.root, there).files
+        listings = self._listings()
+        paths = listings.get(split, listings.get("train", NO_IMAGES)).files
         return lambda index: {"path": paths[index]}
 
 
@@ -117,80 +169,94 @@ class Listing(NamedTuple):
     """The images of one part, class by class."""
 
     folder: Path
-    """root/train, root/val or root/test"""
+    """root/train, root/val or root/test, or the root"""
     files: list[str]
     labels: list[int]
     classes: tuple[str, ...]
+    left_out: Counter[str]
+    """The number of other files, by suffix."""
+
+    def report(self, part: str) -> None:
+        """Warn of files that are left out, and of classes without an image."""
+        report_left_out(self.folder, self.left_out, "picture in a class folder")
+        if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
+            more = ", ..." if len(lacking) > 8 else ""
+            names = ", ".join(self.classes[label] for label in lacking[:8])
+            report(f"{self.folder}: {part} has no image of {names}{more}")
 
 
-def list_parts(root: str | Path) -> dict[str, Listing]:
-    """Return the images of each part that is there; see `list_images`."""
-    return {part: list_images(root, part) for part in parts_there(root)}
+NO_IMAGES = Listing(Path(), [], [], (), Counter())
+
+
+def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
+    """Return the images of each part that is there, in the order of torchvision's ImageFolder.
+
+    Classes are the folders of train, or of all parts without train. Raise DataError for a folder
+    that is missing or has no images, a class that train has none of, and files that are none.
+    """
+    parts, suffixes, problems = parts_there(root, splits), picture_suffixes(), list[str]()
+    named = [parts["train"]] if "train" in parts else [*parts.values()]
+    classes = tuple(sorted({name for folder in named for name in subfolders(folder)}))
+    if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
+        what = "no class folders in" if Path(root).is_dir() else "no folder"
+        raise DataError(
+            f"dataset.root={root}: {what} {named[0]}: expected {root}/train/CLASS/IMAGE, and so in"
+            f" val and test, or {root}/CLASS/IMAGE of several classes"
+        )
+    listings = {}
+    for part, folder in parts.items():
+        images: dict[str, list[str]] = {name: [] for name in classes}
+        taken, start = set[str](), len(str(folder)) + 1
+        every = files_below(folder)
+        for file in of_suffix(every, suffixes):
+            name, inside, _ = file[start:].partition(os.sep)
+            if inside:
+                images.setdefault(name, []).append(file)
+                taken.add(file)
+        if unknown := [name for name in images if name not in classes]:
+            problems.append(f"{folder}: train has no class {', '.join(unknown)}; add it, or remove"
+                            f" the folder here")  # fmt: skip
+        empty = [str(folder / name) for name in classes if not images[name]]
+        if part == "train" and empty:
+            problems.append(
+                f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+            )
+        elif len(empty) == len(classes):
+            problems.append(
+                f"{folder}: no images in its class folders; add some, or leave {part} out by"
+                " dataset.splits"
+            )
+        files = [file for name in classes for file in images[name]]
+        labels = [label for label, name in enumerate(classes) for _ in images[name]]
+        listings[part] = Listing(folder, files, labels, classes, left_out(every, taken))
+    if problems:
+        raise DataError(problems)
+    return listings
 
 
 def list_images(root: str | Path, part: str) -> Listing:
-    """Return the images of one part, in the order of torchvision's ImageFolder.
-
-    Raise DataError for a folder that is missing, has no classes, or has an empty class.
-    """
-    folder, classes = Path(root) / part, class_folders(Path(root))
-    files, labels, empty = list[str](), list[int](), []
-    for label, name in enumerate(classes):
-        found = files_below(folder / name, EXTENSIONS)
-        if not found:
-            empty.append(str(folder / name))
-        files += found
-        labels += [label] * len(found)
-    if empty:
-        raise DataError(
-            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
-        )
-    return Listing(folder, files, labels, classes)
-
-
-def class_folders(root: Path) -> tuple[str, ...]:
-    """Return the names of the classes, sorted: the same folders in every part.
-
-    Raise DataError.
-    """
-    first, *others = (root / part for part in parts_there(root))
-    names = _subfolders(first)
-    for other in others:
-        if only := sorted({*names} ^ {*_subfolders(other)}):
-            raise DataError(
-                f"{first} and {other} have different classes: only one of them has"
-                f" {', '.join(only)}; give both the same class folders"
-            )
-    return names
-
-
-def _subfolders(folder: Path) -> tuple[str, ...]:
-    there = folder.is_dir()
-    names = (
-        tuple(sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())) if there else ()
-    )
-    if not names:
-        what = f"no class folders in {folder}" if there else f"no folder {folder}"
-        raise DataError(
-            f"dataset.root={folder.parent}: {what}: expected {folder}/CLASS/IMAGE; dataset.root is"
-            " the folder that holds train/, val/ and test/"
-        )
-    return names
+    """Return the images of one part; see `list_parts`."""
+    return list_parts(root)[part]
 
 
 def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | None:
     """Return the images of `listing` if they are in the cache, mapped into memory."""
-    return None if dataset.cache is False else cache.read(_name(listing, dataset))
+    if dataset.cache is False:
+        return None
+    with Checksums.below(Path(dataset.root)) as checksums:
+        sums = [checksums.known(Path(file)) for file in listing.files]
+    if None in sums:  # not read yet, so not decoded either
+        return None
+    return cache.read(_name(listing, dataset, sums))
 
 
-def _name(listing: Listing, dataset: ImageFolder) -> str:
-    """Return the cache's entry: another one as soon as a file is added, removed or changed."""
+def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) -> str:
+    """Return the cache's entry: another for other files, or another content of one."""
     grey = ["grey"] if dataset.channels == 1 else []
     where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
     words = list(listing.classes)
-    for file, label in zip(listing.files, listing.labels, strict=True):
-        name = os.path.relpath(file, listing.folder)
-        words += (name, str(label), *map(str, cache.state_of(file)))
+    for file, label, content in zip(listing.files, listing.labels, sums, strict=True):
+        words += (os.path.relpath(file, listing.folder), str(label), str(content))
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
@@ -207,42 +273,40 @@ def _free_disk() -> int:
     return shutil.disk_usage(folder).free
 
 
-def _decode_into_cache(listing: Listing, dataset: ImageFolder) -> None:
+def _decode(listing: Listing, dataset: ImageFolder, words: list[str], folder: Path) -> None:
+    """Decode a part into a folder of the cache; add the words of `look` for each image."""
     import numpy as np
 
     labels, shape = np.array(listing.labels, np.int64), (dataset.channels, *dataset.image_size)
-
-    def write(folder: Path) -> None:
-        how = dataset.image_size, dataset.channels
-        # Threads are enough: Pillow decodes and resizes without Python's lock.
-        with (
-            cache.new_images(folder, labels, shape) as images,
-            ThreadPoolExecutor(usable_cpus()) as pool,
-        ):
-            futures = [
-                pool.submit(
-                    _decode_chunk, images, start, listing.files[start : start + CHUNK], *how
-                )
-                for start in range(0, len(listing.files), CHUNK)
-            ]
-            try:
-                for future in futures:
-                    future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    cache.fill(_name(listing, dataset), write)
+    how = dataset.image_size, dataset.channels
+    # Threads are enough: Pillow decodes and resizes without Python's lock.
+    with (
+        cache.new_images(folder, labels, shape) as images,
+        ThreadPoolExecutor(usable_cpus()) as pool,
+    ):
+        starts = range(0, len(listing.files), CHUNK)
+        chunks = [listing.files[start : start + CHUNK] for start in starts]
+        found = pool.map(
+            lambda start, files: _decode_chunk(images, start, files, *how), starts, chunks
+        )
+        words += [text for several in found for text in several]
+    if any(text.startswith("!") for text in words):
+        raise DataError("images cannot be read")
 
 
 def _decode_chunk(
     images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
-) -> None:
-    """Decode `files` into the array stored in `images`, from row `start` on."""
+) -> list[str]:
+    """Decode `files` into the array stored in `images`, from row `start` on; return their words."""
     import numpy as np
 
-    array = np.load(images, mmap_mode="r+")
+    array, words = np.load(images, mmap_mode="r+"), []
     for row, file in enumerate(files, start):
-        array[row] = decode(file, image_size, channels).transpose(2, 0, 1)
+        picture, text = look(file, MODES[channels])
+        words.append(text)
+        if picture:
+            array[row] = pixels_of(picture, image_size, channels).transpose(2, 0, 1)
+    return words
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -255,6 +319,7 @@ class SegmentationFolder(DatasetConfig):
     image_size: Size
     channels: Literal[1, 3] = 3
     num_workers: Readers
+    splits: Splits = None
 
     TASKS = ("segmentation",)
     may_have_val = True
@@ -273,17 +338,43 @@ class SegmentationFolder(DatasetConfig):
 
     def parts(self) -> Collection[str]:
         """See DatasetConfig."""
-        return parts_there(self.root)
+        return parts_there(self.root, self.splits)
+
+    def _pairs(self) -> dict[str, list[Pair]]:
+        """Return the pairs of each part. Raise DataError for all that is wrong with them."""
+        found, problems = {}, list[str]()
+        for part, folder in parts_there(self.root, self.splits).items():
+            try:
+                found[part] = list_pairs(folder)
+            except DataError as error:
+                problems += error.problems
+        if problems:
+            raise DataError(problems)
+        return found
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig."""
-        for part in parts_there(self.root):
-            list_pairs(Path(self.root), part)
+        """Look at every image and mask. Raise DataError for all that cannot be read or used."""
+        pairs = self._pairs()
+        for part, folder in parts_there(self.root, self.splits).items():
+            taken = itertools.chain.from_iterable(pairs[part])
+            beside = folder if folder != Path(self.root) else folder / "images"
+            report_left_out(
+                beside, left_out(files_below(beside), taken), "picture in images or masks"
+            )
+        values = values_of(self, task) if task else None
+        mode = MODES[self.channels]
+        several = [each for part in pairs.values() for each in part]
+        chosen = {*cache.sampled(names_of_parts(self.root, self.splits))}
+        several = [each for each in several if os.path.relpath(each.image, self.root) in chosen]
+        with Checksums.below(Path(self.root)) as sums:
+            look_at = functools.partial(look_at_pair, mode=mode, values=values)
+            found = looks(sums, several, f"pair {mode} {values}", look_at)
+        report_looks(self.root, found)
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
-        self.prepare()
-        return of_files(Path(self.root), names_of_parts(self.root))
+        self._pairs()
+        return of_files(Path(self.root), names_of_parts(self.root, self.splits))
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -292,17 +383,16 @@ class SegmentationFolder(DatasetConfig):
         from expt.data import masks
 
         how: Any = {"channels": self.channels, "size": self.image_size}
-        how["values"] = masks.values_of(self, task)
+        how["values"] = values_of(self, task)
         folders = {
-            part: masks.MaskPictures(pairs=list_pairs(Path(self.root), part), **how)
-            for part in parts_there(self.root)
+            part: masks.MaskPictures(pairs=pairs, **how) for part, pairs in self._pairs().items()
         }
         return masks.of_masks(folders, self.num_classes, num_workers)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's images; of val those of train, if it is held out."""
-        there = "train" if split == "val" and "val" not in parts_there(self.root) else split
-        paths = [pair.image for pair in list_pairs(Path(self.root), there)]
+        pairs = self._pairs()
+        paths = [pair.image for pair in pairs.get(split, pairs.get("train", []))]
         return lambda index: {"path": paths[index]}
 
 
@@ -313,29 +403,33 @@ class Pair(NamedTuple):
     mask: str
 
 
-def list_pairs(root: Path, part: str) -> list[Pair]:
-    """Return the pairs of one part, sorted by their path below `images`.
+def list_pairs(folder: Path) -> list[Pair]:
+    """Return the pairs in the folder of a part, sorted by their path below `images`.
 
-    Raise DataError for a missing folder, and for an image or a mask without the other.
+    Raise DataError for a missing folder, and for every image or mask without the other.
     """
-    images, masks = (_by_stem(root, root / part / kind) for kind in ("images", "masks"))
-    for stem in sorted(images.keys() ^ masks.keys()):
-        if stem in images:
-            raise DataError(f"{images[stem]} has no mask {root / part / 'masks' / stem}.png")
-        raise DataError(f"{masks[stem]} has no image in {root / part / 'images'}")
+    images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
+    problems = [
+        f"{images[stem]} has no mask {folder / 'masks' / stem}.png"
+        if stem in images
+        else f"{masks[stem]} has no image in {folder / 'images'}"
+        for stem in sorted(images.keys() ^ masks.keys())
+    ]
+    if problems:
+        raise DataError(problems)
     return [Pair(image, masks[stem]) for stem, image in images.items()]
 
 
-def _by_stem(root: Path, folder: Path) -> dict[str, str]:
+def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in files_below(folder, EXTENSIONS):
+    for file in files_below(folder, picture_suffixes()):
         stem = os.path.splitext(os.path.relpath(file, folder))[0]
         if stem in found:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")
         found[stem] = file
     if not found:
         raise DataError(
-            f"dataset.root={root}: no pictures in {folder}: expected {root}/train/images/NAME.jpg"
-            f" and {root}/train/masks/NAME.png, and so in val and test ({', '.join(EXTENSIONS)})"
+            f"no pictures in {folder}: expected NAME.jpg in images and NAME.png in masks, of train,"
+            " val and test, or of dataset.root itself"
         )
     return found

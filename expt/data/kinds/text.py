@@ -81,8 +81,11 @@ class Text(DatasetConfig):
         """See DatasetConfig."""
         self.extents()
         tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
-        kept = f"text-{digest([str(Path(self.root).resolve())])}"
-        return of_content((*self.files(), *tokenizer), kept)
+        return of_content((*self.files(), *tokenizer), self._kept)
+
+    @property
+    def _kept(self) -> str:
+        return f"text-{digest([str(Path(self.root).resolve())])}"
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -128,7 +131,7 @@ class Text(DatasetConfig):
     def files(self) -> tuple[Path, ...]:
         """Return the file, or all below the folder, in order. Raise DataError for none."""
         root = Path(self.root)
-        files = sorted(map(Path, files_below(root, ".txt"))) if root.is_dir() else [root]
+        files = sorted(map(Path, files_below(root, (".txt",)))) if root.is_dir() else [root]
         if not files or not root.exists():
             raise DataError(
                 f"dataset.root={root}: no text is there; give a plain text, or a folder of *.txt"
@@ -164,7 +167,7 @@ class Text(DatasetConfig):
             found = [np.array(ids, kind) for path in files for ids in _read(path, tokenizer)]
             return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
 
-        return decoded("tokens", [*files, Path(self.tokens)], read).images
+        return decoded("tokens", [*files, Path(self.tokens)], read, self._kept).images
 
     def _tokenizer(self) -> Any:
         file = Path(self.tokens)

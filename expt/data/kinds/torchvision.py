@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Size
 from expt.data.cache import cache_dir, fetch, of_files
-from expt.data.image_files import names_below
+from expt.data.image_files import names_below, open_picture
 from expt.data.kinds import Images, Place, Readers, problems_of_masks
 from expt.errors import ConfigError, DataError, did_you_mean
 
@@ -119,8 +119,9 @@ class Torchvision(Images):
         import torch
 
         from expt.data.custom import some_targets
+        from expt.data.image_files import values_of
         from expt.data.images import Pictures, channels_of, of_numbers, of_pictures, row
-        from expt.data.masks import MaskPictures, of_masks, values_of
+        from expt.data.masks import MaskPictures, of_masks
 
         segments = task.TARGETS == "mask"
         sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
@@ -174,6 +175,8 @@ class Torchvision(Images):
         chosen = {**(self.options or {}), **(more or {})}
         if "download" in takes:
             chosen["download"] = fetches
+        if "loader" in takes:
+            chosen.setdefault("loader", functools.partial(open_picture, mode="RGB"))
         if "train" in takes:
             both = {"train": True, "test": False}
             return {part: cls(str(root), train=value, **chosen) for part, value in both.items()}

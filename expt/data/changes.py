@@ -1,0 +1,117 @@
+"""What custom code changes in the attributes of its objects, and whether a state holds it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping, Set
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MOST, FEW = 4096, 512
+"""The numbers of a tensor, and the objects of all attributes together, that are compared."""
+SHOWN = 3
+_OF_TORCH = frozenset(vars(nn.Module()))
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+Prints = Mapping[str, Any]
+"""Of each attribute what stays equal while it does: digests in containers."""
+
+
+def attributes(one: object) -> dict[str, Any]:
+    """Return the attributes of an object; of a module those that its state_dict lacks."""
+    if not isinstance(one, nn.Module):
+        return dict(getattr(one, "__dict__", {}))
+    own = {name: value for name, value in vars(one).items() if name not in _OF_TORCH}
+    return own | {name: one._buffers[name] for name in one._non_persistent_buffers_set}
+
+
+def prints(one: object, known: Iterable[object] = ()) -> Prints:
+    """Return the prints of the attributes of `one`, without what is `known` to be saved."""
+    seen = {id(each): each for each in known}
+    return {name: _print(value, seen, FEW + len(seen)) for name, value in attributes(one).items()}
+
+
+def changed(before: Prints, after: Prints) -> list[str]:
+    """Return the attributes that differ; one that was None, or is new, was only made late."""
+    return [name for name in before if name in after and _differ(before[name], after[name])]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first of the names."""
+    found = list(names)
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
+
+
+class Kept:
+    """An object as it is at first, into which a later state of its is loaded to compare them."""
+
+    def __init__(self, one: Any, save: str, load: str, known: Iterable[object] = ()) -> None:
+        """`save` and `load` name its methods for that."""
+        self._one, self._save, self._load, self._known = one, save, load, [*known]
+        memo = {id(each): each for each in self._known}
+        self._attributes: Any = copy.deepcopy(attributes(one), memo)
+
+    def lost(self) -> list[str]:
+        """Return the attributes that a state does not bring back."""
+        twin = copy.copy(self._one)
+        vars(twin).update(self._attributes)
+        getattr(twin, self._load)(getattr(self._one, self._save)())
+        now = prints(self._one, self._known)
+        loaded = prints(twin, self._known)
+        return [name for name in now if now[name] != loaded.get(name)]
+
+
+def _differ(before: Any, after: Any) -> bool:
+    if isinstance(before, dict) and isinstance(after, dict):  # a cache gets more keys
+        return any(_differ(before[key], after[key]) for key in before.keys() & after.keys())
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        pairs = zip(before, after, strict=False)
+        return len(before) != len(after) or any(_differ(*pair) for pair in pairs)
+    return before is not None and before != after
+
+
+def _print(value: Any, seen: dict[int, object], most: int) -> Any:
+    if isinstance(value, str | bytes | int | float | complex | bool | np.generic):
+        return repr(value)
+    if isinstance(value, _CODE) or id(value) in seen or len(seen) > most:
+        return None
+    seen[id(value)] = value  # kept, so that nothing else gets its id
+    if isinstance(value, Tensor | np.ndarray):
+        return _of_numbers(value)
+    if isinstance(value, Mapping):
+        some = [*value][:FEW]
+        return {repr(key): _print(value[key], seen, most) for key in some}
+    if isinstance(value, list | tuple):
+        step = max(1, len(value) // FEW)
+        return (str(len(value)), *(_print(each, seen, most) for each in value[::step]))
+    if isinstance(value, Set):
+        return str(len(value)), *sorted(map(repr, value))[:FEW]
+    return _of_object(value, seen, most)
+
+
+def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
+    """Look into any object, such as a generator, by what pickle and deepcopy would take of it."""
+    try:
+        found = value.__reduce_ex__(5)  # without a copy of large buffers
+        parts = [*found[1:3], *([*each] if each else None for each in found[3:5])]
+    except Exception:  # an open file, a lock, an iterator, ...
+        return None
+    return None if isinstance(found, str) else tuple(_print(part, seen, most) for part in parts)
+
+
+def _of_numbers(value: Tensor | np.ndarray[Any, Any]) -> Any:
+    try:
+        flat, version = value.reshape(-1), 0
+        some: Any = flat[:: max(1, len(flat) // MOST)]
+        if isinstance(value, Tensor):
+            version = value._version if len(flat) > MOST else 0
+            some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
+        digest = hashlib.blake2b(some.tobytes(), digest_size=16).digest()
+        return [str(value.dtype), [*value.shape], version, digest]
+    except Exception:  # sparse, meta, ...
+        return None

@@ -1,0 +1,147 @@
+"""Custom code in the first steps: what it makes late, and what it keeps that no checkpoint does."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from expt.config import constraints
+from expt.config.schema import RunConfig
+from expt.data import changes
+from expt.data.changes import Kept, Prints, listed
+from expt.data.checked_samples import in_words
+from expt.errors import ConfigError, warn
+from expt.runs import checkpoint
+from expt.tasks.task import Task
+from expt.training.learner import Learner
+
+STATE, LOAD = "state_dict", "load_state_dict"
+
+
+def task_state(task: Task) -> dict[str, Any]:
+    """Return what a checkpoint holds of a worker's task: nothing where it has no state."""
+    whose = f"{type(task).__name__}.{STATE}"
+    try:
+        state = task.state_dict()
+        checkpoint.refuse_unreadable(state, whose)
+    except Exception as error:
+        raise in_words(error, whose) from error
+    if not state:
+        return {}
+    file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
+    torch.save(checkpoint.without_numpy(state), file)
+    return {"task": {"class": type(task).__qualname__, STATE: file.getvalue()}}
+
+
+def load_task_state(task: Task, workers: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Load what the worker's task has saved; of more workers than there were, that of another."""
+    saved = [one["task"] for one in workers if "task" in one]
+    if not saved or saved[0]["class"] != type(task).__qualname__:
+        return
+    file = io.BytesIO(saved[rank % len(saved)][STATE])
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+
+    def place(storage: Any, location: str) -> Any:
+        return storage if location == "cpu" else storage.cuda(device)
+
+    state = torch.load(file, map_location=place, weights_only=True)
+    try:
+        task.load_state_dict(state)
+    except Exception as error:
+        raise in_words(error, f"{type(task).__name__}.{LOAD}") from error
+
+
+class FirstSteps:
+    """Compares a custom task and model after each of the first steps, and once later."""
+
+    def __init__(self, config: RunConfig, learner: Learner, *, warns: bool) -> None:
+        self._learner, self._warns, self._steps = learner, warns, 0
+        self._names = {*learner.module.state_dict()}
+        self._reported = set[str]()
+        self._objects: dict[str, Any] = {}
+        self._before: dict[str, Prints] = {}
+        self._kept: dict[str, Kept] = {}
+        if isinstance(config.task, constraints.Target):
+            self._objects["task"] = learner.task
+        if isinstance(config.model, constraints.Target) and not config.is_sharded:
+            self._objects |= dict(_custom(learner.module))
+
+    def step(self) -> None:
+        """Look after a step: first for what it has made, then for what it has changed."""
+        self._steps += 1
+        if self._steps == 1:
+            self._refuse_late()
+            self._begin()
+        elif self._steps == 2:
+            self._report()
+
+    def end(self) -> None:
+        """Look a last time, at a checkpoint."""
+        self._report()
+        if self._steps > 2:
+            self._before = {}
+
+    def _refuse_late(self) -> None:
+        """Raise ConfigError for parameters and buffers that a forward pass has made."""
+        late = {*self._learner.module.state_dict()} ^ self._names
+        if late:
+            raise ConfigError(
+                f"model: {listed(sorted(late))}: made or removed in a forward pass, so that no"
+                " optimizer trains it and no checkpoint can be loaded; make it in __init__, as"
+                " torch's lazy layers (such as nn.LazyLinear) where a size is not known there"
+            )
+
+    def _begin(self) -> None:
+        known = self._known()
+        for where, one in self._objects.items():
+            self._before[where] = changes.prints(one, known)
+            if methods := _methods(one):
+                self._kept[where] = Kept(one, *methods, known=known)
+
+    def _known(self) -> list[object]:
+        module = self._learner.module
+        return [*module.modules(), *module.state_dict(keep_vars=True).values()]
+
+    def _report(self) -> None:
+        """Warn once of each attribute that steps have changed and no checkpoint holds."""
+        if not self._before:
+            return
+        lost, known = [], self._known()
+        for where, one in self._objects.items():
+            names = changes.changed(self._before[where], changes.prints(one, known))
+            if names and where in self._kept:
+                names = [name for name in names if name in self._lost(where, one)]
+            lost += [f"{where}.{name}" for name in names]
+        new = [name for name in lost if name not in self._reported]
+        self._reported.update(new)
+        if new and self._warns:
+            warn(
+                f"{listed(new)}: changes while training, and no checkpoint holds it: a resumed run"
+                " begins it anew; give a task state_dict and load_state_dict, a module a buffer"
+                " or get_extra_state and set_extra_state"
+            )
+
+    def _lost(self, where: str, one: object) -> list[str]:
+        try:
+            return self._kept[where].lost()
+        except Exception as error:
+            raise in_words(error, f"loading the state of {type(one).__name__}") from error
+
+
+def _custom(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules whose class is not torch's."""
+    for name, one in module.named_modules():
+        if not type(one).__module__.startswith("torch."):
+            yield f"model.{name}".rstrip("."), one
+
+
+def _methods(one: object) -> tuple[str, str] | None:
+    """Return the methods that save and load the state of an object, where it has its own."""
+    if isinstance(one, nn.Module):
+        own = type(one).get_extra_state is not nn.Module.get_extra_state
+        return ("get_extra_state", "set_extra_state") if own else None
+    return (STATE, LOAD) if type(one).state_dict is not Task.state_dict else None  # type: ignore

@@ -1,0 +1,163 @@
+"""A picture is what a viewer shows, with its mask, wherever it is read; a folder is walked once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from expt.data.cache import Checksums
+from expt.data.image_files import (
+    files_below,
+    left_out,
+    look,
+    look_at_pair,
+    open_picture,
+    parts_there,
+    picture_suffixes,
+)
+from expt.data.images import Pairs, Pictures
+from expt.data.masks import MaskPictures, MaskValues
+from expt.errors import DataError
+
+PIXELS = np.random.default_rng(0).integers(0, 255, (6, 9, 3), dtype=np.uint8)
+HIDDEN = np.where(np.arange(6)[:, None] < 3, 255, 0).astype(np.uint8).repeat(9, 1)
+
+
+def save(path: Path, pixels: np.ndarray, orientation: int | None = None) -> str:
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, exif=exif, lossless=True)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+def test_a_picture_lies_as_its_orientation_says(tmp_path: Path, suffix: str) -> None:
+    for orientation in range(1, 9):
+        path = save(tmp_path / f"{orientation}.{suffix}", PIXELS, orientation)
+        with Image.open(path) as opened:
+            expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+        once = open_picture(path)
+        for found in (once, open_picture(once, "RGB"), open_picture(path, "RGB")):
+            assert np.array_equal(np.asarray(found), expected)
+        assert ("turned" in look(path, "RGB")[1]) == (orientation > 1 and suffix != "tif")
+
+
+def test_16_bits_are_turned_too_and_damaged_metadata_ignored(tmp_path: Path) -> None:
+    path = save(tmp_path / "16.png", PIXELS[..., 0].astype(np.uint16) * 257, 6)
+    assert np.array_equal(np.asarray(open_picture(path, "L")), np.rot90(PIXELS[..., 0], -1))
+    Image.fromarray(PIXELS).save(tmp_path / "bad.png", exif=b"Exif\0\0nothing")
+    assert np.array_equal(np.asarray(open_picture(tmp_path / "bad.png", "RGB")), PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_what_is_transparent_lies_on_white(tmp_path: Path, mode: str) -> None:
+    expected = np.asarray(Image.fromarray(PIXELS).convert(mode))
+    for name, alpha in (("some", HIDDEN), ("none", np.full_like(HIDDEN, 255))):
+        rgba = Image.fromarray(np.dstack([PIXELS, alpha]))
+        for file in (f"{name}.png", f"{name}.webp"):
+            rgba.save(tmp_path / file, lossless=True)
+            found = np.asarray(open_picture(tmp_path / file, mode))
+            assert np.array_equal(found[alpha > 0], expected[alpha > 0])
+            assert (found[alpha == 0] == 255).all()
+            assert ("transparent" in look(str(tmp_path / file), mode)[1]) == (name == "some")
+    palette = Image.fromarray(np.dstack([PIXELS, HIDDEN])).quantize(64)
+    palette.save(tmp_path / "palette.png")
+    assert (np.asarray(open_picture(tmp_path / "palette.png", mode))[3:] == 255).all()
+    grey = Image.fromarray(PIXELS[..., 0])
+    grey.save(tmp_path / "key.png", transparency=int(PIXELS[0, 0, 0]))
+    assert (np.asarray(open_picture(tmp_path / "key.png", mode))[0, 0] == 255).all()
+
+
+def test_frames_are_counted(tmp_path: Path) -> None:
+    frames = [Image.fromarray(PIXELS), Image.fromarray(255 - PIXELS)]
+    frames[0].save(tmp_path / "two.tif", save_all=True, append_images=frames[1:])
+    picture, words = look(str(tmp_path / "two.tif"), "RGB")
+    assert (np.asarray(picture) == PIXELS).all()
+    assert words == "frames"
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+@pytest.mark.parametrize("with_image", [False, True])
+def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: bool) -> None:
+    """A mask as large as its image lies in its file is turned with it."""
+    image = save(tmp_path / "image.png", PIXELS, orientation)
+    shown = np.asarray(open_picture(image, "RGB"))
+    lying, upright = (each[..., 0] // 128 for each in (PIXELS, shown))
+    turned = with_image and orientation > 4
+    mask = save(tmp_path / "mask.png", lying if turned else upright)
+    values = MaskValues(num_classes=2)
+    sets = MaskPictures(pairs=[(image, mask)], channels=3, size=None, values=values)
+    pixels, numbers = sets[0]
+    assert torch.equal(numbers, (pixels[0] // 128).long())
+    words = look_at_pair(image, mask, "RGB", values).split()
+    assert words == ["turned", *(["masks"] if turned else [])]
+
+
+def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
+    bad = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    for path in bad:
+        Path(path).write_bytes(b"no")
+    found = look_at_pair(*bad, "RGB", None)
+    assert all(f"!{path}" in found for path in bad)
+    image, mask = save(tmp_path / "c.png", PIXELS), save(tmp_path / "d.png", PIXELS[..., 0])
+    assert look_at_pair(image, mask, "RGB", MaskValues(num_classes=2)).startswith(f"!{mask}")
+
+
+def test_a_stream_is_read_as_its_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", PIXELS, 6)
+    with open(path, "rb") as file:
+        pictures = Pictures(Pairs([path, file], [0, 1]), 3, None)
+        assert torch.equal(pictures[0][0], pictures[1][0])
+
+
+def test_what_pillow_opens_is_a_picture() -> None:
+    assert {".jpg", ".jfif", ".gif", ".avif", ".tga", ".jp2"} <= {*picture_suffixes()}
+    assert not {".h5", ".mpg", ".pdf", ".eps", ".txt", ""} & {*picture_suffixes()}
+
+
+def test_what_is_left_out_is_counted_by_suffix(tmp_path: Path) -> None:
+    for name in ("a.PNG", "b.txt", "c.TXT", "Makefile", ".hidden", ".folder/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    every = files_below(tmp_path)
+    assert files_below(tmp_path, picture_suffixes()) == [str(tmp_path / "a.PNG")]
+    assert left_out(every, [str(tmp_path / "a.PNG")]) == {".txt": 2, "no suffix": 1}
+
+
+def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
+    assert parts_there(tmp_path) == {"train": tmp_path}
+    for name in ("Valid", "train", "TEST", "other"):
+        (tmp_path / name).mkdir()
+    assert {part: path.name for part, path in parts_there(tmp_path).items()} == {
+        "train": "train",
+        "val": "Valid",
+        "test": "TEST",
+    }
+    assert [*parts_there(tmp_path, ("train", "test"))] == ["train", "test"]
+    (tmp_path / "TEST").rmdir()
+    with pytest.raises(DataError, match=r"dataset\.splits"):
+        parts_there(tmp_path, ("train", "test"))
+
+
+def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    one, other = (Path(save(tmp_path / name, PIXELS)) for name in ("one.bmp", "other.bmp"))
+    save(other, 255 - PIXELS)
+    with Checksums.below(tmp_path) as sums:
+        sums.note(f"look {sums.of(one)}", "seen")
+    size, stat = one.stat().st_size, one.stat()
+    one.write_bytes(other.read_bytes())  # of one size, and with the times of the other
+    os.utime(one, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert one.stat().st_size == size
+    with Checksums.below(tmp_path) as sums:
+        assert sums.known(one) is None
+        assert sums.noted(f"look {sums.of(one)}") is None
+        assert sums.of(one) == sums.of(other)

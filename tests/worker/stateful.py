@@ -1,0 +1,118 @@
+"""Custom tasks and models with a state, and some that break what a task promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import expt
+from expt.data.loading import Batch
+
+
+class Warm(expt.Task):
+    """Warms the loss up by a counter, and carries what its worker has seen."""
+
+    def __init__(self) -> None:
+        self.steps, self.seen = 0, torch.zeros(())
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
+        self.steps += outputs.requires_grad
+        if outputs.requires_grad:
+            self.seen = 0.9 * self.seen + outputs.detach().mean()
+        loss = functional.cross_entropy(outputs + self.seen, batch.targets, reduction="sum")
+        return loss * min(1, self.steps / 30) + 0 * self.seen, len(outputs)
+
+
+class Saved(Warm):
+    """Saves all of it."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"steps": self.steps, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.seen = state["steps"], state["seen"]
+
+
+class Half(Saved):
+    """Saves half of it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+class Net(nn.Module):
+    """Takes pictures."""
+
+    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(channels * image_size[0] * image_size[1], num_classes)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x.flatten(1))
+        return outputs
+
+
+class Counting(Net):
+    """Counts in an attribute, and in a buffer that is not saved."""
+
+    total: Tensor
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.register_buffer("total", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        self.total += 1
+        return super().forward(x)
+
+
+class Extra(Net):
+    """Counts in an attribute that torch's own methods save."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+class Late(Net):
+    """Makes a layer in its first forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(10, 10)
+        outputs: Tensor = self.late(super().forward(x))
+        return outputs
+
+
+class LateBuffer(Net):
+    """Makes a buffer there."""
+
+    mask: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(10))
+        return super().forward(x) * self.mask
+
+
+class LateCache(Net):
+    """Makes one that no checkpoint holds, as caches are."""
+
+    mask: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(10), persistent=False)
+        return super().forward(x) * self.mask

@@ -1,0 +1,133 @@
+"""Sums that a custom task promises, tried before the first step; nothing is left changed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import expt
+from expt.data.loading import Batch
+from expt.errors import ConfigError
+from expt.training.precision import Precision
+from expt.worker.contracts import check_sums
+from tests.worker.stateful import Warm
+
+CPU = torch.device("cpu")
+Of = Callable[[Tensor, Batch], Any]
+
+
+class Task(expt.Task):
+    """Gives what it is given functions for."""
+
+    def __init__(self, loss: Of, measure: Of = lambda *_: {}) -> None:
+        self._loss, self._measure = loss, measure
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Any:
+        return self._loss(outputs, batch)
+
+    def measure(self, outputs: Tensor, batch: Batch) -> Any:
+        return self._measure(outputs, batch)
+
+
+class Training(Task):
+    """Trains by its function, and measures a sum."""
+
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Any:
+        return self._loss(outputs, batch)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Any:
+        return outputs.sum(), len(outputs)
+
+
+def each(outputs: Tensor, batch: Batch) -> Tensor:
+    return functional.cross_entropy(outputs, batch.targets, reduction="none")
+
+
+def noise(outputs: Tensor, batch: Batch) -> Tensor:
+    return each(outputs, batch) * (0.5 + torch.rand(len(outputs)))
+
+
+def total(outputs: Tensor, batch: Batch) -> Any:
+    return each(outputs, batch).sum(), len(outputs)
+
+
+def mean(outputs: Tensor, batch: Batch) -> Any:
+    return each(outputs, batch).mean(), len(outputs)
+
+
+def weighted(outputs: Tensor, batch: Batch) -> Any:
+    weights = 0.1 + (batch.targets > 1)
+    return (each(outputs, batch) * weights).sum(), weights.sum()
+
+
+def weighted_mean(outputs: Tensor, batch: Batch) -> Any:
+    loss, weight = weighted(outputs, batch)
+    return loss / weight, weight
+
+
+def among(outputs: Tensor, batch: Batch) -> Any:
+    places = torch.arange(len(outputs))
+    return functional.cross_entropy(outputs @ outputs.T, places, reduction="sum"), len(outputs)
+
+
+def check(task: expt.Task, size: int = 20) -> SimpleNamespace:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    learner = SimpleNamespace(
+        module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
+    )
+    batch = Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
+    check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
+    return learner
+
+
+MEANS: Mapping[str, expt.Task] = {
+    "Task.loss": Task(mean),
+    "Task.loss ": Task(weighted_mean),
+    "Task.loss  ": Task(lambda outputs, batch: (noise(outputs, batch).mean(), len(outputs))),
+    "Task.measure: hits": Task(total, lambda *found: {"hits": mean(*found)}),
+    "Training.training_loss": Training(mean),
+}
+
+
+@pytest.mark.parametrize("method", MEANS)
+def test_a_mean_is_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match=method.strip() + " gives a mean"):
+        check(MEANS[method])
+
+
+@pytest.mark.parametrize(
+    ("task", "warns"),
+    [
+        (Task(total, lambda *found: {"hits": weighted(*found)}), False),
+        (Task(lambda outputs, batch: (noise(outputs, batch).sum(), len(outputs))), False),
+        (Warm(), False),
+        (Training(among), False),
+        (Task(among), True),
+        (Task(lambda outputs, batch: (each(outputs, batch).mean(), 1)), True),
+        (Task(lambda outputs, batch: 1 / 0), False),
+    ],
+)
+def test_other_sums_train(task: expt.Task, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    check(task)
+    assert ("warning: " in capsys.readouterr().err) == warns
+
+
+def test_nothing_is_left_changed() -> None:
+    task = Warm()
+    learner = check(task)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    torch.randn(20, 6)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert task.steps == 0
+    assert learner.module.training
+    for name, value in module.state_dict().items():
+        assert torch.equal(learner.module.state_dict()[name], value)

@@ -1,0 +1,75 @@
+"""What custom code carries from step to step: saved by each worker, or reported by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from expt.errors import ConfigError
+from expt.runs import checkpoint
+from expt.worker import build
+from expt.worker.custom_code import FirstSteps
+from expt.worker.run import Run
+from tests.conftest import Configured
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
+from tests.worker.test_run import TURNING, values
+
+OWN = "tests.worker.stateful"
+
+
+def of(name: str) -> tuple[str, ...]:
+    if name in ("Warm", "Saved", "Half"):
+        return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
+    return "~model", f"+model._target_={OWN}.{name}"
+
+
+def test_a_tasks_state_is_resumed(train_alone: TrainAlone) -> None:
+    words = (*TURNING, *of("Saved"))
+    done = train_alone(*words, name="done")
+
+    def stop(run: Run) -> None:
+        run.agreement._asked_to_stop = lambda: run.position.step == 7
+
+    stopped = train_alone(*words, name="stopped", before=stop)
+    last = stopped.folder / "checkpoints" / "last.pt"
+    assert values(train_alone(*words, name="stopped", source=last)) == values(done)
+
+
+def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
+    done = train_together(2, "max_steps=3", *of("Saved"), name="two")
+    state = checkpoint.load(done.folder / "checkpoints" / "last.pt")
+    first, second = (one["task"]["state_dict"] for one in state["workers"])
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("Warm", {"task.steps", "task.seen"}),
+        ("Saved", set()),
+        ("Half", {"task.seen"}),
+        ("Net", set()),
+        ("Counting", {"model.calls", "model.total"}),
+        ("Extra", set()),
+        ("LateCache", set()),
+    ],
+)
+def test_what_no_checkpoint_holds_is_reported_once(
+    name: str, lost: set[str], train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train_alone("max_steps=4", "checkpoint.every_steps=3", *of(name))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "no checkpoint" in line]
+    told: Any = lines[0].removeprefix("warning: ").partition(":")[0].split(", ") if lines else ()
+    assert (len(lines), {*told}) == (len(lost) > 0, lost)
+
+
+@pytest.mark.parametrize(("name", "made"), [("Late", "late.weight"), ("LateBuffer", "mask")])
+def test_what_a_forward_pass_makes_is_refused(name: str, made: str, configured: Configured) -> None:
+    config = configured("max_steps=2", *of(name))
+    learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
+    steps = FirstSteps(config, learner, warns=True)
+    learner.module(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ConfigError, match=f"model: .*{made}"):
+        steps.step()
