@@ -36,16 +36,19 @@ class ConfigError(ExptError):
     """The configuration cannot run; `problems` holds one line each."""
 
     exit_code = 2
+    where = "configuration"
 
     def __init__(self, problems: Sequence[str] | str) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = len(self.problems)
-        head = "" if count == 1 else f"{count} problems in the configuration\n  "
+        head = "" if count == 1 else f"{count} problems in the {self.where}\n  "
         super().__init__(head + "\n  ".join(self.problems))
 
 
 class DataError(ConfigError):
     """A dataset's files are missing or not what they should be."""
+
+    where = "data"
 
 
 class FolderInUse(ConfigError):

@@ -22,8 +22,9 @@ from expt.command.compose import (
     parse,
     parse_one,
 )
+from expt.command.hydra_files import last_of_each
 from expt.command.preflight import Samples
-from expt.command.sweep import Runner, Sweep, SweepObserver, last_of_each
+from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, user_code

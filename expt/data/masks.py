@@ -36,12 +36,26 @@ class MaskPictures(Pictures):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, source = self.opened(index)
         name = source if isinstance(source, str) else f"sample {index}: its mask"
-        numbers, _ = numbers_of_mask(open_picture(source, name=name), image, name)
-        mask: np.ndarray = self.target(numbers)
+        mask = self._numbers(source, name, image)
         self.values.check(mask, name)
         if self.size is None:
             self.check_size(index, image)
         return _resized(image, mask, self.size or (image.height, image.width))
+
+    def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
+        mask = open_picture(source, name=name)
+        numbers: np.ndarray = self.target(numbers_of_mask(mask, image or mask, name)[0])
+        return numbers
+
+    def occurring(self, indices: Tensor) -> Tensor:
+        """Return the numbers in masks, of at most 512 that lie evenly, until all classes occur."""
+        found, wanted = set[int](), {*range(self.values.num_classes)}
+        places = torch.linspace(0, len(indices) - 1, min(len(indices), 512)).long()
+        for index in indices[places].tolist():
+            if wanted <= found:
+                break
+            found |= {*np.unique(self._numbers(self.pairs[index][1], f"sample {index}")).tolist()}
+        return torch.tensor(sorted(found))
 
 
 def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -73,6 +87,7 @@ def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: in
     example = torch.zeros(shape), torch.zeros(shape[1:], dtype=torch.int64)
     train = parts.get("train", NOTHING)
     more: dict[str, Any] = {"val": parts.get("val"), "normalises": True, "moves": False}
+    more |= {"targets_of": sets["train"].occurring} if "train" in sets else {}
     return Source(shapes, (), example, train, parts.get("test"), torch.zeros(train.size), **more)
 
 

@@ -54,6 +54,8 @@ class Source:
     """see DataInfo"""
     target_names: tuple[str, ...] = ()
     """see DataInfo"""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices"""
     normalises: bool = False
@@ -62,7 +64,8 @@ class Source:
     """whether such images may be augmented: a mask would stay where it is"""
 
     targets_of: Callable[[Tensor], Tensor] | None = None
-    """numbers that are the targets of the training samples at these indices, or of some"""
+    """numbers that are the targets of the training samples at these indices, or of some; of masks
+    those that occur"""
     changes: Sequence[str] = ()
     """attributes that reading a sample of a custom dataset changes"""
 
@@ -73,6 +76,29 @@ class Source:
         if not (number and len(classes)) or classes.is_floating_point():
             return False
         return 0 <= int(classes.min()) <= int(classes.max()) < number
+
+
+def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
+    """Return the names of the classes or labels that no training sample at `train` has.
+
+    Of masks only some are read, until all classes have occurred. Empty where nothing is known
+    before samples are read.
+    """
+    number = source.shapes.get("num_classes", 0)
+    names = [*(source.class_names or source.target_names or map(str, range(number)))]
+    if source.tells_classes:
+        there = source.classes[train].bincount(minlength=len(names)) > 0
+    elif targets in ("mask", "labels") and source.targets_of:
+        values = source.targets_of(train)
+        if targets == "mask":
+            there = torch.isin(torch.arange(number), values.long())
+        elif len(values) == len(train) and values.dim() == 2:
+            there = (values > 0).any(0)
+        else:
+            return []
+    else:
+        return []
+    return [name for name, occurs in zip(names, there.tolist(), strict=True) if not occurs]
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

@@ -116,11 +116,21 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
+def described(request: RunRequest) -> str:
+    """Return a line on what a run takes of its files, which are prepared; empty for no run."""
+    dataset, task = request.config.dataset, request.config.task
+    about = "" if request.instead else dataset.described(task)
+    return f"data         {about}" if about else ""
+
+
 class Observer:
     """What is called as jobs progress, from the loop that watches them.
 
     By itself it only warns of a restart.
     """
+
+    def data_found(self, about: str) -> None:
+        """React to what a job takes of its files, in a line; called once for each job."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """React to a job whose `devices` another command holds; called once for each job."""

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.data.build import Data, build
+from expt.data.build import Data, build, warn_of_absent
 from expt.data.fingerprint import content_of
 from expt.data.images import Pairs, Pictures
 from expt.data.kinds.custom import Custom
@@ -23,6 +23,7 @@ from expt.data.kinds.image_folder import ImageFolder, Listing, list_images, list
 from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
+from expt.data.source import NOTHING, Source, absent_classes
 from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
@@ -188,6 +189,22 @@ def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixtur
         dataset.prepare()
     data = build_data(folder_config(root, cache=False, splits=("train",)))
     assert (data.info.train_size, data.test) == (9, None)
+
+
+def test_a_class_that_falls_into_the_held_out_part_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_folder(tmp_path)
+    for file in sorted((root / "train/dog").iterdir())[1:]:
+        file.unlink()
+    dataset = folder_config(root, cache=False)
+    source = dataset.open(None, torch.device("cpu"), 0)
+    warn_of_absent(dataset, source, None, torch.arange(5))
+    assert "the class dog" in capsys.readouterr().err
+    labels = Source({"num_classes": 2}, (), (0, 0), NOTHING, None, torch.zeros(3),
+                    targets_of=torch.tensor([[0, 1], [0, 1], [1, 1]]).__getitem__)  # fmt: skip
+    assert absent_classes(labels, "labels", torch.arange(2)) == ["0"]
+    assert absent_classes(labels, "labels", torch.arange(3)) == []
 
 
 @pytest.mark.parametrize("names", [("Training", "Testing"), ("train", "test")])

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from expt.data.cache import Checksums
 from expt.data.image_files import (
+    MaskValues,
     files_below,
     left_out,
     look,
@@ -22,7 +23,7 @@ from expt.data.image_files import (
     picture_suffixes,
 )
 from expt.data.images import Pairs, Pictures
-from expt.data.masks import MaskPictures, MaskValues
+from expt.data.masks import MaskPictures
 from expt.errors import DataError
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 9, 3), dtype=np.uint8)

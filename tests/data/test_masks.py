@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from expt.data.build import warn_of_absent
 from expt.data.checked_samples import CheckedSamples
-from expt.data.image_files import parts_there
+from expt.data.image_files import MaskValues, parts_there
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.masks import MaskPictures, MaskValues, checked_mask
+from expt.data.masks import MaskPictures, checked_mask
+from expt.data.source import absent_classes
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 
@@ -148,6 +150,22 @@ def test_a_persons_own_samples_are_checked() -> None:
 
 
 WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")
+
+
+def test_a_class_in_no_mask_of_train_is_reported(
+    root: Path, configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Masks of 0 and 255, and a class that only held-out masks have."""
+    config = configured(*WORDS, f"dataset.root={root}")
+    source = config.dataset.open(config.task, torch.device("cpu"), 0)
+    warn_of_absent(config.dataset, source, config.task, torch.arange(4))
+    assert capsys.readouterr().err == ""
+    for name in ("a", "b", "town/c"):
+        save(root / "train/masks" / f"{name}.png", np.tile(np.array([[0, 255]], np.uint8), (6, 2)))
+    assert absent_classes(source, "mask", torch.arange(4)) == []
+    assert absent_classes(source, "mask", torch.arange(3)) == ["1", "2"]
+    warn_of_absent(config.dataset, source, config.task, torch.arange(3))
+    assert "task.ignore_index" in capsys.readouterr().err
 
 
 def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured) -> None:
