@@ -11,9 +11,9 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 
-from expt.command.compose import Override, Where, is_readable, parse_one
+from expt.command.compose import Override, Where, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
-from expt.command.hydra_files import own_folders_of
+from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import user_code
 from expt.config.identity import Content
@@ -57,10 +57,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
     settings = _with_latest(settings)
-    last = {key_of(word): word for word in settings}
-    for word in dict.fromkeys(settings):
-        if (counts := last[key_of(word)]) != word:
-            warn(f"{word}: the key is there twice, and the last counts, {counts}")
+    _check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings)
@@ -75,6 +72,22 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
         config_name=options.config_name,
     )
     return settings, where
+
+
+def _check_repeated(overrides: Sequence[Override]) -> None:
+    """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
+    for at, earlier in enumerate(overrides):
+        word = earlier.input_line
+        for later in overrides[at + 1 :]:
+            if later.input_line == word or not replaces(later, earlier):
+                continue
+            if earlier.is_sweep_override() or later.is_sweep_override():
+                raise ConfigError(
+                    f"{word}: the key is there twice, also in {later.input_line}; type it once,"
+                    " with all its values"
+                )
+            warn(f"{word}: the key is there twice, and the last counts, {later.input_line}")
+            break
 
 
 def _folders(config_dir: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -104,8 +117,8 @@ def readable(word: str) -> str:
     if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return word
     quote = value[:1] if value[:1] in ("'", '"') else ""
-    if value.startswith((f"{quote}~/", "~")) and re.match(rf"{quote}~(/|{quote}$)", value):
-        value = value.replace("~", os.path.expanduser("~"), 1)
+    home = os.path.expanduser("~")
+    value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
     changed = f"{key}={value}"
     if quote:
         return changed
@@ -210,8 +223,12 @@ def _with_earlier(settings: list[str]) -> tuple[list[str], list[str]]:
     if not paths.overrides.exists():
         return settings, own
     earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
-    given = {"resume", *map(key_of, settings)}
-    kept = [word for word in earlier if key_of(word) not in given]
+    typed = parse(["resume=auto", *settings])
+    kept = [
+        word
+        for word in earlier
+        if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
+    ]
     return [*for_strategy(kept, earlier, settings), *settings], own
 
 

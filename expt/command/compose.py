@@ -233,8 +233,9 @@ class Composer:
             OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException as error:
             if not _may_be_added(value, composed):
-                own = _is_of_a_class(composed, value.key_or_group)
-                raise cannot_set(error, str(value.input_line), own=own) from error
+                group = value.key_or_group.partition(".")[0]
+                choice = None if _is_of_a_class(composed, group) else _choice(composed, group)
+                raise cannot_set(error, str(value.input_line), choice) from error
             OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
 
     @contextlib.contextmanager
@@ -471,6 +472,10 @@ def _may_be_added(value: Override, composed: DictConfig) -> bool:
     group, _, key = value.key_or_group.partition(".")
     is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
     return is_own and _is_of_a_class(composed, group)
+
+
+def _choice(composed: DictConfig, group: str) -> str:
+    return str(composed.hydra.runtime.choices.get(group) or "")
 
 
 def _is_of_a_class(composed: DictConfig, key: str) -> bool:

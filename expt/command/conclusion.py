@@ -49,8 +49,10 @@ def conclude(
         if error is not None and run["status"] != FAILED:
             run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
-    console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
-    written = _write_summary(folder, runs)  # after the table, for which somebody may wait
+    try:
+        console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
+    finally:  # after the table, for which somebody may wait
+        written = _write_summary(folder, runs)
     bad = bad_trials(runs)
     failed = [run for run in runs if run["status"] == FAILED and run not in bad]
     if bad:

@@ -119,7 +119,7 @@ def as_config_error(
     if "Could not override '" in text and "To append to your config use" in text:
         key = text.split("'")[1]
         word = next((each for each in words if each.partition("=")[0] == key), key)
-        return ConfigError(unknown_key(word, key, own=False))
+        return ConfigError(unknown_key(word, key, ""))
     if isinstance(error, UnicodeDecodeError):
         text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
     elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
@@ -130,22 +130,27 @@ def as_config_error(
     return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)
 
 
-def cannot_set(error: Exception, word: str, *, own: bool) -> ConfigError:
-    """Return the error of OmegaConf's for a value; `own` for an argument of a custom class."""
+def cannot_set(error: Exception, word: str, choice: str | None) -> ConfigError:
+    """Return the error of OmegaConf's for a value; `choice` as for `unknown_key`."""
     key = word.partition("=")[0]
     if type(error).__name__ not in ("ConfigAttributeError", "ConfigKeyError"):
         return ConfigError(f"{word}: {first_line(error)}")
     inner = str(getattr(error, "full_key", None) or "")
-    return ConfigError(unknown_key(word, inner if inner.startswith(f"{key}.") else key, own))
+    return ConfigError(unknown_key(word, inner if inner.startswith(f"{key}.") else key, choice))
 
 
-def unknown_key(word: str, key: str, own: bool) -> str:
-    """Return what is wrong with `word`; `own` where it is an argument of a custom class."""
+def unknown_key(word: str, key: str, choice: str | None) -> str:
+    """Return what is wrong with `word`, beside this choice of its group.
+
+    It is None where a custom class is chosen, of which the key is an argument.
+    """
     group = key.partition(".")[0]
-    if own:
+    if choice is None:
         return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"
     if key in keys():
-        return f"{word}: the chosen {group} has no key '{key}'; another {group}=... has"
+        having = [path.stem for path in options(group) if key in _flat(path, f"{group}.")]
+        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
+        return f"{word}: {missing}; add one that has it: {group}={' or '.join(having)}"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
     if near := nearest(key):

@@ -10,12 +10,50 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.compose import key_of, parse
+from expt.command.compose import ChoiceSweep, Override, key_of, parse, parse_one
+from expt.config.parse import with_value
+from expt.errors import ConfigError
 from expt.runs import paths
 from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
 
+OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
+"""What the keys begin with that only a sweep has."""
+USED = tuple(
+    "hydra.run.dir hydra.sweep.dir hydra.searchpath hydra.launcher hydra/launcher hydra.sweeper"
+    " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
+)
+"""What those of Hydra's keys begin with that expt reads."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
+
+
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Return the overrides that count; where the one before had a `+`, the last has one too."""
+    found: list[Override] = []
+    for override in parse(words):
+        typed = override.get_key_element()
+        before = [each for each in found if replaces(override, each)]
+        found = [each for each in found if each not in before]
+        if "+" not in typed and any(each.get_key_element()[0] == "+" for each in before):
+            plus = before[0].get_key_element().removesuffix(typed)
+            override = parse_one(f"{plus}{override.input_line}")
+        found.append(override)
+    return found
+
+
+def replaces(later: Override, earlier: Override) -> bool:
+    """Return whether nothing of the earlier override counts; of two mappings both do."""
+    if key_of(later) != key_of(earlier) or later.is_delete() or earlier.is_delete():
+        return False
+    return not (_names_keys(later) and _names_keys(earlier))
+
+
+def _names_keys(override: Override) -> bool:
+    """Return whether it changes only the keys that it names, unlike a class for a group."""
+    value = override.value()
+    several = value.list if isinstance(value, ChoiceSweep) else [value]
+    is_below = "." in override.key_or_group
+    return all(isinstance(each, dict) and (is_below or "_target_" not in each) for each in several)
 
 
 def is_sweep(composed: DictConfig) -> bool:
@@ -26,6 +64,34 @@ def is_sweep(composed: DictConfig) -> bool:
 def named_axes(composed: DictConfig) -> list[str]:
     """Return the axes of a named grid, as words."""
     return [f"{key}={value}" for key, value in (composed.hydra.sweeper.params or {}).items()]
+
+
+def of_all_runs(composed: DictConfig) -> dict[str, Any]:
+    """Return what a sweep has once: its grid, its search, how its runs are started."""
+    keys = ("sweeper", "launcher", "callbacks", "mode")
+    found = {f"hydra.{key}": composed.hydra.get(key) for key in keys}
+    found |= {key: composed.get(key) for key in ("search", "preflight")}
+    return {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        for key, value in found.items()
+    }
+
+
+def refuse_unused(composed: DictConfig, typed: Sequence[str], *, sweep: bool) -> None:
+    """Raise ConfigError for a key of Hydra's that has no effect on a command of this kind."""
+    if composed.hydra.job.get("chdir"):
+        raise ConfigError(
+            "hydra.job.chdir=true: runs stay in the folder where they are typed; leave it out, and"
+            " write to ${hydra:runtime.output_dir}"
+        )
+    for word in typed:
+        key = word.partition("=")[0].lstrip("+~")
+        if sweep and key == "hydra.run.dir":
+            raise ConfigError(f"{word}: is for one run; a sweep has hydra.sweep.dir")
+        if not sweep and key.startswith(OF_SWEEPS):
+            raise ConfigError(f"{word}: is for a sweep; add -m")
+        if not key.startswith(USED) and not needs_hydra(composed):
+            raise ConfigError(f"{word}: has no effect on expt's own runs; leave it out")
 
 
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
@@ -61,15 +127,26 @@ def own_folders_of(hydra_yaml: Path) -> list[str]:
     return [str(folder) for folder in found]
 
 
-def about_run(name: str, words: Sequence[str]) -> Record:
+def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
     """Return the fields of result.json that say what the run is called, and what asks for it."""
-    settings = [word for word in words if word != "resume=auto"]
-    return {"name": name, "overrides": as_dict(settings), "arguments": list(words)}
+    typed = as_dict([word for word in words if word != "resume=auto"])
+    overrides = {key: _of_kind(config, key, value) for key, value in typed.items()}
+    return {"name": name, "overrides": overrides, "arguments": list(words)}
+
+
+def _of_kind(config: Any, key: str, value: Any) -> Any:
+    """Return 1 as 1.0 where the key has that: what was typed 1 and 1.0 is one setting."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return config if type(value) is int and type(config) is float and config == value else value
 
 
 def as_dict(words: Sequence[str]) -> dict[str, Any]:
     """Return `{"optimizer.lr": 0.1}` for `["optimizer.lr=0.1"]`."""
-    return {key_of(override): override.value() for override in parse(words)}
+    found: dict[str, Any] = {}
+    for each in last_of_each(words):  # of two mappings both count
+        found = with_value(found, [key_of(each)], each.value(), merge=True)
+    return found
 
 
 def write_hydra_files(paths: RunPaths, files: Mapping[str, str]) -> None:

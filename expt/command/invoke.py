@@ -16,9 +16,8 @@ from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
+UNREAD = "nobody reads the output any more; what was saved before is kept"
 USE_SWEEP = "use expt.sweep, which returns a list of results"
-SWEEP_ONLY = ("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")
-"""What overrides that only a sweep has begin with."""
 
 
 @machine.not_world_writable()
@@ -65,15 +64,16 @@ def _carry_out(this: Command, options: Options) -> None:
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
-    if options.sweep or hydra_files.is_sweep(composed):
+    sweep = options.sweep or hydra_files.is_sweep(composed)
+    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
+    if sweep:
         _check_sweep_allowed(this, words, options)
+        _refuse_several(this, composed, fixed, axes)
         return _sweep(this, composed, words, options)
     if axes:
         word = axes[0].input_line
         fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
-    if alone := next((word for word in of_hydra if word.startswith(SWEEP_ONLY)), None):
-        raise ConfigError(f"{alone}: is for a sweep; add -m")
     if composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
     if reason := hydra_files.needs_hydra(composed):
@@ -99,6 +99,25 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
         if this.composer.is_group(override.key_or_group):
             fixed.append(this.composer.values(override)[0])
     return fixed, axes
+
+
+def _refuse_several(
+    this: Command, composed: DictConfig, fixed: Sequence[str], axes: Sequence[compose.Override]
+) -> None:
+    """Raise ConfigError for choices that differ in what a sweep has once, such as its grid."""
+    once = hydra_files.of_all_runs(composed)
+    for axis in axes:
+        first, *others = (
+            this.composer.values(axis) if this.composer.is_group(axis.key_or_group) else [""]
+        )
+        for other in others:
+            words = [other if word == first else word for word in fixed]
+            found = hydra_files.of_all_runs(this.composer.compose(words))
+            if differing := [key for key, value in once.items() if found[key] != value]:
+                raise ConfigError(
+                    f"{axis.input_line}: {first} and {other} have another {differing[0]} each, of"
+                    " which a sweep has one; type a command for each"
+                )
 
 
 def _check_sweep_allowed(this: Command, words: Sequence[str], options: Options) -> None:
@@ -161,14 +180,17 @@ def _conclude(this: Command) -> None:
     console = this.console if this.console.quiet else leaderboard.wide_console()
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
-    conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+    try:
+        conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+    except BrokenPipeError:
+        raise RunFailed(UNREAD) from None
 
 
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
     if isinstance(error, BrokenPipeError):
-        return RunFailed("nobody reads the output any more; what was saved before is kept")
+        return RunFailed(UNREAD)
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"

@@ -76,6 +76,8 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         warn(line)
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
+    if into is not None:
+        paths.refuse_mixed(into, "hydra.run.dir")
     run_paths = RunPaths(
         into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))
     )

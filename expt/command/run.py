@@ -144,7 +144,7 @@ def train(
             content=content_of(config),
             paths=paths,
             typed_at=this.typed_at,
-            about={**about_run(paths.folder.name, this.words), **(about or {})},
+            about={**about_run(paths.folder.name, this.words, config), **(about or {})},
             env=env,
         )
         if config.preflight:

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
-from expt.dashboards.sender import Sender, in_a_line
+from expt.dashboards.sender import Sender
 from expt.dashboards.snapshot import snapshot
+from expt.dashboards.trackers import in_a_line
 from expt.errors import ConfigError, ExptError
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below

@@ -17,7 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from expt import machine
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
-from expt.command.hydra_files import launcher_name, launcher_options, remove_unused
+from expt.command.hydra_files import (
+    last_of_each,
+    launcher_name,
+    launcher_options,
+    remove_unused,
+)
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
@@ -324,7 +329,7 @@ class Grid:
     """All combinations of the values of a sweep's axes, of which the last varies first."""
 
     def __init__(self, words: Sequence[str], composer: Composer) -> None:
-        """Read the axes among `words`; of several words for a key the last counts."""
+        """Read the axes among `words`, of which those count that `last_of_each` returns."""
         self._composer = composer
         overrides = last_of_each(words)
         self._lists = [
@@ -379,16 +384,3 @@ class Grid:
 
     def _chooses(self, override: Override) -> bool:
         return self._composer.is_group(override.key_or_group)
-
-
-def last_of_each(words: Sequence[str]) -> list[Override]:
-    """Return the last override of each key; where the one before had a `+`, it has one too."""
-    last: dict[str, Override] = {}
-    for override in parse(words):
-        typed = override.get_key_element()
-        key = typed.lstrip("+~")
-        before = last.pop(key, override).get_key_element()
-        if before.startswith("+") and typed == key:
-            override = parse_one(before.removesuffix(key) + str(override.input_line))
-        last[key] = override
-    return [*last.values()]

@@ -108,7 +108,8 @@ class SweepFolder:
         job = self._job(words, number, name, more)
         about = job.request.about if job.request else {}
         if about.get("arguments") != words:  # refused, or another run's too
-            about = {**about_run(job.name, words), **more}  # type: ignore[typeddict-item]
+            config = job.request.config if job.request else None
+            about = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
         return SweepRun(number, list(words), job, about, self._composer)
 
     def trial(self, words: Sequence[str], of_search: OfSearch, keys: Collection[str]) -> SweepRun:
@@ -155,7 +156,7 @@ class SweepFolder:
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
         if config is not None and settings is not None and content is not None:
             shorter = self._shorter(config, content) if known is None else None
-            about: Record = {**about_run(paths.folder.name, words), **more}
+            about: Record = {**about_run(paths.folder.name, words, config), **more}
             request = RunRequest(
                 config=config,
                 settings=settings,

@@ -30,9 +30,7 @@ def console(*, quiet: bool) -> Console:
     """Return the terminal; with `quiet` one that prints nothing."""
     from rich.console import Console  # late: takes 20 ms
 
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:  # Rich's own ends the process without a word
-            raise
+    from expt.runs.view.text import Terminal
 
     return Console(file=io.StringIO(), quiet=True) if quiet else Terminal()
 

@@ -27,9 +27,9 @@ from rich.console import Console
 
 from expt import signals
 from expt.config import secrets
-from expt.config.schema import MLflow, RunConfig, Wandb, is_installed, without_password
+from expt.config.schema import MLflow, RunConfig, Wandb, is_installed
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
-from expt.dashboards.trackers import MLflowCopy, WandbCopy
+from expt.dashboards.trackers import MLflowCopy, WandbCopy, in_a_line
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
@@ -87,6 +87,7 @@ class Sender:
 
         A run that may still be refused, and its folder removed, waits for the `last` time.
         """
+        failed: Exception | None = None
         for paths in folders:
             run = self._runs.setdefault(paths.folder, _Run(paths))
             try:
@@ -97,7 +98,9 @@ class Sender:
             except Exception as error:
                 run.close()
                 if not isinstance(error, FileNotFoundError) or paths.folder.exists():
-                    raise
+                    failed = failed or error
+        if failed is not None:  # not before the others had their turn
+            raise failed
 
     def _send(self, run: _Run, *, last: bool) -> bool:
         found = snapshot(run.paths, even_lost=last)
@@ -200,14 +203,6 @@ def runs_in(folder: Path) -> list[RunPaths]:
         found = [RunPaths(path) for path in sorted(folder.iterdir())]
         return [paths for paths in found if paths.result.is_file()]
     return []
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return what a library raised, cut to what a person reads: its innermost reason."""
-    while (inner := error.__cause__ or error.__context__) is not None and str(inner):
-        error = inner
-    text = " ".join(without_password(str(error) or type(error).__name__).split())
-    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _listen(has_ended: threading.Event) -> None:

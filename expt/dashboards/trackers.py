@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from expt.config.schema import MLflow, Wandb
+from expt.config.schema import MLflow, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot
+from expt.errors import warn
 from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 
+T = TypeVar("T")
 KEY = "expt.key"
 MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
 """Characters of a parameter, and entries of one request, as MLflow documents."""
@@ -68,9 +71,9 @@ class MLflowCopy:
             if self._params.get(key, value) != value
         }
         for some in _batches([Param(*each) for each in params.items()], MAX_ENTITIES):
-            self._client.log_batch(self._id, params=some)
+            self._log("params", some)
         for some in _batches([RunTag(*each) for each in tags.items()], MAX_ENTITIES):
-            self._client.log_batch(self._id, tags=some)
+            self._log("tags", some)
         self._params |= params
         self._client.update_run(self._id, status="RUNNING")
 
@@ -84,9 +87,23 @@ class MLflowCopy:
                 marks[key] = point.step
                 metrics.append(Metric(key, point.value, int(at * 1000), point.step))
         for some in _batches(metrics, MAX_METRICS):
-            self._client.log_batch(self._id, metrics=some)
+            self._log("metrics", some)
             self._marks |= {metric.key: metric.step for metric in some}
         return bool(metrics)
+
+    def _log(self, kind: str, entries: Sequence[Any]) -> None:
+        def send(some: Sequence[Any]) -> None:
+            self._client.log_batch(self._id, **{kind: some})  # type: ignore[arg-type]
+
+        _send([(entry.key, entry) for entry in entries], send, self._reach)
+
+    def _reach(self, error: Exception) -> None:
+        from mlflow.exceptions import MlflowException
+
+        code = error.get_http_status_code() if isinstance(error, MlflowException) else 500  # type: ignore[no-untyped-call]
+        if not (400 <= code < 500 or isinstance(error, TypeError | ValueError)):
+            raise error
+        self._client.update_run(self._id, status="RUNNING")  # fails for one that is deleted
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files."""
@@ -95,7 +112,10 @@ class MLflowCopy:
         for path in run.files(checkpoints=self._settings.checkpoints):
             inside = path.parent.relative_to(run.paths.folder)
             where = None if inside == Path() else str(inside).lstrip(".")
-            self._client.log_artifact(self._id, str(path), where)
+            each = (self._id, str(path), where)
+            _send(
+                [(path.name, each)], lambda some: self._client.log_artifact(*some[0]), self._reach
+            )
         status = _STATUS.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status, int(at * 1000))
         if run.sweep is not None:
@@ -105,6 +125,38 @@ class MLflowCopy:
 
     def leave(self) -> None:
         """Leave a run that is still under way; the server keeps it as it is."""
+
+
+def _send(
+    named: Sequence[tuple[str, T]],
+    send: Callable[[list[T]], object],
+    reach: Callable[[Exception], object],
+) -> None:
+    """Send these together, or else all but what is refused, of which a line warns.
+
+    `reach` raises where nothing can be sent now.
+    """
+    try:
+        send([value for _, value in named])
+    except Exception as error:
+        reach(error)
+        if half := len(named) // 2:
+            for some in (named[:half], named[half:]):
+                _send(some, send, reach)
+        elif (key := named[0][0]) not in _REFUSED:
+            _REFUSED.add(key)
+            warn(f"{key}: the dashboard refuses its value ({in_a_line(error)}); all else is sent")
+
+
+_REFUSED = set[str]()
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return what a library raised, cut to what a person reads: its innermost reason."""
+    while (inner := error.__cause__ or error.__context__) is not None and str(inner):
+        error = inner
+    text = " ".join(without_password(str(error) or type(error).__name__).split())
+    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _name(tag: str) -> str:
@@ -155,22 +207,31 @@ class WandbCopy:
 
     def describe(self, run: Snapshot) -> None:
         """Send the settings as W&B's config, and with them what W&B has no other place for."""
-        self._run.config.update({**run.settings, **run.tags}, allow_val_change=True)
+        update = functools.partial(self._run.config.update, allow_val_change=True)
+        self._each({**run.settings, **run.tags}, update)
+
+    def _each(self, values: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
+        def reach(error: Exception) -> None:
+            if not isinstance(error, TypeError | ValueError | self._wandb.errors.UsageError):
+                raise error
+
+        named = [(key, (key, value)) for key, value in values.items()]
+        _send(named, lambda some: send(dict(some)), reach)
 
     def add(self, points: Sequence[Point], at: float) -> bool:
         """Send a row for each step that is not there yet; return whether there was any."""
         before = self._next
         for step, row in itertools.groupby(points, key=lambda point: point.step):
             if step >= self._next:
-                self._run.log({point.tag: point.value for point in row}, step=step)
+                values = {point.tag: point.value for point in row}
+                self._each(values, functools.partial(self._run.log, step=step))
                 self._next = self._state["next_step"] = step + 1
         return self._next > before
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""
-        self._run.summary.update(
-            {**run.summary, "status": run.status, "error": run.record.get("error")}
-        )
+        about = {"status": run.status, "error": run.record.get("error")}
+        self._each({**run.summary, **about}, self._run.summary.update)
         for path in run.files(checkpoints=False):
             self._run.save(str(path), base_path=str(run.paths.folder), policy="now")
         if self._settings.checkpoints:

@@ -46,6 +46,8 @@ class DataInfo:
     """of a table's columns that the model gets, in their order"""
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """why columns of a table are neither"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
     target_origin: float | tuple[float, ...] = 0.0
@@ -60,8 +62,8 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        names = "class_names standardised feature_names target_names target_origin".split()
-        more = {name: getattr(self, name) for name in names if getattr(self, name)}
+        names = "class_names standardised feature_names target_names left_out target_origin"
+        more = {name: getattr(self, name) for name in names.split() if getattr(self, name)}
         return {**self.shapes, **self.sizes, **more}
 
     @property
@@ -206,6 +208,7 @@ def _info(
         standardised=source.standardised,
         feature_names=source.feature_names,
         target_names=source.target_names,
+        left_out=source.left_out,
         class_counts=tuple(counts.tolist()),
         target_origin=_origin(source, train)
         if getattr(task, "TARGETS", None) == "numbers"

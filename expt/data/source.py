@@ -55,6 +55,8 @@ class Source:
     """see DataInfo"""
     target_names: tuple[str, ...] = ()
     """see DataInfo"""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices"""
     normalises: bool = False

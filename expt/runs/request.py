@@ -225,11 +225,18 @@ def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
     What is set of a group whose choice is typed is left out: it may not be there.
     """
     keys = {*map(key_of, typed)} | _NOT_INHERITED
+    mappings = {key_of(word) for word in typed if _names_keys(word)}
 
     def is_inherited(word: str) -> bool:
-        return not {key_of(word), re.split(r"[./]", key_of(word))[0]} & keys
+        names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
+        return not (names - mappings if _names_keys(word) else names) & keys
 
     return for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
+
+
+def _names_keys(word: str) -> bool:
+    """Return whether the word changes only the keys that it names, and leaves others."""
+    return word.partition("=")[2].lstrip().startswith("{") and "_target_" not in word
 
 
 def for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:

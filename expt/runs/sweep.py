@@ -204,7 +204,10 @@ def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -
 
     `swept` are keys that vary, whether or not they do among these. Equal names are equal runs.
     """
-    settings = [dict(map(_key_and_value, point)) for point in points]
+    settings = [dict[str, str]() for _ in points]
+    for found, point in zip(settings, points, strict=True):
+        for key, value in map(_key_and_value, point):  # a key may have two mappings
+            found[key] = f"{found[key]},{value}" if key in found else value
     given = list(dict.fromkeys(key for point in settings for key in point))
     varied = [
         key for key in given if key in swept or len({point.get(key) for point in settings}) > 1

@@ -26,6 +26,8 @@ class ExtraMetrics:
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
         self._batches = 0
+        self._given: tuple[Any, Any] = (None, None)
+        """The last predictions and targets."""
         self._everyones: dict[int, list[Tensor]] = {}
         """All workers' values of a state, by the identity of this worker's tensor."""
         for part in (part for metric in metrics.values() for part in _parts(metric)):
@@ -45,9 +47,9 @@ class ExtraMetrics:
             return
         predictions, targets = task.predictions(outputs, batch)
         for name, metric in self._metrics.items():
-            with _explained(name):
+            with _explained(name, metric, (predictions, targets)):
                 metric.update(predictions, targets)
-        self._batches += 1
+        self._given, self._batches = (predictions, targets), self._batches + 1
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
@@ -59,7 +61,10 @@ class ExtraMetrics:
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
             for name, metric in self._metrics.items():
-                with contextlib.suppress(ValueError, TypeError, RuntimeError, IndexError):
+                with (
+                    contextlib.suppress(ValueError, RuntimeError),  # too few samples, maybe
+                    _explained(name, metric, self._given, (TypeError, IndexError)),
+                ):
                     _refuse_several(name, metric.compute())
                 metric.reset()
         self._batches = 0
@@ -95,7 +100,7 @@ class ExtraMetrics:
 
     def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
         metric = self._metrics[name]
-        with _explained(name):
+        with _explained(name, metric, self._given):
             if len(everyones) > 1:
                 for part, theirs in zip(_parts(metric), zip(*everyones, strict=True), strict=True):
                     self._merge(part, theirs)
@@ -163,15 +168,45 @@ def _refuse_several(name: str, value: Any) -> None:
         )
 
 
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+
+
+def _fix(name: str, predictions: Any) -> str:
+    """Return what to take instead of a metric of two classes, where each has a score."""
+    import torchmetrics.classification as classes
+
+    several, shape = name.replace("Binary", "Multiclass"), list(getattr(predictions, "shape", ()))
+    if several == name or len(shape) < 2 or not hasattr(classes, several):
+        return ""
+    target = f"{{_target_: torchmetrics.classification.{several}, num_classes: {shape[1]}}}"
+    return f"; each class has a score: take {target}"
+
+
+_THEIRS = (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError)
+
+
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Name the metric in what torchmetrics raises."""
+def _explained(
+    name: str,
+    metric: Metric | None = None,
+    given: tuple[Any, Any] = (None, None),
+    errors: tuple[type[Exception], ...] = _THEIRS,
+) -> Iterator[None]:
+    """Name the metric, and what it is given, in what torchmetrics raises."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
-        raise ConfigError(f"task.metrics.{name}: {secrets.said(error)}") from error
+    except errors as error:
+        said, kind = secrets.said(error), type(metric).__name__
+        if metric is not None:
+            predictions, targets = map(_described, given)
+            said = f"{kind} of predictions {predictions} and targets {targets}: {said}"
+            said += _fix(kind, given[0])
+        raise ConfigError(f"task.metrics.{name}: {said}") from error
     except ConfigError as error:
         raise ConfigError(
             [f"task.metrics.{name}: {problem}" for problem in error.problems]

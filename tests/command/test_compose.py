@@ -177,7 +177,7 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     [
         ("a=b=c", "quote values"),
         ("a=[", "quote values"),
-        ("model.widths=[3]", "another model=... has"),
+        ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
         ("epochs.x=3", "epochs"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),

@@ -12,7 +12,7 @@ from expt.command.rerun import compare, rerun, settings_of
 from expt.config.identity import shown
 from expt.config.parse import parse
 from expt.errors import ConfigError
-from expt.runs.paths import RunPaths
+from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, create_result
 from tests.composing import composed
 
@@ -90,3 +90,12 @@ def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
         rerun(tmp_path, Path("seed=3"), typed_at=0.0)
     with pytest.raises(ConfigError, match="holds no run"):
         rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)
+
+
+def test_a_rerun_into_a_sweep_is_refused_as_a_new_run_there(tmp_path: Path) -> None:
+    parsed = parse(composed(), machine.detect())
+    create_result(RunPaths(tmp_path / "run"), config=shown(parsed), identity="1f", arguments=[])
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / SWEEP_RECORD).touch()
+    with pytest.raises(ConfigError, match="is the folder of a sweep"):
+        rerun(tmp_path / "run", tmp_path / "sweep" / "new", typed_at=0.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from expt.command import command_line
-from expt.command.hydra_files import as_dict
-from expt.command.sweep import Grid, last_of_each
+from expt.command.hydra_files import as_dict, last_of_each
+from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import identity
 from expt.config.imported import hash_now
@@ -49,7 +49,7 @@ def test_a_grid_is_the_product_of_its_axes_and_the_last_varies_first() -> None:
 def test_of_several_words_for_a_key_the_last_counts() -> None:
     words = ["seed=0", "model=mlp", "+own.width=1", "seed=1,2", "own.width=3", "~ema", "ema=0.9"]
     found = [str(each.input_line) for each in last_of_each(words)]
-    assert found == ["model=mlp", "seed=1,2", "+own.width=3", "ema=0.9"]
+    assert found == ["model=mlp", "seed=1,2", "+own.width=3", "~ema", "ema=0.9"]
     assert as_dict(["optimizer.lr=1e-3", "~x.y", "aug@model.opts=a", "+n='a b'"]) == {
         "optimizer.lr": 1e-3,
         "x.y": None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from expt.dashboards import trackers
 from expt.dashboards.sender import Sender, runs_in
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, run
@@ -17,6 +18,7 @@ from tests.dashboards.folders import measure, record, sweep
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what packages of others say at their import
     mlflow: Any = pytest.importorskip("mlflow", exc_type=ImportError)
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -161,3 +163,36 @@ def test_a_sweep_whose_dashboard_is_out_of_reach_is_sent_afterwards(tmp_path: Pa
             assert points(store, copy, tag) == [
                 each for each in here.curve(tag) if each[1] == each[1]
             ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("metrics", "loss/train"), ("params", "optimizer.lr"), ("tags", "user")]
+)
+def test_a_value_that_is_refused_takes_no_other_along(
+    kind: str,
+    refused: str,
+    tmp_path: Path,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others, log = record(tmp_path / "run"), mlflow.MlflowClient.log_batch
+    measure(others, 1, 2)
+    record(others.folder, status="completed")
+
+    def log_batch(client: Any, run_id: str, **some: Any) -> None:
+        if refused in [each.key for each in some.get(kind, ())]:
+            raise mlflow.MlflowException(f"no {refused}", INVALID_PARAMETER_VALUE)
+        log(client, run_id, **some)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch)
+    monkeypatch.setattr(trackers, "_REFUSED", set())
+    sender = Sender("mlflow", {"tracking_uri": store})
+    sender.send([others], last=True)
+    sender.end()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
+    assert [refused in line for line in lines] == [True]
+    data = runs_of(store)["run"].data
+    assert not {refused} & {**data.metrics, **data.params, **data.tags}.keys()
+    left = {"speed/epoch_s", "model", "expt.status", "epoch"}
+    assert left <= {**data.metrics, **data.params, **data.tags}.keys()

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
 from expt.runs.view.comparison import as_csv
-from expt.runs.view.query import ListedRun, check_key, chosen, in_order
+from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 
 
 def run(
@@ -261,3 +263,12 @@ def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
         0,
     ]
     assert len({line.count(",") for line in lines}) == 1
+
+
+def test_a_copy_elsewhere_is_no_second_run(tmp_path: Path) -> None:
+    for folder, name in {"out/a": "a", "mlruns/1/b/artifacts": "a", "renamed": "old"}.items():
+        fields: Any = {"name": name, "started": float(len(name)), "identity": "1f"}
+        (tmp_path / folder).mkdir(parents=True)
+        create_result(RunPaths(tmp_path / folder), **fields)
+    found = runs_below(tmp_path)
+    assert {run.folder.relative_to(tmp_path).as_posix() for run in found} == {"out/a", "renamed"}

@@ -27,7 +27,7 @@ from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
-from expt.runs.view.text import cells, elapsed, in_csv, setting
+from expt.runs.view.text import Terminal, cells, elapsed, in_csv, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
@@ -164,7 +164,7 @@ def parent_of(run: FoundRecord) -> str:
 
 def wide_console() -> Console:
     """Return the terminal; without one, lines are as long as what they hold."""
-    return Console() if sys.stdout.isatty() else Console(width=1000)
+    return Terminal() if sys.stdout.isatty() else Terminal(width=1000)
 
 
 def leaderboard(

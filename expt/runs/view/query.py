@@ -22,6 +22,7 @@ from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.request import unquoted
 from expt.runs.result import Record, results_below
+from expt.runs.sweep import has_own_name
 from expt.runs.view.text import shown_path
 
 T = TypeVar("T")
@@ -105,7 +106,18 @@ def runs_below(folder: Path) -> list[ListedRun]:
     """Return every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one, as in expt report .")
-    return [ListedRun(paths.folder, result) for paths, result in results_below(folder)]
+    found = [*results_below(folder)]
+    named = {_moment(record) for paths, record in found if has_own_name(paths, record)} - {None}
+    return [
+        ListedRun(paths.folder, record)
+        for paths, record in found  # without copies, such as those in MLflow's folder
+        if has_own_name(paths, record) or _moment(record) not in named
+    ]
+
+
+def _moment(record: Record) -> tuple[object, ...] | None:
+    """Return what a run began as and when, which no other has."""
+    return (record["started"], record.get("identity")) if "started" in record else None
 
 
 def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:

@@ -16,6 +16,14 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import setting_word
 
 
+class Terminal(Console):
+    """A terminal that raises BrokenPipeError; Rich's own ends the process without a word."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what is being handled."""
+        raise
+
+
 def cells(*values: object) -> list[Text]:
     """Return cells of a rich table, in which markup and escape sequences are plain text."""
     return [Text(printable(str(value))) for value in values]

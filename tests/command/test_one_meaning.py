@@ -1,0 +1,128 @@
+"""An override means the same in a run, a sweep, YAML and Python, or is refused."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.command import command_line, invoke
+from expt.command.hydra_files import about_run, as_dict
+from expt.command.sweep import Grid
+from expt.command.words import options_of
+from expt.config.parse import parse
+from expt.errors import ConfigError
+from expt.machine import Machine
+from expt.python.arguments import words_of
+from expt.runs.request import inherited
+from tests.composing import composed, composer
+
+DRY = "hydra.launcher.dry_run=true"
+FLIP, CROP = "dataset.augment={flip: true}", "dataset.augment={crop_padding: 2}"
+CUSTOM = "+model={_target_: torch.nn.Linear, in_features: 1, out_features: 1}"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def typed(*words: str) -> None:
+    invoke.command(options_of(words), typed_at=time.monotonic())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [FLIP, CROP],
+        ["dataset.augment.flip=true", CROP],
+        [CROP, "dataset.augment.crop_padding=1"],
+        ["seed=1", "seed=2"],
+        ["early_stop={metric: loss/val, patience: 5}", "early_stop={metric: loss/val}"],
+        ["~model", CUSTOM],
+        ["+model.hidden=[3]", "model.hidden=[4]"],
+    ],
+)
+def test_a_grid_of_one_run_is_that_run(words: list[str]) -> None:
+    def settings(words: list[str], *, sweep: bool) -> Any:
+        try:
+            return composer().settings(words, sweep=sweep)
+        except ConfigError as error:
+            return str(error)
+
+    ((*of_grid,),) = Grid(words, composer())
+    assert settings(of_grid, sweep=True) == settings(words, sweep=True)
+    assert as_dict(of_grid) == as_dict(words)
+
+
+def test_mappings_of_one_key_are_combined_and_all_count() -> None:
+    axes = [f"{FLIP},{{flip: false}}", f"dataset.augment={{crop_padding: 0}},{CROP[16:]}"]
+    runs = [*Grid(axes, composer())]
+    found = [composer().settings(run, sweep=True)["dataset"]["augment"] for run in runs]
+    assert [(each["flip"], each["crop_padding"]) for each in found] == [
+        (True, 0), (True, 2), (False, 0), (False, 2),
+    ]  # fmt: skip
+    assert as_dict(runs[1])["dataset.augment"] == {"flip": True, "crop_padding": 2}
+    assert inherited([FLIP, "seed=3"], [CROP, "seed=4"]) == [FLIP], "of a fork too"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("-m seed=0,1 seed=5,6", "seed=0,1"),
+        ("-m seed=0,1 seed=5", "seed=0,1"),
+        ("-m sweep=seeds,amp_grid", "sweep=seeds,amp_grid"),
+        ("sweep=seeds,amp_grid", "sweep=seeds,amp_grid"),
+        ("-m experiment=plain,searches --config-dir own", "experiment=plain,searches"),
+        ("-m seed=0,1 hydra.run.dir=a", "hydra.run.dir=a"),
+        ("hydra.sweep.dir=a", "hydra.sweep.dir=a"),
+        ("-m seed=0,1 hydra.sweep.subdir=a", "hydra.sweep.subdir=a"),
+        ("hydra.verbose=true", "hydra.verbose=true"),
+        ("hydra.job.chdir=true", "hydra.job.chdir=true"),
+        ("-m seed=0,1 hydra.job.chdir=true", "hydra.job.chdir=true"),
+        ("experiment=moves --config-dir own", "hydra.job.chdir=true"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(words: str, key: str) -> None:
+    own = Path("own/experiment")
+    own.mkdir(parents=True)
+    head = "# @package _global_\n"
+    (own / "plain.yaml").write_text(f"{head}epochs: 1\n")
+    (own / "searches.yaml").write_text(f"{head}defaults:\n  - override /search: random\n")
+    (own / "moves.yaml").write_text(f"{head}hydra:\n  job:\n    chdir: true\n")
+    with pytest.raises(ConfigError) as caught:
+        typed(*words.split(), *([DRY] if "-m" in words else []))
+    assert str(caught.value).startswith(f"{key}: ")
+
+
+def test_grids_that_only_share_a_command_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    typed("-m", "sweep=seeds", "experiment=ddp_mlp,diabetes", DRY)
+    assert len(re.findall(r"seed=\d", capsys.readouterr().out)) == 10
+
+
+def test_a_choice_is_named_that_lacks_a_key_and_one_that_has_it() -> None:
+    for words, fix in {
+        ("model=resnet18", "model.dropout=0.1"): r"model=resnet18 .* model=convnet",
+        ("search.runs=3",): "search=.*random",
+        ("optimizer.betas=[0.9,0.98]",): "optimizer=sgd .* optimizer=adam",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^{re.escape(words[-1])}: .*{fix}"):
+            composed(*words)
+
+
+@pytest.mark.parametrize("value", [1, 1.0])
+def test_a_value_is_recorded_as_its_keys_type(value: float) -> None:
+    config = parse(composed(f"optimizer.lr={value}"), Machine(gpus=(), cpus=2))
+    (word,) = words_of([], {"optimizer": {"lr": value}})
+    for each in (word, f"optimizer.lr={value}"):
+        assert repr(about_run("a", [each], config)["overrides"]) == "{'optimizer.lr': 1.0}"
+
+
+def test_the_home_stands_for_itself_in_each_of_several_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/me")
+    assert command_line.readable("weights=~/a,~/b") == "weights=/me/a,/me/b"
