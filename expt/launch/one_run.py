@@ -32,7 +32,7 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options
+from expt.launch.job import Job, Observer, Options, described
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -78,8 +78,13 @@ def run(
 
 
 class _Shown(Observer):
-    def __init__(self, display: RunDisplay, on_start: Callable[[], None] | None) -> None:
-        self._display, self._on_start = display, on_start
+    def __init__(
+        self, display: RunDisplay, console: Console, on_start: Callable[[], None] | None
+    ) -> None:
+        self._display, self._console, self._on_start = display, console, on_start
+
+    def data_found(self, about: str) -> None:
+        say(self._console, about)
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         self._display.waiting(devices)
@@ -97,18 +102,12 @@ def _run_workers(
     request: RunRequest, on_start: Callable[[], None] | None, console: Console
 ) -> None:
     config, paths = request.config, request.paths
-
-    def started() -> None:
-        _describe(request, console)
-        if on_start:
-            on_start()
-
     job = Job(paths, request)
     with RunDisplay(
         paths, console, epochs=config.epochs, print_every=config.print_every
     ) as display:
         try:
-            Pool(machine.detect(), Options(), _Shown(display, started)).run(iter([job]))
+            Pool(machine.detect(), Options(), _Shown(display, console, on_start)).run(iter([job]))
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -117,11 +116,6 @@ def _run_workers(
         if paths.last.exists() or paths.forked.exists():
             job.error.args = (f"{job.error}{way_on(request, job.error)}",)
         raise job.error
-
-
-def _describe(request: RunRequest, console: Console) -> None:
-    if not request.instead and (about := request.config.dataset.described(request.config.task)):
-        say(console, f"data         {about}")
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
@@ -157,7 +151,8 @@ def _run_in_process(
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
         config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-        _describe(request, console)
+        if about := described(request):
+            say(console, about)
         recorded = attempt.recorded(on_start)
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(

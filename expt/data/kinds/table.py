@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 Kind: TypeAlias = Literal["class", "label", "number"]
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_INDEX, _COUNTER = "without a name, as pandas writes its index", "counts the rows"
+_INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
 _MANY = 12
 """Names that are listed."""
 _KINDS: dict[str, Kind] = {"class": "class", "labels": "label"}
@@ -97,7 +97,7 @@ class _Table(DatasetConfig):
     def described(self, task: Any) -> str:
         """See DatasetConfig."""
         rows = self.load(task)
-        kind, number = "numbers", len(rows.feature_names)
+        kind = "numbers"
         if names := rows.class_names:
             kind = f"{len(names)} classes: {listed(names)}"
         left = [f"{name} ({why})" for name, why in rows.left_out.items()]
@@ -105,7 +105,7 @@ class _Table(DatasetConfig):
             (
                 f"{self.file.name}: {len(rows.features)} rows",
                 f"target {listed(rows.target_names)} ({kind})",
-                f"features {listed(rows.feature_names)} ({number} numbers)",
+                f"features {listed(rows.feature_names)} (numbers)",
                 *(["left out: " + listed(left)] if left else []),
             )
         )
@@ -287,7 +287,8 @@ def _refuse_missing(path: Path, columns: Columns, key: str, names: Sequence[str]
 
 def listed(names: Sequence[str]) -> str:
     """Return the first of many names."""
-    return ", ".join(names[:_MANY]) + (", ..." if len(names) > _MANY else "")
+    more = f", ... {len(names)} in all" if len(names) > _MANY else ""
+    return ", ".join(names[:_MANY]) + more
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:
