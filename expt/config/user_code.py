@@ -26,11 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from expt.config import secrets
+from expt.config import secrets, signature
 from expt.config.constraints import DOTTED_NAME, plain
 from expt.config.imported import PREFIX, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
+TRUST = "EXPT_TRUST_CODE"
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
@@ -221,15 +222,24 @@ def keep(config: RunConfig, folder: Path) -> None:
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / file.name)
+            signature.sign(folder)
 
 
 def _of_main(targets: Sequence[str]) -> list[str]:
     return [target for target in targets if is_of_main(target)]
 
 
-def find_kept(folder: Path) -> None:
-    """Let this process, and those it starts, import what `keep` has copied into `folder`."""
+def find_kept(folder: Path, *, trust: bool = False) -> None:
+    """Let this process, and those it starts, import what `keep` has copied into `folder`.
+
+    Raises ConfigError for what this user has not written there, unless it is trusted.
+    """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
+        if not (trust or os.environ.get(TRUST) == "1" or signature.is_signed(folder)):
+            raise ConfigError(
+                f"{folder}: holds code that you have not written on this machine, and to load the"
+                f" run is to run it; read it, then give trust_code=True, or {TRUST}=1 to a command"
+            )
         sys.path.append(path)
         importlib.invalidate_caches()
 

@@ -80,10 +80,11 @@ class Plan:
         device: str = "auto",
         amp: Any = "recorded",
         top: int | None = None,
+        trust_code: bool = False,
     ) -> None:
         """Raise ConfigError for no run, and for samples that it does not take."""
         self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
-        self.device, self.amp, self.top = device, amp, top
+        self.device, self.amp, self.top, self.trust_code = device, amp, top, trust_code
         self.record, _ = found(run, which)
         self.config: RunConfig = recorded(self.record["config"])
         self._check(paths)
