@@ -164,8 +164,9 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, src=0)
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        parts = flat.split([tensor.numel() for tensor in same])
+        pairs = zip(same, parts, strict=True)
+        torch._foreach_copy_([*same], [part.view_as(tensor) for tensor, part in pairs])
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

@@ -100,7 +100,7 @@ def build_learner(
     if averages:
         parallel.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
-    average_statistics = parallel.with_buffers(config, module, average_statistics)
+    average_statistics = parallel.with_buffers(config, module, average_statistics, worker)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))

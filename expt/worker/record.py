@@ -250,7 +250,11 @@ class EarlyStop:
     @property
     def is_due(self) -> bool:
         """Whether so many epochs have brought no improvement."""
-        waited = self._epoch - self._best_epoch
+        return self.may_be_due(self._epoch)
+
+    def may_be_due(self, epoch: int) -> bool:
+        """Return whether it is due after `epoch` if that brings no improvement."""
+        waited = epoch - self._best_epoch
         return self._settings is not None and waited >= self._settings.patience
 
     @property
