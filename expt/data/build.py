@@ -174,15 +174,8 @@ def build(
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
-    info = _info(source, train_idx, task, val=val, test=test)
-    pairs = zip(info.class_names, info.class_counts, strict=False)
-    if shard.rank == 0 and (never := [name for name, count in pairs if not count]):
-        warn(
-            f"dataset={dataset.name}: no sample to train on is of the class {', '.join(never[:8])},"
-            f" {len(never)} of {len(info.class_names)}: it cannot be learned"
-        )
     return Data(
-        info=info,
+        info=_info(source, train_idx, task, val=val, test=test),
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
