@@ -178,7 +178,7 @@ def _name(config: RunConfig, asked: Asked) -> str:
 
 
 def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    task = {**then, **({"class_weights": None} if "class_weights" in then else {})}
+    task = dict(then)
     for key, value in metrics.items():
         path = key.split(".")
         known = (task.get("metrics") or {}).get(path[1]) if len(path) > 2 else None
