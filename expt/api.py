@@ -164,11 +164,12 @@ def predict(
     device: str = "auto",
     amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
     top: int | None = None,
+    trust_code: bool = False,
 ) -> Predictions:
     """Return what `python -m expt predict RUN PATHS` does: `predict("RUN", "photos")[0]["class"]`.
 
-    Warns of each file that can't be read. Raises ConfigError for what the run's model can't be
-    asked about.
+    Warns of each file that can't be read. `trust_code` is that of expt.load. Raises ConfigError for
+    what the run's model can't be asked about.
     """
     from expt.inference.plan import Plan
 
@@ -183,6 +184,7 @@ def predict(
         device=device,
         amp=amp,
         top=top,
+        trust_code=trust_code,
     )
     from expt.inference.predict import Predictor  # late: torch
 

@@ -7,6 +7,7 @@ ExptError                1
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
 |   +-- SweepFailed      1   some of a sweep's runs did
 |   +-- TimedOut         1   a worker waited in vain for another, or finished no step
+|   +-- Killed           1   a worker was ended by a signal
 |   +-- WorkersLost      1   the process that all workers are forked from was killed
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
@@ -85,6 +86,10 @@ class TimedOut(RunFailed):
     def __init__(self, text: str, *, beats: int | None = None) -> None:
         super().__init__(text)
         self.beats = beats
+
+
+class Killed(RunFailed):
+    """A worker was ended by a signal, as the system does where memory runs out."""
 
 
 class WorkersLost(RunFailed):

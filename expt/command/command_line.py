@@ -15,7 +15,7 @@ from expt.command.compose import Override, Where, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
-from expt.config import user_code
+from expt.config import keys, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -136,8 +136,18 @@ def readable(word: str) -> str:
         return _as_texts(key, value) or changed
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if is_list or value.startswith("interval(") or is_readable(changed):
-        return changed
+        is_text = keys.takes_text(key.lstrip("+~"))
+        return f"{key}={_NUMERAL.sub(_as_text, value)}" if is_text else changed
     return f"{key}={','.join(map(quoted, value.split(',')))}"
+
+
+_NUMERAL = re.compile(r"(?<![^[(,])[+-]?[\d.][\w.+-]*(?=[]),]|$)")
+"""A word in a value or a list that Hydra may read as a number: 2024_01 as 202401."""
+
+
+def _as_text(numeral: re.Match[str]) -> str:
+    is_number = isinstance(parse_one(f"key={numeral[0]}").value(), int | float)
+    return quoted(numeral[0]) if is_number else numeral[0]
 
 
 def _as_texts(key: str, value: str) -> str | None:

@@ -22,6 +22,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.named_checkpoint import run_and_which
+from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation
 from expt.runs.result import Record
 
@@ -134,6 +135,7 @@ def _value(override: Override) -> Any:
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """Return what is measured of the run. Raises ConfigError where that can't be done here."""
+    user_code.find_kept(RunPaths(run).code)
     then = settings_of(record["config"])
     dataset = _dataset(then["dataset"], record["data"], asked)
     task = _task(then["task"], asked.metrics)
@@ -176,7 +178,7 @@ def _name(config: RunConfig, asked: Asked) -> str:
 
 
 def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    task = {**then, **({"class_weights": None} if "class_weights" in then else {})}
+    task = dict(then)
     for key, value in metrics.items():
         path = key.split(".")
         known = (task.get("metrics") or {}).get(path[1]) if len(path) > 2 else None

@@ -24,19 +24,29 @@ EXAMPLES = (
     ),
     ("python -m expt -m model=mlp,convnet optimizer.lr=0.1,0.01", "a sweep of 2 x 2 runs"),
 )
+COMMON = (
+    *("model", "dataset", "task", "optimizer", "scheduler", "experiment"),
+    *("epochs", "batch_size", "optimizer.lr", "seed", "gpus", "amp", "compile"),
+    *("objective", "early_stop", "weights", "resume"),
+)
+"""The choices and keys that most people use, shown where nothing else is asked for."""
 MORE = (
-    ("--help model=convnet", "the keys of another choice"),
-    ("--cfg job", "print the configuration and start nothing"),
-    ("--config-dir DIR", "add a folder of your own YAML, with groups as these (conf, if here)"),
-    ("-q, --quiet", "print only errors and warnings"),
+    ("--help all", "every choice and every setting"),
+    ("--help model=convnet", "the settings of a choice; --help checkpoint: those below a key"),
     ("-m", "run every combination of values: key=a,b"),
+    ("hydra.run.dir=DIR", "where to write the run; for a sweep hydra.sweep.dir"),
+)
+REST = (
+    ("--cfg job", "print the configuration and start nothing"),
+    ("--config-dir DIR", "add a folder of custom YAML, with groups as these (conf, if here)"),
+    ("-q, --quiet", "print only errors and warnings"),
     ('eval "$(expt -sc install=bash)"', "complete with the Tab key; fish and zsh too"),
     ("--hydra-help", "what else Hydra offers"),
 )
 
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
-    """Print the help, with the keys of the options that `arguments` choose.
+    """Print what most people use, or what `arguments` ask for: a choice, keys, or `all`.
 
     Raises ConfigError for a word that it has nothing to say about.
     """
@@ -46,33 +56,65 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     if own:
         refuse_hidden(Path(own))
     names = _names(folders)
-    _refuse_unknown(options.settings, names)
+    words = [word for word in options.settings if word != "all"]
+    _refuse_unknown(words, names)
 
     def section(title: str, rows: Iterable[tuple[str, str]], about: str = "") -> None:
         console.print(f"\n[bold]{title}[/]{about and '  '}{escape(about)}", highlight=False)
         console.print(_table(rows))
 
+    every = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
+    if words:  # what they name, and nothing else
+        named = (word.partition("=") for word in words)
+        choices = {f"{group}={each}" for group, _, value in named for each in value.split(",")}
+        for title, rows in every:
+            chosen = title.partition("  ")[0] in choices
+            found = [row for row in rows if chosen or _is_below(row[0], words)]
+            if chosen or found:
+                section(title, [(row, _with_effect(row, meaning)) for row, meaning in found])
+        return
     console.print(
         "expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]"
     )
     console.print("\n[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
-    commands = [(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]
-    section("Commands", commands, "(each with --help)")
-    about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
-    section("Groups", [(group, ", ".join(sorted(each))) for group, each in names.items()], about)
-    for title, rows in sections(conf_dir() / "config.yaml"):
-        section(title, [(row, _with_effect(row, meaning)) for row, meaning in rows])
-    for group, name in _chosen(options.settings).items():
+    if "all" in options.settings:
+        about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
+        rows = [(group, ", ".join(sorted(each))) for group, each in names.items()]
+        section("Groups", rows, about)
+        for title, rows in every:
+            section(title, [(row, _with_effect(row, meaning)) for row, meaning in rows])
+        commands = [(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]
+        section("Commands", commands, "(each with --help)")
+        section("More", (*MORE, *REST))
+        return
+    common = [group for group in names if group in COMMON or group not in groups()]
+    section("Choices", [(group, ", ".join(sorted(names[group]))) for group in common])
+    meant = {row.partition("=")[0]: (row, meaning) for _, rows in every for row, meaning in rows}
+    first = (meant[key] for key in COMMON if key in meant)
+    section("Settings", [(row, meaning.partition(";")[0]) for row, meaning in first])
+    section("More", [*MORE, ("COMMAND --help", f"for COMMAND: {', '.join(WORDS)}")])
+
+
+def _of_choices(
+    words: Sequence[str], folders: Sequence[Path]
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the chosen option of each group, with what it is, and its rows."""
+    chosen = ((group, name) for group, each in _chosen(words).items() for name in each.split(","))
+    for group, name in chosen:
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
         for path in itertools.islice(found, 1):
             lines = path.read_text(encoding="utf-8").splitlines()
             about = " ".join(
                 line.removeprefix("# ") for line in lines if line[:2] == "# " and line[2:3] != "@"
             )
-            section(f"{group}={name}", keys_with_meaning(lines, f"{group}."), about)
-    section("More", MORE)
+            yield f"{group}={name}  {about}", keys_with_meaning(lines, f"{group}.")
+
+
+def _is_below(row: str, words: Iterable[str]) -> bool:
+    key = row.partition("=")[0]
+    return any(f"{key}.".startswith(f"{word.partition('=')[0]}.") for word in words)
 
 
 def _with_effect(row: str, meaning: str) -> str:
@@ -90,16 +132,16 @@ def _names(folders: list[Path]) -> dict[str, list[str]]:
 def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:
     for word in arguments:
         group, equals, value = word.partition("=")
-        if not equals and word != "help":
+        if not equals and not any(f"{key}.".startswith(f"{word}.") for key in keys()):
             choices = [f"{group}={name}" for group, several in names.items() for name in several]
             chosen = next((each for each in choices if each.endswith(f"={word}")), "")
             hint = did_you_mean(word, [*WORDS, *names, *keys()])
             hint = f" Did you mean '{chosen}'?" if chosen else hint
             raise ConfigError(
-                f"{word}: --help takes a command or a choice, as in --help model=convnet, and shows"
-                f" every key where nothing else is typed.{'' if word in keys() else hint}"
+                f"{word}: --help takes a command, a key, or a choice such as model=convnet;"
+                f" --help all shows every key.{hint}"
             )
-        for name in value.split(",") if group in names else ():
+        for name in value.split(",") if equals and group in names else ():
             if name not in names[group]:
                 hint = did_you_mean(name, names[group])
                 raise ConfigError(f"{word}: not one of {', '.join(names[group])}.{hint}")
@@ -112,7 +154,7 @@ def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
         group: name for item in defaults if isinstance(item, dict) for group, name in item.items()
     }
     typed = (word.partition("=") for word in arguments)
-    chosen |= {group: name for group, _, name in typed if group in chosen}
+    chosen |= {group: name for group, _, name in typed if name and group in chosen}
     return {
         group: name for group, name in chosen.items() if name and not group.startswith("override ")
     }

@@ -51,6 +51,8 @@ from expt.search.trial import Reader, goals_of, limits_of
 
 BATCH = 8
 """Trials that are chosen together where another launcher than the pool starts the runs."""
+NEAR = 32
+"""How far the integers of a trial are moved to those with which a run can be."""
 NAMED = 3
 """Settings that a warning names."""
 
@@ -132,6 +134,7 @@ class SearchCommand:
         reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
+        found.nearest = self._nearest
         return found
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class SearchCommand:
         found, errors = list[RunConfig](), list[ConfigError]()
         for values in self._space.corners():
             try:
-                found.append(self._config_of(values))
+                found.append(self._config_of(self._nearest(values)))
             except ConfigError as error:
                 errors.append(error)
         if not found:
@@ -187,6 +190,24 @@ class SearchCommand:
         except ConfigError:
             return False
         return True
+
+    def _nearest(self, values: Values, tried: Sequence[Values] = ()) -> Values:
+        """Return the values, or those with the nearest integer with which a run can be.
+
+        Where workers must share a batch equally, say. Rather one that was not `tried`.
+        """
+        whole = [p for p in self._space.parameters if p.kind == "int" and p.is_active(values)]
+        if not whole or self._is_valid(values):
+            return values
+        valid = values
+        for distance, each, way in itertools.product(range(1, NEAR + 1), whole, (-1, 1)):
+            near = int(values[each.name]) + way * distance * int(each.step or 1)
+            point = {**values, each.name: near}
+            if each.low <= near <= each.high and self._is_valid(point):
+                if point not in tried:
+                    return point
+                valid = point if valid is values else valid
+        return valid
 
     def _differences(self, values: Values, record: Record) -> list[str]:
         """Return the settings in which a run of these values differs from this command's."""

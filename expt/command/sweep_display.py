@@ -50,6 +50,7 @@ class SweepDisplay(Observer):
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._pruned: set[Path] = set()  # their folders
+        self._found: set[str] = set()
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
@@ -86,6 +87,12 @@ class SweepDisplay(Observer):
         """Show a run that the grid names a second time."""
         self._skipped += 1
         self._line("named twice", job, "", may_wait=True)
+
+    def data_found(self, about: str) -> None:
+        """Say once what runs take of their files."""
+        if about not in self._found:
+            self._found.add(about)
+            say(self._console, about)
 
     def job_starting(self, job: Job) -> None:
         """Note that a run's workers are about to start: what its logs hold was printed before."""

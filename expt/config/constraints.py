@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
@@ -18,7 +18,15 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Folder = Annotated[str, AfterValidator(os.path.expanduser)]
+
+
+def _as_typed(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+Name = Annotated[str, BeforeValidator(_as_typed)]
+"""A text that YAML may take for an integer, such as a column 4."""
+Folder = Annotated[Name, AfterValidator(os.path.expanduser)]
 Size = tuple[Count, Count]  # height, width
 
 

@@ -207,6 +207,27 @@ def _values(hint: Any) -> Iterator[str]:
 
 
 @functools.cache
+def takes_text(key: str) -> bool:
+    """Return whether a setting is a text, or a list of texts, whichever word stands there."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    return bool(hints) and {leaf for hint in hints for leaf in _leaves(hint)} <= _TEXT
+
+
+_TEXT = {str, types.NoneType, Ellipsis}
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    """Yield the types in a type: its own, those of a union, of a list's elements."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
+        for one in inside[:1] if origin is typing.Annotated else inside:
+            yield from _leaves(one)
+    else:
+        yield hint
+
+
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 

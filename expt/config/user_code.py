@@ -26,11 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from expt.config import secrets
+from expt.config import secrets, signature
 from expt.config.constraints import DOTTED_NAME, plain
-from expt.config.imported import PREFIX, edited, hash_now, install_finder, is_installed
+from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
+TRUST = "EXPT_TRUST_CODE"
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
@@ -92,12 +93,18 @@ def has_other_source(record: Mapping[str, Any]) -> bool:
     return now is not None and (now != then or bool(changed(record)))
 
 
+def is_imported(record: Mapping[str, Any]) -> bool:
+    """Return whether this process has imported what a run has, and from the same source."""
+    ran, here = record.get("imported", {}), as_imported()
+    return bool(ran) and all(here.get(name, {}).get("hash") == ran[name]["hash"] for name in ran)
+
+
 def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files of which this process has imported an older source.
 
     They are of the classes `names`, or were imported by the run of `record`.
     """
-    if not (old := edited()):
+    if not (old := edited()) or is_imported(record or {}):
         return []
     concerned = {*own_modules(names), *(record or {}).get("imported", ())}
     return [os.path.relpath(file) for name, file in old.items() if name in concerned]
@@ -221,15 +228,24 @@ def keep(config: RunConfig, folder: Path) -> None:
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / file.name)
+            signature.sign(folder)
 
 
 def _of_main(targets: Sequence[str]) -> list[str]:
     return [target for target in targets if is_of_main(target)]
 
 
-def find_kept(folder: Path) -> None:
-    """Let this process, and those it starts, import what `keep` has copied into `folder`."""
+def find_kept(folder: Path, *, trust: bool = False) -> None:
+    """Let this process, and those it starts, import what `keep` has copied into `folder`.
+
+    Raises ConfigError for what this user has not written there, unless it is trusted.
+    """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
+        if not (trust or os.environ.get(TRUST) == "1" or signature.is_signed(folder)):
+            raise ConfigError(
+                f"{folder}: holds code that you have not written on this machine, and to load the"
+                f" run is to run it; read it, then give trust_code=True, or {TRUST}=1 to a command"
+            )
         sys.path.append(path)
         importlib.invalidate_caches()
 

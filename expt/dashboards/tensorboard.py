@@ -50,7 +50,7 @@ class Dashboard(Observer):
         self._table_due = True
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
-        self._reviews = False
+        self._reviews = self._reviews_end = False
         self._review: Review | None = None
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -70,8 +70,7 @@ class Dashboard(Observer):
         self._trained_s += time.perf_counter() - self._epoch_began
         if self._images is False or not self._events:
             return False
-        at_end = self._images == "end" and self._position.is_run_done
-        return self._images is True or at_end or self._can_spare(self._pictures_s)
+        return self._images is True or self._can_spare(self._pictures_s)
 
     def _can_spare(self, seconds: float) -> bool:
         return self.spent_s + seconds <= SHARE * self._trained_s
@@ -82,9 +81,9 @@ class Dashboard(Observer):
         yield
         self.spent_s += time.perf_counter() - began
 
-    def end_epoch(self, *, review: bool) -> None:
+    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
         """Show norms, histograms and the model."""
-        self._reviews = review
+        self._reviews, self._reviews_end = review, self._images == "end" and may_end
         with self._timed():
             if self._layers:
                 self._layers.show(self._events, self._position.step)
@@ -101,12 +100,13 @@ class Dashboard(Observer):
 
     def review(self) -> Review | None:
         """Return what counts the model's mistakes, on every rank, where pictures are due."""
-        self._review = self._pictures.review() if self._pictures and self._reviews else None
+        reviews = self._reviews or self._reviews_end
+        self._review = self._pictures.review() if self._pictures and reviews else None
         return self._review
 
-    def end_evaluation(self, split: str) -> None:
+    def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
         """Draw what the review has seen, a collective, and flush."""
-        if self._pictures and self._review is not None:
+        if self._pictures and self._review is not None and (self._reviews or is_last):
             before = self.spent_s
             with self._timed():
                 seen = self._review.gathered()

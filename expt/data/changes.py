@@ -82,7 +82,7 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
         return None
     seen[id(value)] = value  # kept, so that nothing else gets its id
     if isinstance(value, Tensor | np.ndarray):
-        return _of_numbers(value)
+        return digest(value)
     if isinstance(value, Mapping):
         some = [*value][:FEW]
         return {repr(key): _print(value[key], seen, most) for key in some}
@@ -104,14 +104,15 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
     return None if isinstance(found, str) else tuple(_print(part, seen, most) for part in parts)
 
 
-def _of_numbers(value: Tensor | np.ndarray[Any, Any]) -> Any:
+def digest(value: Tensor | np.ndarray[Any, Any]) -> Any:
+    """Return what stays equal while the numbers do; of many, some are compared."""
     try:
         flat, version = value.reshape(-1), 0
         some: Any = flat[:: max(1, len(flat) // MOST)]
         if isinstance(value, Tensor):
             version = value._version if len(flat) > MOST else 0
             some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
-        digest = hashlib.blake2b(some.tobytes(), digest_size=16).digest()
-        return [str(value.dtype), [*value.shape], version, digest]
+        found = hashlib.blake2b(some.tobytes(), digest_size=16).digest()
+        return [str(value.dtype), [*value.shape], version, found]
     except Exception:  # sparse, meta, ...
         return None

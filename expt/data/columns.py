@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import math
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -18,12 +21,35 @@ Column: TypeAlias = "Sequence[Any] | np.ndarray"
 """A cell for each row: texts of a .csv; else an array [N], of an .npz [N, K] too."""
 FIX = "give it a number, or remove the row"
 _FLAGS = {"true": 1.0, "false": 0.0}
+_NUMBER = re.compile(
+    r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
+)
+"""A text that is a number: float() takes 1_0 for 10, too."""
+_INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
+"""A text that is a class by its value, for pandas writes 7 as 7.0 beside an empty cell."""
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is no number, though it could be read as one: a code such as 007."""
+_COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")
+MISSING = frozenset(
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|"
+    "null|".split("|")
+)
+"""Texts that pandas reads as no value."""
+_UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+"""What pandas calls a column without a name, which is where it writes its index."""
+_FEW = 20
+"""Rows of which numbers may rise by chance."""
 
 
-def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str, Column]:
-    """Return a table's columns by name, all of one length. Raise DataError for another file.
+class Columns(dict[str, Column]):
+    """A table's columns by name, all of one length."""
+
+    index: frozenset[str] = frozenset()
+    """Those that pandas wrote as its index, or without a name."""
+
+
+def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Columns:
+    """Return a table's columns. Raise DataError for another file.
 
     Lines of a .csv with too few or too many cells are left empty and noted in `damaged`, if given.
     """
@@ -32,14 +58,19 @@ def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str
         known = ", ".join(_READERS)
         raise ConfigError(f"dataset.path={path}: is no {known}; convert it to one of them")
     try:
-        return _csv(path, damaged) if read is _csv else read(path)
-    except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, EOFError) as e:
+        columns = _csv(path, damaged) if read is _csv else read(path)
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
         raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
+    columns.index |= {*filter(_UNNAMED.fullmatch, columns)}
+    return columns
 
 
-def _csv(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str, Column]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
+def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
+    with opened(path, "utf-8-sig") as file:
+        try:
+            rows = [row for row in csv.reader(file, skipinitialspace=True, strict=True) if row]
+        except csv.Error as error:
+            raise _misquoted(path, error) from error
     if not rows:
         raise DataError(f"{path}: is empty; its first line names the columns")
     names = _names(path, rows.pop(0))
@@ -47,26 +78,35 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Mapping[str, Colu
         if len(row) != len(names):
             why = f"has {len(row)} cells for {len(names)} columns"
             if damaged is None:
-                raise DataError(f"{path}: row {number + 1} {why}; fix it")
+                cause = "a comma in a cell needs quotes, a decimal sign is a point"
+                raise DataError(f"{path}: row {number + 1} {why}; {cause}")
             damaged[number], rows[number] = why, [""] * len(names)
-    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+    cells = zip(*rows, strict=True) if rows else [()] * len(names)
+    return Columns(zip(names, cells, strict=True))
 
 
-def _names(path: Path, first: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in first]
-    if len(names) == 1 and any(other in names[0] for other in ";\t"):
-        raise DataError(f"{path}: its columns are not separated by commas; write it with commas")
+def _misquoted(path: Path, error: csv.Error) -> DataError:
+    """Find where the row begins: a quote that is never closed is noticed at the end of the file."""
+    begin = 1
+    with opened(path, "utf-8-sig") as file, contextlib.suppress(csv.Error):
+        reader = csv.reader(file, skipinitialspace=True, strict=True)
+        for _ in reader:
+            begin = reader.line_num + 1
+    return DataError(f"{path}: a quote is wrong in the row of line {begin} ({error}); fix it there")
+
+
+def _names(path: Path, first: Iterable[str]) -> list[str]:
+    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(first)]
+    if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
+        raise DataError(
+            f"{path}: its columns are separated by {other!r} and not by commas; write these"
+        )
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
-    if all(map(_is_number, names)):
-        raise DataError(
-            f"{path}: its first line is one of numbers ({', '.join(names)[:40]}); name the columns"
-            " there"
-        )
     return names
 
 
-def _npz(path: Path) -> Mapping[str, Column]:
+def _npz(path: Path) -> Columns:
     import numpy as np
 
     with np.load(path, allow_pickle=False) as file:
@@ -85,25 +125,39 @@ def _npz(path: Path) -> Mapping[str, Column]:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len({*lengths.values()}) > 1:
         raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
-    return arrays
+    return Columns(arrays)
 
 
-def _parquet(path: Path) -> Mapping[str, Column]:
+def _parquet(path: Path) -> Columns:
     try:
-        from pyarrow import parquet
+        from pyarrow import DictionaryType, parquet  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         raise ConfigError(
             f"dataset.path={path}: is read by pyarrow; install it: pip install pyarrow"
         ) from None
     table = parquet.read_table(path)  # type: ignore[no-untyped-call, unused-ignore]
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    # decoded: the codes of a dictionary are -1 where there is no value
+    plain = (
+        each.cast(each.type.value_type) if isinstance(each.type, DictionaryType) else each
+        for each in table.columns
+    )
+    names = _names(path, table.column_names)
+    found = Columns(zip(names, (each.to_numpy() for each in plain), strict=True))
+    indices = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    found.index = frozenset(name for name in indices if isinstance(name, str))
+    return found
 
 
-_READERS: dict[str, Callable[[Path], Mapping[str, Column]]] = {
+_READERS: dict[str, Callable[[Path], Columns]] = {
     ".csv": _csv,
     ".npz": _npz,
     ".parquet": _parquet,
 }
+
+
+def base(name: str) -> str:
+    """Return the column that a name of numbers_of is of: x[0] and x[1] are of x."""
+    return re.sub(r"\[\d+\]$", "", name)
 
 
 def numbers_of(
@@ -139,7 +193,7 @@ def _numbers(
     if values is None and damaged is not None:
         values = np.array([_number(cell) for cell in column])[:, None]
     if values is None:
-        row = next(row for row, cell in enumerate(column) if not _is_number(cell))
+        row = next(row for row, cell in enumerate(column) if not is_number(cell))
         raise _wrong(path, name, row, column[row], fix)
     wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
     if damaged is not None:
@@ -166,6 +220,8 @@ def _all_numbers(column: Column) -> np.ndarray | None:
         return None
     try:
         values = np.asarray(column, dtype=np.float64)
+        if (dtype is None or dtype.kind in "USO") and not _are_plain("".join(map(str, column))):
+            raise ValueError("has digits that are no numbers in a file")
     except (TypeError, ValueError):
         texts = [str(cell).strip().lower() for cell in column]
         if not {*texts} <= {*_FLAGS}:
@@ -174,18 +230,20 @@ def _all_numbers(column: Column) -> np.ndarray | None:
     return values.reshape(len(values), -1)
 
 
+def _are_plain(text: str) -> bool:
+    return text.isascii() and "_" not in text
+
+
 def _number(cell: Any) -> float:
     """Return one cell's number, read as `_all_numbers` reads it; nan where it has none."""
-    text = str(cell).strip().lower()
-    if text in _FLAGS:
-        return _FLAGS[text]
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return float("nan")
+    flag = _FLAGS.get(str(cell).strip().lower())
+    return float(cell) if flag is None and is_number(cell) else math.nan if flag is None else flag
 
 
-def _is_number(cell: Any) -> bool:
+def is_number(cell: Any) -> bool:
+    """Return whether a cell is a number, or a text of one."""
+    if isinstance(cell, str):
+        return _NUMBER.fullmatch(cell) is not None
     try:
         float(cell)
     except (TypeError, ValueError):
@@ -193,9 +251,31 @@ def _is_number(cell: Any) -> bool:
     return not hasattr(cell, "dtype") or cell.dtype.kind in "biufUSO"
 
 
+def are_numbers(column: Column) -> bool:
+    """Return whether all cells of a column are numbers, true or false."""
+    return _all_numbers(column) is not None
+
+
+def counts_rows(values: np.ndarray) -> bool:
+    """Return whether integers [N] number the rows, whichever order these are in now.
+
+    They rise or fall from row to row, or are a running number in another order.
+    """
+    import numpy as np
+
+    if len(values) < _FEW or (values != np.floor(values)).any():
+        return False
+    steps = np.diff(values)
+    if (steps > 0).all() or (steps < 0).all():
+        return True
+    return bool(np.ptp(values) == len(values) - 1 and len(np.unique(values)) == len(values))
+
+
 def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> DataError:
     text = str(cell).strip() if cell is not None else ""
-    what = f"is {text}" if _is_number(cell) else f"{text[:40]!r} is no number"
+    what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is no number"
+    if _COMMA.fullmatch(text):
+        fix = "write a point as the decimal sign, and no sign between thousands"
     return DataError(f"{path}: column {name}, row {row + 1}: {what if text else 'is empty'}; {fix}")
 
 
@@ -214,45 +294,58 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
         raise DataError(
             f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one"
         )
-    texts = (
-        ["" if cell is None else _text(cell).strip() for cell in cells]
-        if cells.dtype.kind in "OUS"
-        else []
-    )
-    if texts and not (all(map(_is_number, cells)) and not any(map(_PADDED.match, texts))):
-        if "" in texts:
-            raise _wrong(path, name, texts.index(""), "", "give it a class, or remove the row")
-        found, classes = np.unique(texts, return_inverse=True)
-    elif cells.dtype.kind == "b":  # as the texts of a .csv
-        found, classes = np.unique(cells, return_inverse=True)
-    elif (whole := _integers(cells, texts)) is not None:  # float64 has large ones alike
-        found, classes = np.unique(whole, return_inverse=True)
-    else:
-        numbers = _numbers(path, name, column, FIX)[:, 0]
-        if (odd := numbers != np.floor(numbers)).any():
-            row = int(np.argmax(odd))
-            raise DataError(
-                f"{path}: column {name}, row {row + 1}: {numbers[row]:g} is no class, which is an"
-                " integer or a text; fix it, or use task=regression"
-            )
-        found, classes = np.unique(numbers, return_inverse=True)
-        found = np.array([f"{number:.0f}" for number in found])
-    return classes.astype(np.int64), tuple(map(str, found.astype(str)))
+    if cells.dtype.kind in "OUS":
+        return _classes_of_texts(path, name, [_text(path, name, cell) for cell in cells])
+    if is_float := cells.dtype.kind not in "biu":  # of which float64 has large ones alike
+        cells = _numbers(path, name, column, FIX)[:, 0]
+        _refuse_fractions(path, name, cells.tolist())
+    found, classes = np.unique(cells, return_inverse=True)
+    names = (f"{number:.0f}" for number in found) if is_float else map(str, found)
+    return classes.astype(np.int64), tuple(names)
 
 
-def _integers(cells: np.ndarray, texts: Sequence[str]) -> np.ndarray | None:
+def _classes_of_texts(
+    path: Path, name: str, texts: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return classes that are texts as they are spelled, or integers by their value."""
     import numpy as np
 
-    if cells.dtype.kind in "iu":
-        return cells
+    different = {*texts}
+    if different & MISSING:
+        row, text = next((row, text) for row, text in enumerate(texts) if text in MISSING)
+        what = f"{text!r} stands for no value" if text else "is empty"
+        fix = ", or write it otherwise if it is one" if text else ""
+        raise DataError(
+            f"{path}: column {name}, row {row + 1}: {what}; give it a class, or remove the row{fix}"
+        )
+    order: dict[str, Any] = {text: text for text in different}
+    if all(map(_NUMBER.fullmatch, different)) and not any(map(_PADDED.match, different)):
+        _refuse_fractions(path, name, map(float, texts))
+        order = {text: (float(text), text) for text in different}
+        if all(map(_INTEGER.fullmatch, different)):
+            order = {text: int(text.partition(".")[0]) for text in different}
+    found = sorted({*order.values()})
+    places = {value: place for place, value in enumerate(found)}
+    numbers = {text: places[value] for text, value in order.items()}
+    names = (each[1] if isinstance(each, tuple) else str(each) for each in found)
+    return np.array([numbers[text] for text in texts], np.int64), tuple(names)
+
+
+def _refuse_fractions(path: Path, name: str, numbers: Iterable[float]) -> None:
+    for row, number in enumerate(numbers):
+        if not number.is_integer():
+            raise DataError(
+                f"{path}: column {name}, row {row + 1}: {number:g} is no class, which is an"
+                " integer or a text; fix it, or use task=regression"
+            )
+
+
+def _text(path: Path, name: str, cell: Any) -> str:
     try:
-        return np.array([int(text) for text in texts]) if texts else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _text(cell: Any) -> str:
-    return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
+        text = cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
+    return text.strip()
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:

@@ -173,7 +173,7 @@ def _source(
     example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
     targets = torch.from_numpy(rows.targets[train])
     classes = targets if rows.class_names else torch.zeros(len(train))
-    more |= {"feature_names": rows.feature_names, "target_names": rows.target_names}
+    more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
     return Source(
         _shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more

@@ -170,20 +170,26 @@ def load(
     *,
     device: str | torch.device = "cpu",
     amp: Amp = False,
+    trust_code: bool = False,
 ) -> TrainedModel:
     """Return the model of a run in eval mode, with the weights of its best checkpoint.
 
     `which`, or `RUN@last`, chooses the last. Of a run with `ema` they are the averaged weights. The
     dataset is not read. A custom class must be importable as it was for the run, from the current
     folder too. The model computes in float32; with `amp="recorded"` as in the run's evaluations,
-    and with true, bf16 or fp16 in mixed precision. torch.compile is not applied. Raise ConfigError
-    for a folder without that checkpoint, and CheckpointError for a damaged one.
+    and with true, bf16 or fp16 in mixed precision. torch.compile is not applied.
+
+    The folder of a run is code: classes of a notebook or a script are in its `code/`, and are
+    imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it
+    is not trusted, and for a folder without that checkpoint, CheckpointError for a damaged one.
     """
-    record, state = saved(run, which)
+    record, state = saved(run, which, trust_code=trust_code)
     return rebuilt(record, state, torch.device(device), amp=amp)
 
 
-def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, Any]]:
+def saved(
+    run: str | Path, which: str | None = None, *, trust_code: bool = False
+) -> tuple[Record, dict[str, Any]]:
     """Return the record of the run, and what its best or last checkpoint has of the model.
 
     Warn and raise as `load` does.
@@ -196,7 +202,7 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
         return checkpoint.load(file, without=("optimizer",))
 
     state = checkpoint_file.read_steady(file, read)
-    user_code.find_kept(RunPaths(folder).code)
+    user_code.find_kept(RunPaths(folder).code, trust=trust_code)
     _warn_of_other_code(state["config"], record)
     return record, state
 
@@ -257,6 +263,8 @@ def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets({"model": config["model"]})
     others = targets({**config, "model": {}})
     code = record.get("content", {}).get("code")
+    if user_code.is_imported(record):
+        return
     if old := user_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
     if names and not others and code is not None and user_code.has_other_source(record):

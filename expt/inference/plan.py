@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import Column, columns_of, numbers_of
+from expt.data.columns import Column, base, columns_of, numbers_of
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -81,10 +80,11 @@ class Plan:
         device: str = "auto",
         amp: Any = "recorded",
         top: int | None = None,
+        trust_code: bool = False,
     ) -> None:
         """Raise ConfigError for no run, and for samples that it does not take."""
         self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
-        self.device, self.amp, self.top = device, amp, top
+        self.device, self.amp, self.top, self.trust_code = device, amp, top, trust_code
         self.record, _ = found(run, which)
         self.config: RunConfig = recorded(self.record["config"])
         self._check(paths)
@@ -270,9 +270,8 @@ def _rows(path: str, data: Mapping[str, Any]) -> Samples:
         columns = columns_of(Path(path), damaged)
     if not len(next(iter(columns.values()))):
         raise DataError(f"{path}: has no rows; give it some")
-    # A column with several numbers in each row has the names x[0], x[1], ...
     known = wanted or data.get("target_names", ())
-    named = {*known, *(re.sub(r"\[\d+\]$", "", name) for name in known)}
+    named = {*known, *map(base, known)}
     names = [name for name in columns if (name in named) == bool(wanted)]
     features, parts = np.empty((0, 0)), tuple[str, ...]()
     if names:

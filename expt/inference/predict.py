@@ -55,7 +55,9 @@ class Predictor:
     def __init__(self, plan: Plan) -> None:
         """Load the model. Raise ConfigError and CheckpointError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
-        self.model: TrainedModel = load(plan.run, plan.which, device=self.device, amp=plan.amp)
+        self.model: TrainedModel = load(
+            plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
+        )
         with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
         if self._task.phases:

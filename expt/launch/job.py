@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLost, warn
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, WorkersLost, warn
 from expt.launch.workers import Workers
 from expt.runs.attempt import in_one_line, mistake_in
 from expt.runs.metrics_file import MetricsReader
@@ -42,6 +42,8 @@ class Job:
     objective: Objective | None = None
     """What it came to, where an earlier command has completed it."""
     devices: tuple[str, ...] = ()
+    is_trial: bool = False
+    """Of a search, in which one that was killed is tried again before it is judged."""
     retries: int = 0
     """How often it has been started again."""
     workers: Workers | None = field(default=None, repr=False)
@@ -64,8 +66,9 @@ class Job:
     def may_retry(self, error: ExptError, retries: int) -> bool:
         """Whether it gets another try, which may end otherwise."""
         restarts = max(retries, request_of(self).config.max_restarts)
-        if isinstance(error, WorkersLost) and not self.paths.metrics.exists():
-            restarts = max(restarts, 1)  # it had not even begun
+        was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
+        if was_lost or (self.is_trial and isinstance(error, Killed | WorkersLost)):
+            restarts = max(restarts, 1)
         if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:
             return False
         if alike := self.fails_alike(error):
@@ -113,11 +116,21 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
+def described(request: RunRequest) -> str:
+    """Return a line on what a run takes of its files, which are prepared; empty for no run."""
+    dataset, task = request.config.dataset, request.config.task
+    about = "" if request.instead else dataset.described(task)
+    return f"data         {about}" if about else ""
+
+
 class Observer:
     """What is called as jobs progress, from the loop that watches them.
 
     By itself it only warns of a restart.
     """
+
+    def data_found(self, about: str) -> None:
+        """React to what a job takes of its files, in a line; called once for each job."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """React to a job whose `devices` another command holds; called once for each job."""
@@ -154,6 +167,8 @@ class Options:
     max_concurrent: int | None = None
     runs_per_gpu: int = 1
     fail_fast: bool = False
+    is_trial: bool = False
+    """Of a search, in which one that was killed is tried again before it is judged."""
     retries: int = 0
     stagger_s: float = 0.0
 

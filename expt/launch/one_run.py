@@ -32,7 +32,7 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options
+from expt.launch.job import Job, Observer, Options, described
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -43,7 +43,7 @@ from expt.runs.request import Evaluation, Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import resume_command
+from expt.runs.view.text import resume_command, say
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
@@ -78,8 +78,13 @@ def run(
 
 
 class _Shown(Observer):
-    def __init__(self, display: RunDisplay, on_start: Callable[[], None] | None) -> None:
-        self._display, self._on_start = display, on_start
+    def __init__(
+        self, display: RunDisplay, console: Console, on_start: Callable[[], None] | None
+    ) -> None:
+        self._display, self._console, self._on_start = display, console, on_start
+
+    def data_found(self, about: str) -> None:
+        say(self._console, about)
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         self._display.waiting(devices)
@@ -102,7 +107,7 @@ def _run_workers(
         paths, console, epochs=config.epochs, print_every=config.print_every
     ) as display:
         try:
-            Pool(machine.detect(), Options(), _Shown(display, on_start)).run(iter([job]))
+            Pool(machine.detect(), Options(), _Shown(display, console, on_start)).run(iter([job]))
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -146,6 +151,8 @@ def _run_in_process(
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
         config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
+        if about := described(request):
+            say(console, about)
         recorded = attempt.recorded(on_start)
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(

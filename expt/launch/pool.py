@@ -12,7 +12,15 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
 from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes, workers
-from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
+from expt.launch.job import (
+    Job,
+    Observer,
+    Options,
+    described,
+    has_come_so_far,
+    request_of,
+    workers_of,
+)
 from expt.launch.packing import GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.machine import Machine, gpu_uuid
@@ -178,6 +186,8 @@ class Pool:
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
                 config.dataset.prepare(config.task, learns=learns)
+                if about := described(request_of(job)):
+                    self._observer.data_found(about)
             self._queue(number, job)
         except KeyboardInterrupt:
             return  # the loop stops what runs, see signals.asked

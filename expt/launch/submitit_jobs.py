@@ -264,7 +264,7 @@ class ClusterJob:
 
     def _train(self, started_at: float) -> None:
         how = launcher()
-        user_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
+        user_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
         if how.starts_workers:
             forkserver.warm()
         if how.follow(started_at) is None:

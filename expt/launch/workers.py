@@ -21,6 +21,7 @@ from expt.errors import (
     Diverged,
     ExptError,
     Interrupted,
+    Killed,
     OutOfMemory,
     RunFailed,
     TimedOut,
@@ -289,7 +290,7 @@ class Aftermath:
         code = self._codes[rank]
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return RunFailed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
+            return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
         )

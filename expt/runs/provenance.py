@@ -50,8 +50,13 @@ def describe() -> Provenance:
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these fields of a run's result.json, and its seed."""
-    return {key: result.get(key) for key in ("command", "versions", "git", "hardware", "seed")}
+    """Return these fields of a run's result.json, and its seed, for a checkpoint.
+
+    Uncommitted changes stay behind: weights are passed on to people who are not to read them.
+    """
+    git = result.get("git")
+    found = {key: result.get(key) for key in ("command", "versions", "hardware", "seed")}
+    return {**found, "git": git and {"commit": git.get("commit")}}
 
 
 def differences(then: Provenance) -> list[str]:

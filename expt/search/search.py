@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +82,8 @@ class Search(Iterator[Job | None]):
         self._leader = self.best
         self._left_of_batch, self._look_at = 0, 0.0
         self.begin(lambda *_: None)
+        self.nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values
+        """Returns values with which a run can be, near those suggested, and not yet tried."""
         self.is_over = False
         """Whether no further job comes."""
         self.is_exhausted = False
@@ -113,6 +115,7 @@ class Search(Iterator[Job | None]):
             return None
         job = self._next()
         if job is not None:
+            job.is_trial = True
             self._running.append(job)
             self._jobs[job.paths.folder] = job
         elif not self._running:
@@ -174,7 +177,7 @@ class Search(Iterator[Job | None]):
         before = [t for t in self.trials if t.number is None or t.number < number]
         history, tried = [*self._warm_start, *before], [t.values for t in self.trials]
         values = suggest(Known(self.space, history, number, self.settings, self.goals, tried))
-        return None if values is None else (number, values)
+        return None if values is None else (number, self.nearest(values, tried))
 
     def has_spent_all(self) -> bool:
         """Take the ends of jobs; return whether the budget is used up, and end all jobs then."""

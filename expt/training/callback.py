@@ -109,15 +109,18 @@ class Observer:
         """Return whether this rank wants to look at the evaluation after an epoch's last step."""
         return False
 
-    def end_epoch(self, *, review: bool) -> None:
-        """Note that an epoch was logged; with `review`, alike on all, rank 0 wants evaluations."""
+    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
+        """Note that an epoch was logged; with `review`, alike on all, rank 0 wants evaluations.
+
+        The run `may_end` with the evaluation that comes.
+        """
 
     def review(self) -> Callable[[Batch, Tensor], None] | None:
         """Return what gets each batch of an evaluation and its logits, on all ranks or on none."""
         return None
 
-    def end_evaluation(self, split: str) -> None:
-        """Note that an evaluation has ended on every rank."""
+    def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
+        """Note that an evaluation has ended on every rank; if it `is_last` no epoch follows."""
 
     def values(self, values: Mapping[str, float]) -> None:
         """Note the values of some tags after the steps that are done."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -112,9 +112,16 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     return cast("list[float]", largest.tolist())
 
 
-def wait_for_all(device: torch.device) -> None:
-    """Return when every worker has come here."""
-    max_across_workers([0.0], device)
+def patient_barrier() -> Callable[[], None]:
+    """Return what waits for all workers as long as it takes; a collective."""
+    if not dist.is_initialized():
+        return lambda: None
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+
+    def wait() -> None:
+        dist.barrier(group)
+
+    return wait
 
 
 def from_rank_0(value: T | None, device: torch.device) -> T:
@@ -164,8 +171,9 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, src=0)
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        parts = flat.split([tensor.numel() for tensor in same])
+        pairs = zip(same, parts, strict=True)
+        torch._foreach_copy_([*same], [part.view_as(tensor) for tensor, part in pairs])
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ from expt.worker import parallel
 from expt.worker.steps import SaveTimes, StepProfiler, Steps
 
 
-def build_data(config: RunConfig, worker: Worker) -> Data:
+def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
-    with in_turn(config, worker):
+    with in_turn(config, worker, beat):
         data = _loaders(config, worker, num_readers(config))
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":
@@ -65,10 +65,27 @@ def num_readers(config: RunConfig) -> int:
     return number if isinstance(number, int) else config.threads
 
 
-def in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
-    """Return the context in which a custom dataset is constructed; see one_first."""
+@contextlib.contextmanager
+def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
+    """Let a custom dataset take its time to be constructed, by one worker first; see one_first."""
     custom = config.dataset.custom_class
-    return one_first(worker, custom) if custom else contextlib.nullcontext()
+    if not custom:
+        yield
+        return
+    done = threading.Event()
+
+    def beats() -> None:
+        while not done.wait(BEAT_S):
+            beat()
+
+    thread = threading.Thread(target=beats, name="construction", daemon=True)
+    thread.start()
+    try:
+        with one_first(worker, custom):
+            yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
@@ -101,7 +118,7 @@ def build_learner(
     if averages:
         parallel.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
-    average_statistics = parallel.with_buffers(config, module, average_statistics)
+    average_statistics = parallel.with_buffers(config, module, average_statistics, worker)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
@@ -336,19 +353,21 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
     """
     from filelock import FileLock  # late: only for custom datasets
 
+    meet = collectives.patient_barrier()
     if worker.local_rank:
-        collectives.wait_for_all(worker.device)
+        meet()
         yield
-        return
-    lock = FileLock(lock_of(target))
-    with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or without locks
-        lock_of(target).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-    collectives.wait_for_all(worker.device)
+    else:
+        lock = FileLock(lock_of(target))
+        with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
+            lock_of(target).parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+        meet()
+    meet()  # all have it
 
 
 def lock_of(target: str) -> Path:
@@ -356,6 +375,7 @@ def lock_of(target: str) -> Path:
     return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
+BEAT_S = 0.2
 FEW = 2
 """Samples on which metrics are tried."""
 

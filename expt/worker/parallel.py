@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
+from expt.data import changes
 from expt.data.build import Data
+from expt.data.changes import listed
 from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
@@ -64,24 +67,65 @@ def with_batch_norm(
 
 
 def with_buffers(
-    config: RunConfig, module: nn.Module, average: Callable[[], None]
+    config: RunConfig, module: nn.Module, average: Callable[[], None], worker: Worker
 ) -> Callable[[], None]:
-    """Return what ends a step: `average`, then a broadcast of buffers if the model is sharded.
+    """Return what ends a step: `average`, then a broadcast of buffers that training may read.
 
-    DistributedDataParallel broadcasts before the next step.
+    DistributedDataParallel would broadcast before each forward pass, and so change what an earlier
+    one of the same step has saved for its backward pass.
     """
-    if not (
-        config.is_sharded
-        and any(True for _ in module.buffers())
-        and _trains_by_buffers(config, module)
-    ):
+    if worker.world_size == 1 or config.strategy == "dp":
         return average
+    _lay_out_buffers(module)
+    if not (any(True for _ in module.buffers()) and _trains_by_buffers(config, module)):
+        return average
+    built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
+    first = [functools.partial(_warn_of_unequal, module, worker)]
 
     def end_step() -> None:
         average()
-        collectives.broadcast_buffers(module)
+        if first:
+            first.pop()()
+        collectives.broadcast(module.buffers() if config.is_sharded else built)
 
     return end_step
+
+
+@torch.no_grad()
+def _lay_out_buffers(module: nn.Module) -> None:
+    """Give buffers memory of their own, which can be sent. Raises ConfigError for sparse ones."""
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ConfigError(
+                f"model: the buffer {name} is sparse, and workers can't send it to each other; use"
+                " world_size=1, or a dense one"
+            )
+        dense = torch.empty_like(buffer, device="meta", memory_format=torch.contiguous_format)
+        if not buffer.is_meta and buffer.stride() != dense.stride():
+            by_channels = buffer.dim() == 4 and buffer.is_contiguous(
+                memory_format=torch.channels_last
+            )
+            if not by_channels:
+                buffer.data = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def _warn_of_unequal(module: nn.Module, worker: Worker) -> None:
+    """Warn of buffers, other than of norms, that differ between the workers; a collective."""
+    norms = (each for each in module.modules() if isinstance(each, _NormBase))
+    statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+    mine = {
+        name: changes.digest(buffer)
+        for name, buffer in module.named_buffers()
+        if id(buffer) not in statistics
+    }
+    every = collectives.gather_across_workers(mine)
+    names = [name for name in mine if any(one.get(name) != mine[name] for one in every)]
+    if names and worker.rank == 0:
+        warn(
+            f"model: {listed(names)}: differs between workers after a step, and rank 0's counts in"
+            " the next step and in checkpoints; let a custom task carry what each worker has of"
+            " its own (state_dict), or make it alike on all"
+        )
 
 
 def parallelise(
@@ -118,7 +162,7 @@ def parallelise(
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
-        **({} if _trains_by_buffers(config, module) else without_broadcasts(module)),
+        **without_broadcasts(module),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)

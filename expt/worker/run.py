@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from expt.config import constraints
+from expt.config import constraints, user_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
@@ -69,7 +69,7 @@ class Run:
         self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
-        self.data = build.build_data(config, worker)
+        self.data = build.build_data(config, worker, beat)
         if config.eval_split == "val" and self.data.val is None:
             raise DataError(
                 "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"
@@ -127,7 +127,6 @@ class Run:
                         self.learner.scheduler, values.values, self.directions, self.history.last
                     )
                 self.health.refuse_unequal()
-                self.early_stop.look(self.history.last, self.position.epoch)
                 self._is_at_best = self.history.note_best(self.position.epoch)
                 self.record.best()
                 self._call_back("on_epoch_end", self.config.eval_split)
@@ -182,7 +181,12 @@ class Run:
             self.config, self.paths, self.data, self.learner, position, worker, resumed_at
         )
         self.record = Record(
-            self.paths, position, self.history, self.observer, writes=worker.rank == 0
+            self.paths,
+            position,
+            self.history,
+            self.observer,
+            writes=worker.rank == 0,
+            has_custom=bool(user_code.targets(self.config)),
         )
         compared = {"compared": self.compared} if self.compared else {}
         self.record.begin(**position.length, data=self.data.info.told, **compared)
@@ -221,7 +225,8 @@ class Run:
             self.record.log(
                 rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/"
             )
-        self.observer.end_epoch(review=bool(self.health.readings[0].wish))
+        may_end = position.is_run_done or self.early_stop.may_be_due(position.epoch)
+        self.observer.end_epoch(review=bool(self.health.readings[0].wish), may_end=may_end)
         return True
 
     def _note_step(self) -> None:
@@ -263,7 +268,9 @@ class Run:
         self.record.log(
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
-        self.observer.end_evaluation(split)
+        if split == self.config.eval_split:
+            self.early_stop.look(self.history.last, self.position.epoch)
+        self.observer.end_evaluation(split, is_last=self.is_done)
         self._call_back("on_evaluation_end", split)
         return values
 
@@ -273,12 +280,8 @@ class Run:
         self.callbacks.call(moment, copy() if copy else self.learner.evaluated, self.record, split)
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = (
-            is_best
-            or self.is_pruned
-            or self.early_stop.is_due
-            or self.save_times.is_due_after_epoch(self.position)
-        )
+        ends = self.is_done or self.is_pruned
+        due = is_best or ends or self.save_times.is_due_after_epoch(self.position)
         due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)

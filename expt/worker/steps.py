@@ -83,12 +83,7 @@ class SaveTimes:
     def is_due_after_epoch(self, position: Position) -> bool:
         """Return whether one is due, for any reason, at the end of an epoch."""
         by_epochs = bool(self._every_epochs and position.epoch % self._every_epochs == 0)
-        return (
-            by_epochs
-            or self.is_due_by_steps(position)
-            or position.is_run_done
-            or self.is_due_by_clock()
-        )
+        return by_epochs or self.is_due_by_steps(position) or self.is_due_by_clock()
 
 
 MEET_EVERY_S = 0.3

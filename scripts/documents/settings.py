@@ -203,6 +203,17 @@ def _limited(words: str, constraints: Sequence[Any]) -> str:
     return " ".join([words, *limits])
 
 
+FILLED = re.compile(r"<!-- settings: (.+?) -->.*?<!-- end -->", re.DOTALL)
+PAGES = (ROOT / "docs" / "settings.md", ROOT / "docs" / "settings_groups.md")
+
+
+def filled(text: str) -> str:
+    """Return a page with what is generated between its `<!-- settings: WHAT -->` and end."""
+    return FILLED.sub(
+        lambda found: f"<!-- settings: {found[1]} -->\n\n{markdown(found[1])}\n<!-- end -->", text
+    )
+
+
 def markdown(what: str) -> str:
     """What stands in a page for `<!-- settings: WHAT -->`: `run`, a group, or a launcher."""
     if what == "run":
@@ -279,3 +290,8 @@ def _sentence(meaning: str, kind: str = "") -> str:
     if not (f"`{begins}`" in kind or "." in begins):
         text = f"{text[:1].upper()}{text[1:]}"
     return text + ("" if text.endswith((".", "`")) else ".") if text else ""
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.documents.following import ROOT
-from scripts.documents.settings import markdown
+from scripts.documents.settings import filled
 
 CONTENTS = ROOT / "docs" / "README.md"
-SETTINGS = re.compile(r"<!-- settings: (.+?) -->")
 REFERENCE = "<!-- reference -->"
 
 
@@ -30,8 +29,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
     """Put what is generated where a page has a comment for it, and the contents below the front
     page.
     """
-    text = SETTINGS.sub(lambda found: markdown(found[1]), source[0])
-    text = text.replace(REFERENCE, reference())
+    text = filled(source[0]).replace(REFERENCE, reference())
     if page == app.config.root_doc:
         text += "\n\n" + "\n".join(contents())
     source[0] = text

@@ -416,3 +416,20 @@ def test_runs_of_other_settings_in_the_folder_do_not_count(
         shorter = short[number].record
         assert each["overrides"]["optimizer.lr"] == shorter["overrides"]["optimizer.lr"]
     assert short[1].folder.name in longer[1]["resumed_from"]["checkpoint"]
+
+
+def test_an_integer_is_moved_to_the_nearest_with_which_a_run_can_be(tmp_path: Path) -> None:
+    """A batch that two workers share, in two micro-batches each; both are searched."""
+    found = expt.sweep(
+        {**SMALL, "world_size": 2},
+        batch_size=expt.interval(7, 17),
+        gradient_accumulation=expt.interval(1, 3),
+        hydra=ONE_BY_ONE,
+        quiet=True,
+        search={"name": "random", "runs": 3},
+        folder=tmp_path / "search",
+    )
+    assert [each.record["status"] for each in found] == ["completed"] * 3
+    for each in records(tmp_path / "search").values():
+        searched = each["config"]
+        assert searched["batch_size"] % (2 * searched["gradient_accumulation"]) == 0

@@ -6,18 +6,27 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expt.config import constraints, groups, imported, user_code
+from expt.config import constraints, groups, imported, signature, user_code
 from expt.config.identity import shown
 from expt.config.user_code import fingerprint, resolve, targets
 from expt.data.kinds.custom import Custom
+from expt.errors import ConfigError
 from tests.conftest import Configured
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_forgotten() -> Iterator[None]:
+    with imported.as_on_disk():
+        yield
 
 
 @pytest.fixture
@@ -286,3 +295,30 @@ def test_a_process_gets_its_modules_back(package: Path) -> None:
         importlib.import_module("twice_written.width")
     assert resolve(NAME, object) is kept
     assert vars(sys.modules["twice_written"])["parts"] is sys.modules["twice_written.parts"]
+
+
+def test_only_code_that_this_user_has_kept_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of somebody else, nor what somebody has changed or added."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "expt_main_0.py").write_text("X = 1\n")
+    signature.sign(own)
+    copies = {name: shutil.copytree(own, tmp_path / name) for name in ("copy", "edited", "more")}
+    (copies["edited"] / "expt_main_0.py").write_text("X = 2\n")
+    (copies["more"] / "expt_main_0.so").touch()
+    for name in ("own", "copy"):
+        user_code.find_kept(tmp_path / name)
+    for name in ("edited", "more"):
+        with pytest.raises(ConfigError):
+            user_code.find_kept(tmp_path / name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    assert not signature.is_signed(own)
+    user_code.find_kept(copies["edited"], trust=True)
+    assert str(copies["edited"]) in sys.path
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    assert signature.is_signed(copies["more"]), "nobody has a key here, and it is our file"

@@ -61,15 +61,15 @@ class Watched:
             **settings,
         )
 
-    def epoch(self, seconds: float) -> bool:
+    def epoch(self, seconds: float, *, may_end: bool = False, ends: bool = False) -> bool:
         """Train for so long, then evaluate; returns whether pictures of that were drawn."""
         before = len(self.pictures.drawn)
         self.dashboard.watch(iter(()))
         self.clock.now += seconds
         self.position.step += 10
-        self.dashboard.end_epoch(review=self.dashboard.wants_review())
+        self.dashboard.end_epoch(review=self.dashboard.wants_review(), may_end=may_end)
         self.dashboard.review()
-        self.dashboard.end_evaluation("val")
+        self.dashboard.end_evaluation("val", is_last=ends)
         return len(self.pictures.drawn) > before
 
 
@@ -112,7 +112,10 @@ def test_pictures_that_are_asked_for_are_drawn_and_those_that_are_not_never(watc
         "rank 0 alone draws; the others follow its wish"
     )
     at_end = watch(images="end")
-    assert [at_end.epoch(0.0) for _ in range(10)] == [False] * 9 + [True]
+    assert not at_end.epoch(0.0)
+    assert not at_end.epoch(0.0, may_end=True), "it might have been the last"
+    assert at_end.epoch(0.0, may_end=True, ends=True)
+    assert not watch(images="spare").epoch(0.0, may_end=True, ends=True)
 
 
 def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:

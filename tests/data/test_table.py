@@ -24,6 +24,7 @@ from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
+from tests.conftest import Configured
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -114,6 +115,78 @@ def test_classes_that_a_float_would_merge(
     assert (rows.targets.tolist(), rows.class_names) == (classes, names)
 
 
+@pytest.mark.parametrize(
+    ("cells", "names"),
+    [
+        (("10", "1_0", "5"), ("10", "1_0", "5")),
+        (("20", "1e1"), ("1e1", "20")),
+        (("+1", "-1"), ("-1", "+1")),
+        (("7.0", "10", "7"), ("7", "10")),
+        (("u", "10", "1e1"), ("10", "1e1", "u")),
+    ],
+)
+def test_labels_are_as_they_are_spelled_unless_all_are_integers(
+    tmp_path: Path, cells: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    text = "".join(f"0,{cell}\n" for cell in cells * 2)
+    found = of(written(tmp_path, f"a,y\n{text}"), features=None).load(CLASS)
+    assert found.class_names == names
+    spelled = [names[number] for number in found.targets]
+    assert spelled == [cell if cell in names else "7" for cell in cells * 2]
+
+
+NUMBERED = "".join(f"{row},{row % 7},{'uv'[row > 20]}\n" for row in range(40))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f",b,y\n{NUMBERED}",
+        f"Unnamed: 0,b,y\n{NUMBERED}",
+        f"id,b,y\n{NUMBERED}",
+        f"id,b,y\n{''.join(NUMBERED.splitlines(True)[::-1])}",
+        f"id,b,y\n{''.join(sorted(NUMBERED.splitlines(True)))}",
+        f"id,b,y\n{''.join(NUMBERED.splitlines(True)[::2])}",
+        "b,y,\n" + "".join(f"{row % 7},{'uv'[row > 20]},\n" for row in range(40)),
+    ],
+    ids="index index_read_again id falling shuffled filtered trailing_comma".split(),
+)
+def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    rows = of(path, features=None).load(CLASS)
+    assert (rows.feature_names, [*rows.left_out]) == (
+        ("b",),
+        [(text.partition(",")[0] or "Unnamed: 0") if text[0] != "b" else "Unnamed: 2"],
+    )
+    assert built(of(path, features=None), CLASS).info.told["left_out"] == rows.left_out
+    if text[0] != "b":
+        named = of(path, features=(*rows.left_out, "b")).load(CLASS)
+        assert (named.features.shape[1], named.left_out) == (2, {})
+
+
+def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> None:
+    """Whatever else the other table has, or would have been left out of it."""
+    told = built(of(written(tmp_path, f"a,b,y\n{NUMBERED[80:]}"), features=("b", "a")), CLASS)
+    other = "".join(f"x y,{row},{row + 1},{'uv'[row % 2]}\n" for row in range(30))
+    dataset = of(written(tmp_path, f"name,a,b,y\n{other}"), features=None)
+    dataset.prepare(CLASS, learns=False)
+    source = dataset.open(CLASS, CPU, 0, told.info.told)
+    assert source.feature_names == ("b", "a")
+    assert source.shapes["image_size"] == (1, 2)
+
+
+def test_a_class_that_train_has_none_of_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, test = split(40, 0.2, None)
+    for place in (int(test[0]), next(at for at in range(40) if at not in test)):
+        rows = [f"{row * 3 % 7},{'uv'[row % 2] if row != place else 'odd'}" for row in range(40)]
+        path = written(tmp_path, "a,y\n" + "\n".join(rows))
+        data = built(of(path, features=None, test_fraction=0.2), CLASS)
+        assert data.info.class_names == ("odd", "u", "v")
+        assert ("class odd," in capsys.readouterr().err) == (place in test)
+
+
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
     assert rows.features.tolist() == [[1, 1], [0, 2]]
@@ -160,6 +233,23 @@ def test_a_parquet_file(tmp_path: Path) -> None:
         of(path).load(CLASS)
 
 
+def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    labels = ["u", None, "v"] * 10
+    frame = pandas.DataFrame({"a": [0.5, 1.5, 0.5] * 10, "y": pandas.Categorical(labels)})
+    frame.to_parquet(path := tmp_path / "t.parquet")
+    for each in (frame, frame.astype({"y": "object"})):
+        each.to_parquet(path)
+        with pytest.raises(DataError, match="column y, row 2: is empty"):
+            of(path, features=None).load(CLASS)
+    for index in ("patient", None):
+        known = frame.dropna().sample(frac=1, random_state=0).rename_axis(index)
+        known.to_parquet(path)
+        rows = of(path, features=None).load(CLASS)
+        assert (rows.feature_names, rows.class_names) == (("a",), ("u", "v"))
+        assert [*rows.left_out] == [index or "__index_level_0__"]
+
+
 def test_without_pyarrow_it_is_said_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +264,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,y\n1,1\n2,2\nx y,3\n",
         {"features": None},
         NUMBER,
-        "column a, row 3: 'x y' is no number; name",
+        "column a, row 3: 'x y' is no number; give it",
     ),
     "named text": (
         "a,y\nx,1\n",
@@ -258,7 +348,25 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
-    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, "its columns are not separated by commas"),
+    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, "its columns are separated by ';'"),
+    "one text beside numbers": (
+        "a,b,y\nx,1,1\ny,2,2\n",
+        {"features": None},
+        NUMBER,
+        r"name the columns of numbers: 'dataset.features=\[b\]'",
+    ),
+    "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
+    "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),
+    "digits of a program": ("a,b,y\n1_000,2,3\n", {}, NUMBER, "column a, row 1: '1_000' is no"),
+    "an open quote": ('a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', {}, CLASS, "quote .* line 3"),
+    "two open quotes": ('a,b,y\n1,2,"v\n1,2,"u\n', {}, CLASS, "quote .* line 2"),
+    "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: 'NA' stands for no"),
+    "rows": (
+        "a,y\n" + "".join(f"{row},{row % 3}\n" for row in range(30)),
+        {"features": None},
+        NUMBER,
+        r"but a \(counts the rows\).* 'dataset.features=\[a\]'",
+    ),
     "no rows": ("a,b,y\n", {}, NUMBER, "has no rows; give it some"),
     "nothing": ("", {}, NUMBER, "is empty; its first line names the columns"),
 }
@@ -276,7 +384,7 @@ def test_bad_tables_are_told_by_file_column_and_row(
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for name, content, says in (
         ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
-        ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv cannot be read as a .csv \("),
+        ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv: is not UTF-8 at byte 4, in line 2"),
         ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet; convert it"),
         ("none.csv", None, r"dataset.path=.*none.csv: there is no such file"),
     ):
@@ -299,6 +407,15 @@ def test_another_content_is_another_dataset(
     assert of(written(tmp_path, CSV.replace("4.5", "4.6"))).fingerprint() != first
     with pytest.raises(DataError, match="there is no such file"):
         of(tmp_path / "gone.csv").fingerprint()
+
+
+def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured) -> None:
+    path = written(tmp_path, "0,1,4\n1,2,3\n4,5,6\n")
+    words = ("dataset=table", "task=regression", "dataset.targets=4", "dataset.features=[0,1]")
+    dataset = configured(*words, f"dataset.path={path}").dataset
+    assert (dataset.targets, dataset.features) == ("4", ("0", "1"))
+    assert dataset.load(NUMBER).targets.tolist() == [[3], [6]]
+    assert configured(*words, "dataset.path=2024").dataset.path == "2024"
 
 
 def diabetes(**options: Any) -> Diabetes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,11 @@ def test_each_key_of_a_group_is_documented(group: str) -> None:
     }
     for kind in GROUPS[group].values():
         assert {field.name for field in dataclasses.fields(kind)} - INTERNAL <= keys
+
+
+@pytest.mark.parametrize("page", settings.PAGES, ids=lambda page: page.stem)
+def test_a_page_in_the_checkout_is_what_is_generated(page: Path) -> None:
+    assert settings.filled(text := page.read_text(encoding="utf-8")) == text, "scripts/lint"
 
 
 def test_what_a_page_says_of_a_setting() -> None:

@@ -18,7 +18,15 @@ from typing import Any
 import pytest
 
 from expt import signals
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
+from expt.errors import (
+    ConfigError,
+    Diverged,
+    ExptError,
+    Interrupted,
+    Killed,
+    RunFailed,
+    WorkersLost,
+)
 from expt.launch import pool
 from expt.launch.job import Job, Observer, Options
 from expt.launch.packing import GpuLocks
@@ -580,6 +588,21 @@ def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) 
     world.plans["b"][0]["on_poll"] = begun.paths.metrics.touch
     world.run(job, begun)
     assert [(one.status, one.retries) for one in (job, begun)] == [(COMPLETED, 1), (FAILED, 0)]
+
+
+@pytest.mark.parametrize("error", [Killed("by SIGKILL"), WorkersLost("all")])
+def test_a_trial_that_was_killed_is_tried_again_before_it_is_judged(
+    world: World, error: RunFailed
+) -> None:
+    job, trial, again = world.job("a"), world.job("b"), world.job("c")
+    for one in (job, trial, again):
+        world.plans[one.name] = [{"error": error, "on_poll": one.paths.metrics.touch}, {}]
+        one.paths.folder.mkdir(parents=True)
+        one.is_trial = one is not job
+    world.plans["c"][1] = {"error": error}
+    world.run(job, trial, again)
+    ends = [(one.status, one.retries) for one in (job, trial, again)]
+    assert ends == [(FAILED, 0), (COMPLETED, 1), (FAILED, 1)]
 
 
 def test_an_error_of_the_command_itself_is_nobodys_interruption(world: World) -> None:

@@ -4,21 +4,27 @@ counts, as ever.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
+from torch.nn import functional
 
 from expt.config.constraints import Target
 from expt.config.schema import RunConfig
+from expt.data.loading import Batch
+from expt.errors import ConfigError
 from expt.models.vision import ConvNet
 from expt.tasks.custom import Config as TargetTask
 from expt.tasks.sums import Sums
+from expt.tasks.task import Task
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Position
@@ -32,19 +38,17 @@ WORDS = (*SMALL, "model.paddings=[same,same]", "batch_size=16", "ema=0.5")
 
 
 def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any, Any, int]:
-    """The state and the evaluation after three steps, and how often DistributedDataParallel has
-    sent buffers in them.
+    """The state and the evaluation after three steps, and how often buffers were sent in them.
 
-    With `broadcast` it is to do so before each forward pass, or not, whatever the model is.
+    With `broadcast` they are to be after each step, or not, whatever the model is.
     """
     parallel._trains_by_buffers = lambda *_: broadcast  # in this process alone
-    sent, send = list[int](), DistributedDataParallel._sync_buffers
+    sent, send = list[int](), collectives.broadcast
 
-    def noted(self: Any) -> None:
+    def noted(tensors: Any) -> None:
         sent.append(1)
-        send(self)  # type: ignore[no-untyped-call]
+        send(tensors)
 
-    DistributedDataParallel._sync_buffers = noted  # type: ignore[method-assign]
     torch.manual_seed(0)
     data = build.build_data(config, worker)
     learner = build.build_learner(config, data, worker)
@@ -53,7 +57,9 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
         Position(99, 99),
         data.train.epoch(1),
     )
+    collectives.broadcast = noted
     train_epoch(learner, itertools.islice(batches, 3), position, sums, log_every=100)
+    collectives.broadcast = send
     saved = {name: value.tolist() for name, value in learner.module.state_dict().items()}
     collectives.broadcast_buffers(learner.evaluated)
     assert data.val is not None
@@ -93,3 +99,76 @@ def test_of_ones_own_code_nobody_knows(configured: Configured) -> None:
     assert parallel._trains_by_buffers(own_task, module)
     module.register_buffer("seen", torch.zeros(1))
     assert parallel._trains_by_buffers(config, module)
+
+
+class Odd(nn.Module):
+    """Has buffers that differ by worker, or lie in memory as torch can't send them."""
+
+    hidden: Tensor
+
+    def __init__(self, num_classes: int, kind: str) -> None:
+        super().__init__()
+        self.layer, self.norm, self.kind = nn.Linear(64, num_classes), nn.BatchNorm1d(64), kind
+        odd = {
+            "transposed": torch.zeros(5, 64).unsqueeze(0).transpose(0, 1),
+            "expanded": torch.zeros(1, 64).expand(5, 64),
+            "sparse": torch.eye(3).to_sparse(),
+        }
+        self.register_buffer("hidden", odd.get(kind, torch.zeros(64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.kind == "carried":
+            self.hidden.add_(x.mean(0))
+        elif self.kind == "alike":
+            self.hidden.add_(1)
+        twice: Tensor = self.norm(x) + self.norm(2 * x) * (1 + self.hidden.sum())
+        outputs: Tensor = self.layer(twice)
+        return outputs
+
+
+class Twice(Task):
+    """Calls the model twice in a step."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Any:
+        return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+    def forward(self, model: Any, batch: Batch) -> Any:
+        return model(batch.inputs) + model(batch.inputs)
+
+
+def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
+    torch.manual_seed(0)
+    data = build.build_data(config, worker)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            learner = build.build_learner(config, data, worker)
+        except ConfigError as error:
+            return str(error), []
+        sums, batches = Sums(learner.task, worker.device), data.train.epoch(1)
+        train_epoch(learner, itertools.islice(batches, 2), Position(99, 99), sums, log_every=100)
+    return said.getvalue(), learner.module.get_buffer("hidden").flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("carried", "hidden"),
+        ("alike", ""),
+        ("transposed", ""),
+        ("expanded", ""),
+        ("sparse", "hidden"),
+    ],
+)
+def test_buffers_of_custom_models_are_sent_between_steps(
+    kind: str, said: str, configured: Configured, tmp_path: Path
+) -> None:
+    words = ("~model", f"+model={{_target_: {__name__}.Odd, kind: {kind}}}")
+    task = ("~task", f"+task._target_={__name__}.Twice", "objective=loss/val")
+    config = dataclasses.replace(configured(*words, *task, "batch_size=16"), world_size=2)
+    (first, hidden), (second, others) = together(
+        tmp_path, 2, functools.partial(stepped, config=config)
+    )
+    assert (said in first) if said else not first
+    assert not second or kind == "sparse"
+    assert hidden == others

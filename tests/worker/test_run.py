@@ -148,11 +148,11 @@ class Watching(Observer):
     def wants_review(self) -> bool:
         return True
 
-    def end_epoch(self, *, review: bool) -> None:
-        self.moments.append(f"epoch, {review}")
+    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
+        self.moments.append(f"epoch, {review}, {may_end}")
 
-    def end_evaluation(self, split: str) -> None:
-        self.moments.append(split)
+    def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
+        self.moments.append(f"{split}, {is_last}")
 
     def close(self, *, complete: bool) -> None:
         self.moments.append(f"end, {complete}")
@@ -160,9 +160,22 @@ class Watching(Observer):
 
 def test_who_looks_on_is_told_of_each_moment(train_alone: TrainAlone) -> None:
     seen = Watching()
-    train_alone("dataset.train_limit=128", "epochs=1", observe=lambda *_: seen)
+    train_alone("dataset.train_limit=128", "epochs=2", observe=lambda *_: seen)
     step = ["batch of 64", "gradients"]
-    assert seen.moments == [*step, *step, "epoch, True", "val", "test", "end, True"]
+    first = [*step, *step, "epoch, True, False", "val, False"]
+    last = [*step, *step, "epoch, True, True", "val, True", "test, True", "end, True"]
+    assert seen.moments == [*first, *last]
+
+
+def test_who_looks_on_is_told_where_early_stop_ends_a_run(train_alone: TrainAlone) -> None:
+    """The evaluation that ends it is looked at: that it may be is known before."""
+    seen = Watching()
+    stop = "early_stop={metric: accuracy/val, patience: 2, min_delta: 0.9}"
+    train_alone("dataset.train_limit=128", "epochs=9", stop, observe=lambda *_: seen)
+    ends = [moment for moment in seen.moments if moment.startswith(("epoch", "val", "test"))]
+    assert ends[:2] == ["epoch, True, False", "val, False"]
+    assert ends[-3:] == ["epoch, True, True", "val, True", "test, True"]
+    assert len(ends) < 9
 
 
 class Listening(Observer):

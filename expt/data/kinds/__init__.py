@@ -112,6 +112,10 @@ class DatasetConfig:
         Raise DataError that names what is missing or damaged.
         """
 
+    def described(self, task: Any) -> str:
+        """Return a line on what a run takes of the files; printed at its start."""
+        return ""
+
     def fingerprint(self) -> str | None:
         """Return a digest of the files; None if the settings say it all."""
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Size
+from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
 from expt.data.cache import cache_dir, of_files
 from expt.data.image_files import names_below, open_picture
@@ -43,8 +43,8 @@ class HuggingFace(Images):
 
     name: Literal["huggingface"]
     path: Place
-    input: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    target: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    input: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
+    target: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     standardise: Standardise = True
     standardise_targets: Standardise = False
     image_size: Size | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Key
+from expt.config.constraints import STRICT, Key, Name
 from expt.data.cache import of_content, state_of
 from expt.data.columns import (
     FIX,
-    Column,
+    Columns,
+    are_numbers,
+    base,
     check_labels,
     check_learnable,
     classes_of,
     columns_of,
+    counts_rows,
+    is_number,
     numbers_of,
 )
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
@@ -32,6 +37,9 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 Kind: TypeAlias = Literal["class", "label", "number"]
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
+_INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
+_MANY = 12
+"""Names that are listed."""
 _KINDS: dict[str, Kind] = {"class": "class", "labels": "label"}
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
@@ -47,6 +55,8 @@ class Rows(NamedTuple):
     target_names: tuple[str, ...]
     class_names: tuple[str, ...]
     """empty where the targets are no classes"""
+    left_out: Mapping[str, str] = {}
+    """Why columns that nobody named are no features."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -78,19 +88,40 @@ class _Table(DatasetConfig):
         return path
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig."""
-        self.load(task, learns=learns)
+        """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
+        if learns:
+            self.load(task)
+        else:
+            assert self.file
 
-    def load(self, task: Any, *, learns: bool = True) -> Rows:
+    def described(self, task: Any) -> str:
+        """See DatasetConfig."""
+        rows = self.load(task)
+        kind = "numbers"
+        if names := rows.class_names:
+            kind = f"{len(names)} classes: {listed(names)}"
+        left = [f"{name} ({why})" for name, why in rows.left_out.items()]
+        return "; ".join(
+            (
+                f"{self.file.name}: {len(rows.features)} rows",
+                f"target {listed(rows.target_names)} ({kind})",
+                f"features {listed(rows.feature_names)} (numbers)",
+                *(["left out: " + listed(left)] if left else []),
+            )
+        )
+
+    def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows, as the configured `task` takes their targets.
 
-        Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot
-        be read, and where the task `learns` of them for classes of which nothing can be learned.
+        If nobody names features, they are those that a run was `trained_on`, by its record. Raise
+        ConfigError for columns that are not there, DataError for a file or a cell that cannot be
+        read, and without a run for classes of which nothing can be learned.
         """
-        targets, features = names_of(self.targets), self.features
+        targets, known = names_of(self.targets), tuple((trained_on or {}).get("feature_names", ()))
         kind = _KINDS.get(getattr(task, "TARGETS", ""), "number")
-        rows = _load(self.file, tuple(state_of(self.file)), targets, features, kind)
-        if learns and rows.class_names:
+        state = tuple(state_of(self.file))
+        rows = _load(self.file, state, targets, self.features or (), known, kind)
+        if trained_on is None and rows.class_names:
             check_learnable(self.file, targets[0], rows.targets, rows.class_names)
         return rows
 
@@ -104,7 +135,7 @@ class _Table(DatasetConfig):
         """Return the rows, of which a part drawn alike for all runs is the test set."""
         from expt.data import memory
 
-        table = self.load(task, learns=trained_on is None)
+        table = self.load(task, trained_on)
         parts = memory.drawn_parts(len(table.features), self.test_fraction)
         return memory.of_rows(self, table, parts, device, trained_on)
 
@@ -112,7 +143,7 @@ class _Table(DatasetConfig):
         """Return the file and the row, counted from 1."""
         from expt.data.memory import drawn_parts
 
-        number = len(self.load(task, learns=False).features)
+        number = len(next(iter(columns_of(self.file).values())))
         parts = drawn_parts(number, self.test_fraction)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()
         return lambda index: {"path": str(self.file), "row": chosen[index] + 1}
@@ -124,8 +155,8 @@ class Table(_Table):
 
     name: Literal["table"]
     path: Place
-    targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    features: Annotated[Annotated[tuple[str, ...], Field(min_length=1)] | None, Key(evaluate=True)]
+    targets: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
+    features: Annotated[Annotated[tuple[Name, ...], Field(min_length=1)] | None, Key(evaluate=True)]
 
     TASKS = ("classification", "regression", "multilabel")
 
@@ -176,42 +207,88 @@ def _load(
     path: Path,
     _state: tuple[int, ...],
     targets: tuple[str, ...],
-    features: tuple[str, ...] | None,
+    features: tuple[str, ...],
+    known: tuple[str, ...],
     kind: Kind,
 ) -> Rows:
     columns = columns_of(path)
-    given, features = features, _chosen(path, columns, targets, features)
-    if not len(columns[features[0]]):
-        raise DataError(f"{path}: has no rows; give it some")
-    fix = FIX if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or fix it"
-    found, feature_names = numbers_of(path, columns, features, fix)
+    for key, chosen in (("targets", targets), ("features", features)):
+        _refuse_missing(path, columns, key, chosen)
+    refuse_twice({"targets": targets, "features": features})
+    found, names, left_out = _features(path, columns, targets, features, known)
     if kind == "class":
         answers, class_names = classes_of(path, targets[0], columns[targets[0]])
-        return Rows(found, answers, feature_names, targets, class_names)
+        return Rows(found, answers, names, targets, class_names, left_out)
     answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else FIX)
     if kind == "label":
         check_labels(path, target_names, answers)
-    return Rows(found, answers, feature_names, target_names, ())
+    return Rows(found, answers, names, target_names, (), left_out)
 
 
-def _chosen(
+def _features(
     path: Path,
-    columns: Mapping[str, Column],
+    columns: Columns,
     targets: Sequence[str],
-    features: Sequence[str] | None,
-) -> tuple[str, ...]:
-    for name in (*targets, *(features or ())):
-        if name not in columns:
-            has = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
-            raise ConfigError(
-                f"dataset.{'targets' if name in targets else 'features'}={name}: {path} has no such"
-                f" column, it has {has}.{did_you_mean(name, list(columns))}"
-            )
-    refuse_twice({"targets": targets, "features": features or ()})
-    found = tuple(name for name in (features or columns) if name not in targets)
-    if not found:
+    features: Sequence[str],
+    known: Sequence[str],
+) -> tuple[np.ndarray, tuple[str, ...], dict[str, str]]:
+    """Return the features, their names, and why others are left out if nobody chose any."""
+    is_open, left_out = not (features or known), dict[str, str]()
+    chosen = [*features] or [name for name in columns if name in {*known, *map(base, known)}]
+    if is_open:
+        left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
+        chosen = [name for name in columns if name not in (*targets, *left_out)]
+    if not chosen:
         raise ConfigError(f"dataset.features: {path} has no column beside the targets; give it one")
-    return found
+    if not len(columns[chosen[0]]):
+        raise DataError(f"{path}: has no rows; give it some")
+    found, names = numbers_of(path, columns, chosen, _fix(columns, chosen) if is_open else FIX)
+    counters = [
+        name in columns and counts_rows(each) for name, each in zip(names, found.T, strict=True)
+    ]
+    if is_open and any(counters):
+        left_out |= dict.fromkeys(itertools.compress(names, counters), _COUNTER)
+        if all(counters):
+            raise ConfigError(
+                f"dataset.features: {path} has no column beside the targets but {listed(names)}"
+                f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
+            )
+        kept = [place for place, name in enumerate(names) if name not in left_out]
+        return found[:, kept], tuple(names[place] for place in kept), left_out
+    return found, names, left_out
+
+
+def _fix(columns: Columns, chosen: Sequence[str]) -> str:
+    numbers = [name for name in chosen if are_numbers(columns[name])]
+    return f"fix it, or name the columns of numbers: {_word(numbers)}" if numbers else FIX
+
+
+def _word(features: Sequence[str]) -> str:
+    from expt.runs.request import joined, literal  # late: it imports all kinds of datasets
+
+    return joined([f"dataset.features={literal([*features])}"])
+
+
+def _refuse_missing(path: Path, columns: Columns, key: str, names: Sequence[str]) -> None:
+    """Raise ConfigError for a column that is not there, DataError where the names are numbers."""
+    for name in names:
+        if name in columns:
+            continue
+        if all(map(is_number, columns)):
+            raise DataError(
+                f"{path}: its first line is one of numbers ({listed([*columns])}), and none is"
+                f" {name}; name the columns there"
+            )
+        raise ConfigError(
+            f"dataset.{key}={name}: {path} has no such column, it has {listed([*columns])}"
+            f".{did_you_mean(name, list(columns))}"
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of many names."""
+    more = f", ... {len(names)} in all" if len(names) > _MANY else ""
+    return ", ".join(names[:_MANY]) + more
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:
