@@ -88,6 +88,8 @@ def _findings(root: str | None) -> Iterator[Finding]:
     yield Finding("pass", "python", f"{versions['python']}, expt {versions['expt']}")
     free = machine.available_memory()
     found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
+    if machine.slow_in_bfloat16():
+        found += "; no arithmetic in bfloat16, so amp=true is slow"
     fix = "end other programs; torch and two workers take about 1 GiB"
     yield _checked("CPU", free >= ENOUGH_MEMORY, found, fix)
     fix = "mount a larger one, e.g. docker run --shm-size=1g"

@@ -19,7 +19,7 @@ from expt.config.constraints import Target, kind
 from expt.config.groups import GROUPS
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, refuse_undecoded
 from expt.machine import Machine
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def _adapter() -> TypeAdapter[RunConfig]:
 def _as_json(node: Mapping[str, Any]) -> str | bytes:
     try:
         return to_json(node, fallback=str, inf_nan_mode="constants")  # in a third of the time
-    except PydanticSerializationError:  # a text that is no Unicode, as a file's name may be
+    except PydanticSerializationError:
+        refuse_undecoded(f"{key}={value}" for key, value in keys.flat(dict(node)).items())
         return json.dumps(node, default=str)
 
 

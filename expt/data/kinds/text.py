@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
-from expt.data.image_files import files_below
+from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
@@ -76,6 +76,8 @@ class Text(DatasetConfig):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig."""
         self.extents()
+        below = files_below(self.root)
+        report_left_out(self.root, left_out(below, map(str, self.files())), "text")
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
