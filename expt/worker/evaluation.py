@@ -57,7 +57,7 @@ def measure_weights(
     record, state = _saved(evaluation, worker)
     beat()
     model = rebuilt(record, state, worker.device, amp=config.amp)
-    data = _data(evaluation, config, record["data"], worker)
+    data = _data(evaluation, config, record["data"], worker, beat)
     beat()
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
@@ -103,7 +103,11 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
 
 
 def _data(
-    evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Worker
+    evaluation: Evaluation,
+    config: RunConfig,
+    trained_on: Any,
+    worker: Worker,
+    beat: Callable[[], None],
 ) -> EvaluationData:
     options = LoaderOptions(
         batch_size=config.batch_size,
@@ -113,7 +117,7 @@ def _data(
         std=config.dataset.std,
         channels_last=config.channels_last,
     )
-    with build.in_turn(config, worker):
+    with build.in_turn(config, worker, beat):
         return evaluation_data.load(
             config.dataset,
             config.task,

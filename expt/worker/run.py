@@ -69,7 +69,7 @@ class Run:
         self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
-        self.data = build.build_data(config, worker)
+        self.data = build.build_data(config, worker, beat)
         if config.eval_split == "val" and self.data.val is None:
             raise DataError(
                 "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"

@@ -315,7 +315,8 @@ class Drawing(Dataset[Any]):
     """Reads by generators, counters and caches of its own."""
 
     def __init__(self, train: bool, what: str) -> None:
-        self.what, self.cache, self.late = what, dict[int, Any](), None
+        self.what, self.cache = what, dict[int, Any]()
+        self.late: Any = None
         self.numpy, self.torch, self.count = np.random.default_rng(0), torch.Generator(), 0
 
     def __len__(self) -> int:
@@ -350,9 +351,9 @@ class FromFile(Dataset[Any]):
         return 8
 
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(self.file.seek(1, 1))]), torch.tensor(
-            float(get_worker_info().id)
-        )
+        reader = get_worker_info()
+        number = float(reader.id if reader else -1)
+        return torch.tensor([float(self.file.seek(1, 1))]), torch.tensor(number)
 
 
 def test_each_reading_process_has_its_own_place_in_a_file(tmp_path: Path) -> None:
