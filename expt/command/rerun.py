@@ -59,13 +59,13 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
     how = launcher()
     if not how.starts_workers:
-        raise ConfigError("a rerun cannot run inside torchrun; start it alone")
+        raise ConfigError("a rerun cannot run inside torchrun; start it without torchrun")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged")
     if not then and (found := [paths.folder for paths, _ in results(folder)]):
         example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
-        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
+        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, e.g. {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run to repeat; name the folder of one")
     user_code.find_kept(RunPaths(folder).code)
