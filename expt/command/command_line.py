@@ -19,7 +19,7 @@ from expt.config import keys, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, did_you_mean, warn
+from expt.errors import ConfigError, did_you_mean, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_sweep
@@ -53,6 +53,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
     """
+    refuse_undecoded([*options.settings, os.getcwd()])
     settings = [
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
@@ -191,7 +192,7 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
         if sweep:
             return
         raise ConfigError(
-            "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+            "resume=auto: continues in the folder of a run; name it, e.g. hydra.run.dir=FOLDER"
         )
     folder, paths = Path(given), RunPaths(Path(given))
     left = (paths.result, paths.overrides, paths.checkpoints)

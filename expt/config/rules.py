@@ -169,7 +169,7 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
-        yield "lr_scaling", why, "give it, as in base_batch_size=256"
+        yield "lr_scaling", why, "give it, e.g. base_batch_size=256"
 
 
 def _batch(config: RunConfig, machine: Machine) -> Problems:
@@ -269,7 +269,7 @@ def _transforms(config: RunConfig) -> list[str]:
         if "_target_" not in node:
             example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
             problems.append(
-                f"dataset.transforms.{place}: names no class; give its _target_, as in {example}"
+                f"dataset.transforms.{place}: names no class; give its _target_, e.g. {example}"
             )
         elif str(node["_target_"]).endswith(".Normalize"):
             problems.append(
@@ -314,12 +314,12 @@ def _folds(config: RunConfig) -> list[str]:
     folds, fold = config.dataset.folds, config.dataset.fold
     if folds is None and fold is not None:
         return [
-            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, as in"
+            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, e.g."
             " dataset.folds=5"
         ]
     if folds is not None and fold is None:
         return [
-            f"dataset.folds={folds}: say which one validates, as in dataset.fold=0 or -m"
+            f"dataset.folds={folds}: say which one validates, e.g. dataset.fold=0 or -m"
             f" 'dataset.fold=range({folds})'"
         ]
     if folds is not None and fold is not None and fold >= folds:

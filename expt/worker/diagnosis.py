@@ -140,7 +140,7 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
         now += f", {part} at a time"
     ways = []
     if fits is not None and fits < part:
-        now += f"; {fits} at a time fit, it was tried"
+        now += f"; {fits} at a time fit, as was tried"
     if part > 1:
         few = part // 2 if fits is None or fits >= part else fits
         equal = next(
