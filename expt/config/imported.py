@@ -26,6 +26,7 @@ PREFIX = "expt_main_"
 _read: dict[str, str] = {}
 """For each file that was imported, the hash of what it held; empty where that is not known."""
 _lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def install_finder() -> None:
@@ -136,14 +137,6 @@ def edited() -> dict[str, str]:
         for name, file in own_files().items()
         if (then := _read.get(file)) is not None and hash_now(file) != then
     }
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have it
 
 
 @contextlib.contextmanager
