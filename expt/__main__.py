@@ -13,6 +13,9 @@ TYPED_AT = time.monotonic()
 
 def main() -> None:
     """Run the command in sys.argv, and exit; see expt.command.main."""
+    if sys.getfilesystemencoding() == "ascii":  # LC_ALL=C without the mode that is for it
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # while it imports: Ctrl-C ends it, without traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -125,6 +125,16 @@ INTERRUPTED_UNWRITTEN = "interrupted; nothing was written: type the command agai
 INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
+def refuse_undecoded(texts: Iterable[str]) -> None:
+    """Raise ConfigError for one that is not UTF-8: neither YAML nor a record could hold it."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = text.encode(errors="backslashreplace").decode()
+            raise ConfigError(f"{shown}: is not UTF-8; rename it (see convmv)") from None
+
+
 def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     """Return ` Did you mean 'x'?`, with up to `most` near names, or an empty string."""
     known = sorted(set(choices))

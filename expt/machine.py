@@ -225,19 +225,24 @@ def _nvml() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
+def slow_in_bfloat16() -> bool:
+    """Whether this CPU has no arithmetic in bfloat16, which is then slower than float32."""
+    flags = _cpu_flags()
+    return bool(flags) and not any("bf16" in flag for flag in flags)
+
+
 def _cpu_facts() -> dict[str, Any]:
+    return {"cpu_fp16": bool({"avx512_fp16", "amx_fp16"} & {*_cpu_flags()})}
+
+
+def _cpu_flags() -> list[str]:
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
-        return {}
-    facts = {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in first.splitlines())
-    }
-    flags = facts.get("flags", "").split()
-    return {
-        "cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags,
-    }
+        return []
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {key.strip(): value.split() for key, _, value in lines}
+    return facts.get("flags") or facts.get("Features") or []  # of x86, of ARM
 
 
 def umask() -> int:

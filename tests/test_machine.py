@@ -7,12 +7,16 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
+import torch
 
 from expt import machine
 from expt.command import doctor
+from expt.worker import build
 
 ALL = ("0", "1", "2", "3")
 
@@ -245,3 +249,39 @@ def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "note",
         "if that is to change: nvidia-cuda-mps-control -d",
     )
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "slow", "fp16"),
+    [
+        ("flags : fpu avx2 sha_ni", True, False),  # Zen 3
+        ("flags : avx512f avx512_bf16", False, False),
+        ("flags : amx_bf16 amx_fp16 avx512_fp16", False, True),
+        ("Features : fp asimd bf16", False, False),  # ARM
+        ("Features : fp asimd", True, False),
+        ("", False, False),  # nothing is known
+    ],
+)
+def test_whether_a_cpu_has_short_floats(
+    cpuinfo: str, slow: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"processor : 0\n{cpuinfo}\n\nprocessor : 1\nflags : bf16\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    assert machine.slow_in_bfloat16() == slow
+    assert machine._cpu_facts() == {"cpu_fp16": fp16}
+
+
+@pytest.mark.parametrize("amp", [True, False, "bf16"])
+def test_bfloat16_without_arithmetic_is_reported_once(
+    amp: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: ["avx2"])
+    config: Any = SimpleNamespace(
+        amp=amp, gradient_clip=None, gradient_clip_value=None, on_nan="stop",
+        patches=SimpleNamespace(backward=False),
+    )  # fmt: skip
+    for rank in range(2):
+        worker: Any = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+        build._precision(config, worker, torch.nn.Linear(1, 1))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[2].partition("=")[0] for line in said] == [" amp"] * bool(amp)

@@ -15,11 +15,11 @@ from expt.command.compose import Override, Where, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
-from expt.config import user_code
+from expt.config import keys, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, did_you_mean, warn
+from expt.errors import ConfigError, did_you_mean, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_sweep
@@ -53,6 +53,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
     """
+    refuse_undecoded([*options.settings, os.getcwd()])
     settings = [
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
@@ -135,8 +136,18 @@ def readable(word: str) -> str:
         return _as_texts(key, value) or changed
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if is_list or value.startswith("interval(") or is_readable(changed):
-        return changed
+        is_text = keys.takes_text(key.lstrip("+~"))
+        return f"{key}={_NUMERAL.sub(_as_text, value)}" if is_text else changed
     return f"{key}={','.join(map(quoted, value.split(',')))}"
+
+
+_NUMERAL = re.compile(r"(?<![^[(,])[+-]?[\d.][\w.+-]*(?=[]),]|$)")
+"""A word in a value or a list that Hydra may read as a number: 2024_01 as 202401."""
+
+
+def _as_text(numeral: re.Match[str]) -> str:
+    is_number = isinstance(parse_one(f"key={numeral[0]}").value(), int | float)
+    return quoted(numeral[0]) if is_number else numeral[0]
 
 
 def _as_texts(key: str, value: str) -> str | None:
@@ -181,7 +192,7 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
         if sweep:
             return
         raise ConfigError(
-            "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+            "resume=auto: continues in the folder of a run; name it, e.g. hydra.run.dir=FOLDER"
         )
     folder, paths = Path(given), RunPaths(Path(given))
     left = (paths.result, paths.overrides, paths.checkpoints)

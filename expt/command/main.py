@@ -19,6 +19,7 @@ from expt.errors import (
     Interrupted,
     did_you_mean,
     printable,
+    refuse_undecoded,
 )
 from expt.launch import forkserver
 from expt.launch.launcher import adopt, launcher
@@ -55,6 +56,7 @@ def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
 
 
 def _do(arguments: Sequence[str], typed_at: float) -> int:
+    refuse_undecoded(arguments)
     first = arguments[0] if arguments else ""
     if first in WORDS:
         return int(importlib.import_module(WORDS[first].module).main(arguments[1:]))

@@ -26,6 +26,7 @@ PREFIX = "expt_main_"
 _read: dict[str, str] = {}
 """For each file that was imported, the hash of what it held; empty where that is not known."""
 _lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def install_finder() -> None:
@@ -59,7 +60,7 @@ class _Finder:
         for finder in [each for each in sys.meta_path if each is not self]:
             if spec := finder.find_spec(name, path, target):
                 loader = spec.loader
-                if type(loader) is SourceFileLoader and _is_own(os.path.dirname(loader.path)):
+                if type(loader) is SourceFileLoader and not is_installed(loader.path):
                     spec.loader = _ByContent(loader.name, loader.path)
                 return spec
         return None
@@ -75,20 +76,17 @@ class _ByContent(SourceFileLoader):
 _FINDER = _Finder()
 
 
-def is_installed(path: Path) -> bool:
+def is_installed(path: Path | str) -> bool:
     """Return whether a file is of Python, expt or a package, and not the person's own."""
-    of_packages = [
-        folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))
-    ]
+    return f"{path}/".startswith(_installed(tuple(map(str, sys.path))))
+
+
+@functools.lru_cache(1)
+def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
     expt = Path(__file__).parents[1]
     own = (os.path.dirname(os.__file__), str(expt), str(expt.with_name("hydra_plugins")))
-    folders = (*own, *of_packages)
-    return f"{path}/".startswith(tuple(f"{folder}/" for folder in folders))
-
-
-@functools.cache  # of hundreds of modules that torch imports late
-def _is_own(folder: str) -> bool:
-    return not is_installed(Path(folder))
+    of_packages = [each for each in path if each.endswith(("site-packages", "dist-packages"))]
+    return tuple(f"{folder}/" for folder in (*own, *of_packages))
 
 
 def _hash(source: bytes) -> str:
@@ -115,7 +113,7 @@ def own_files() -> dict[str, str]:
         is_made = name.startswith((PREFIX, "__"))
         if file is None or is_made or not spec or not spec.has_location:
             continue
-        if _is_own(os.path.dirname(file)) and os.path.isfile(file):
+        if not is_installed(file) and os.path.isfile(file):
             found[name] = os.path.abspath(file)
     return found
 
@@ -139,14 +137,6 @@ def edited() -> dict[str, str]:
         for name, file in own_files().items()
         if (then := _read.get(file)) is not None and hash_now(file) != then
     }
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have it
 
 
 @contextlib.contextmanager

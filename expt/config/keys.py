@@ -26,7 +26,7 @@ def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> li
     """Return the keys of two flat settings (see `flat`) that differ although `rule` forbids it.
 
     Keys that change no number may always differ, and so may those without effect in both. Where
-    another member of a group is chosen only its name is listed, as in `model.name`.
+    another member of a group is chosen only its name is listed, e.g. `model.name`.
     """
     found = [
         key
@@ -207,6 +207,27 @@ def _values(hint: Any) -> Iterator[str]:
 
 
 @functools.cache
+def takes_text(key: str) -> bool:
+    """Return whether a setting is a text, or a list of texts, whichever word stands there."""
+    *above, last = key.split(".")
+    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    return bool(hints) and {leaf for hint in hints for leaf in _leaves(hint)} <= _TEXT
+
+
+_TEXT = {str, types.NoneType, Ellipsis}
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    """Yield the types in a type: its own, those of a union, of a list's elements."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
+        for one in inside[:1] if origin is typing.Annotated else inside:
+            yield from _leaves(one)
+    else:
+        yield hint
+
+
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
@@ -234,7 +255,7 @@ def _keys_below(kind: type, prefix: str) -> Iterator[str]:
 
 
 def varying(*by: str) -> tuple[str, ...]:
-    """Return the keys by which runs may differ that are alike but for `by`, as in "repetition"."""
+    """Return the keys by which runs may differ that are alike but for `by`, e.g. "repetition"."""
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 

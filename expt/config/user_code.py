@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.config import secrets, signature
 from expt.config.constraints import DOTTED_NAME, plain
-from expt.config.imported import PREFIX, edited, hash_now, install_finder, is_installed
+from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
 TRUST = "EXPT_TRUST_CODE"
@@ -93,12 +93,18 @@ def has_other_source(record: Mapping[str, Any]) -> bool:
     return now is not None and (now != then or bool(changed(record)))
 
 
+def is_imported(record: Mapping[str, Any]) -> bool:
+    """Return whether this process has imported what a run has, and from the same source."""
+    ran, here = record.get("imported", {}), as_imported()
+    return bool(ran) and all(here.get(name, {}).get("hash") == ran[name]["hash"] for name in ran)
+
+
 def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files of which this process has imported an older source.
 
     They are of the classes `names`, or were imported by the run of `record`.
     """
-    if not (old := edited()):
+    if not (old := edited()) or is_imported(record or {}):
         return []
     concerned = {*own_modules(names), *(record or {}).get("imported", ())}
     return [os.path.relpath(file) for name, file in old.items() if name in concerned]
@@ -389,7 +395,7 @@ def _planned(value: Any) -> Any:
     path = value["_target_"]
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
         example = "_target_: torchvision.transforms.v2.RandAugment"
-        raise ConfigError(f"_target_={path}: name a class, as in {example}")
+        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
     _refuse_python_s(path, path)  # before anything there is imported
     cls: type = resolve(path, object)
     if cls.__module__ != "__main__":

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
-from expt.data.changes import listed
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
 from expt.data.samples import refuse_shuffled
-from expt.data.source import Source, absent_classes, are_images
+from expt.data.source import Source, are_images, warn_of_absent
 from expt.errors import ConfigError, DataError, did_you_mean, warn
 from expt.runs.request import Split
 
@@ -131,28 +130,12 @@ def build(
     """
     source = dataset.open(task, device, num_workers)
     check_image_keys(dataset, source)
-    if shard.rank == 0 and source.changes:
-        warn(
-            f"dataset._target_={dataset.custom_class}: reading a sample changes"
-            f" {listed(source.changes)}, which no checkpoint holds and each reading process has a"
-            " copy of; draw from the global generators of torch, NumPy and Python, which are"
-            " seeded for each sample"
-        )
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    if shard.rank == 0 and (limit := dataset.train_limit) and limit > (there := len(train_idx)):
-        warn(f"dataset.train_limit={limit}: there are {there} samples to train on, all are used")
-    if shard.rank == 0:
-        warn_of_absent(dataset, source, task, train_idx)
     if drop_last:
         check_batch(len(train_idx), batch_size, batch_parts)
-        dropped = len(train_idx) % batch_size
-        if shard.rank == 0 and dropped >= NOTICEABLE * len(train_idx):
-            warn(
-                f"drop_last=true: each epoch leaves out {dropped} of {len(train_idx)} training"
-                f" samples, which fill no batch of {batch_size}; use drop_last=false to train on"
-                " all"
-            )
+    if shard.rank == 0:
+        warn_of_samples(dataset, source, task, train_idx, batch_size if drop_last else 1)
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,
@@ -176,15 +159,8 @@ def build(
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
-    info = _info(source, train_idx, task, val=val, test=test)
-    pairs = zip(info.class_names, info.class_counts, strict=False)
-    if shard.rank == 0 and (never := [name for name, count in pairs if not count]):
-        warn(
-            f"dataset={dataset.name}: no sample to train on is of the class {', '.join(never[:8])},"
-            f" {len(never)} of {len(info.class_names)}: it cannot be learned"
-        )
     return Data(
-        info=info,
+        info=_info(source, train_idx, task, val=val, test=test),
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
@@ -192,24 +168,24 @@ def build(
     )
 
 
-def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
-    """Warn of classes that no training sample has, by the masks that were read if they are masks.
-
-    Of a custom dataset only a few are read, and it is warned of only if they have one class.
-    """
-    targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
-    absent = absent_classes(source, targets, train)
-    if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
-        return
-    names = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
-    fix = "add some, or hold out other samples"
-    if targets == "mask":
-        ignored = getattr(task, "ignore_index", 255)
-        fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
-    warn(
-        f"dataset={dataset.name}: no training sample has the class {names}, which can't be learned;"
-        f" {fix}"
-    )
+def warn_of_samples(
+    dataset: DatasetConfig, source: Source, task: Any, train: Tensor, fills: int
+) -> None:
+    """Warn of what training samples lack, change or leave out; batches have `fills` of them."""
+    there = len(train)
+    warn_of_absent(dataset, source, task, train)
+    for note in source.notes:
+        warn(f"dataset._target_={dataset.custom_class}: {note}")
+    if dataset.train_limit and dataset.train_limit > there:
+        warn(
+            f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"
+            " are used"
+        )
+    if (dropped := there % fills) >= NOTICEABLE * there and dropped:
+        warn(
+            f"drop_last=true: each epoch leaves out {dropped} of {there} training samples, which"
+            f" fill no batch of {fills}; use drop_last=false to train on all"
+        )
 
 
 def _info(

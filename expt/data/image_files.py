@@ -223,7 +223,7 @@ def in_mode(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def look(path: str, mode: str) -> tuple[Any, str]:
+def look(path: str, mode: str | None) -> tuple[Any, str]:
     """Return a picture, or None, and words for what its file has beside; `!` begins an error."""
     from PIL import Image
 

@@ -186,7 +186,7 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
             raise DataError(
                 f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
-                " size, as in 'dataset.image_size=[224,224]'"
+                " size, e.g. 'dataset.image_size=[224,224]'"
             )
 
     def as_is(self) -> Pictures:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import DataError
+from expt.errors import DataError, warn
 
 
 class Part(NamedTuple):
@@ -66,8 +67,8 @@ class Source:
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
-    changes: Sequence[str] = ()
-    """attributes that reading a sample of a custom dataset changes"""
+    notes: Sequence[str] = ()
+    """what a custom dataset's author may not have meant"""
 
     @property
     def tells_classes(self) -> bool:
@@ -99,6 +100,26 @@ def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
     else:
         return []
     return [name for name, occurs in zip(names, there.tolist(), strict=True) if not occurs]
+
+
+def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
+    """Warn of classes that no training sample has, by the masks that were read if they are masks.
+
+    Of a custom dataset only a few are read, and it is warned of only if they have one class.
+    """
+    targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
+    absent = absent_classes(source, targets, train)
+    if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
+        return
+    names = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
+    fix = "add some, or hold out other samples"
+    if targets == "mask":
+        ignored = getattr(task, "ignore_index", 255)
+        fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
+    warn(
+        f"dataset={dataset.name}: no training sample has the class {names}, which can't be learned;"
+        f" {fix}"
+    )
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

@@ -157,6 +157,8 @@ class TrainedModel(nn.Module):
         self.preprocess = preprocess
         self.config = config
         """All settings of the run, as result.json has them."""
+        self.workers: Sequence[Mapping[str, Any]] = ()
+        """What each worker had saved, such as the state of a custom task."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model gives."""
@@ -227,7 +229,9 @@ def rebuilt(
     preprocess = Preprocess(
         config.dataset, record["data"], device, segments=config.task.TARGETS == "mask"
     )
-    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
+    trained = TrainedModel(model, record, state["config"], preprocess, precision.autocast)
+    trained.workers = state.get("workers", ())
+    return trained.eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
@@ -263,6 +267,8 @@ def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets({"model": config["model"]})
     others = targets({**config, "model": {}})
     code = record.get("content", {}).get("code")
+    if user_code.is_imported(record):
+        return
     if old := user_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
     if names and not others and code is not None and user_code.has_other_source(record):

@@ -6,9 +6,10 @@ Free of torch, and quick, unless this process is one of the workers.
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from expt import machine
+from expt.errors import ConfigError
 from expt.launch.part import Launcher
 
 
@@ -32,13 +33,26 @@ def adopt(environment: MutableMapping[str, str]) -> None:
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
-        _adopt_slurm(environment)
-    elif (
-        int(environment.get("SUBMITIT_LOCAL_NTASKS", "1")) > 1
-        and "SUBMITIT_LOCAL_GLOBALID" in environment
-    ):
-        _adopt_submitit_local(environment)
+    ways = {
+        ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"): _adopt_slurm,
+        ("SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_GLOBALID"): _adopt_submitit_local,
+    }
+    for (tasks, rank), adopt_all in ways.items():
+        try:
+            if rank in environment and int(environment.get(tasks, "1")) > 1:
+                return adopt_all(environment)
+        except (LookupError, ValueError) as error:
+            raise ConfigError(
+                f"{tasks}={environment[tasks]}: {rank} is set too, but {error} is missing or no"
+                f" number; to train here alone: {alone(environment)}"
+            ) from None
+
+
+def alone(environment: Mapping[str, str]) -> str:
+    """Return the command that takes this process for no worker of a larger job."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
+    names = ["RANK", *(name for name in counts if name in environment)]
+    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
 
 
 def _adopt_slurm(environment: MutableMapping[str, str]) -> None:

@@ -32,6 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
+from expt.launch.launcher import alone
 from expt.launch.part import Launcher
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
@@ -63,8 +64,8 @@ class ExternalWorker(Launcher):
         if os.environ["RANK"] != "0":
             sys.exit(ConfigError.exit_code)
         raise ConfigError(
-            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m"
-            " expt -m ..."
+            f"{word}: a sweep cannot run inside torchrun or srun; start it without torchrun, e.g."
+            " python -m expt -m ..."
         )
 
     def earlier_folder(self) -> Path | None:
@@ -112,7 +113,7 @@ class ExternalWorker(Launcher):
         """Do rank 0's part: prepare the run's folder, tell the others, train."""
         config, paths = request.config, request.paths
         meeting = of_environment()
-        arrivals = meeting.gather()
+        arrivals = meeting.gather(config.timeout_s)
         with at_work(paths):
             ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
             if ran and not paths.checkpoints.exists():
@@ -163,8 +164,13 @@ def check(environment: Mapping[str, str]) -> None:
     if missing:
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, so this is a worker; {', '.join(missing)} must be"
-            " set too"
+            f" set too; to train here alone: {alone(environment)}"
         )
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    wrong = [name for name in numbers if not environment[name].isdecimal()]
+    if wrong or not int(environment["RANK"]) < int(environment["WORLD_SIZE"]):
+        found = " ".join(f"{name}={environment[name]}" for name in wrong or numbers[:2])
+        raise ConfigError(f"{found}: is no worker's; to train here alone: {alone(environment)}")
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -200,7 +206,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     )
     if status == INTERRUPTED:
         folder = setting_word("hydra.run.dir", paths.folder)
-        raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
+        raise Interrupted(f"interrupted; to continue: the same command with {folder} resume=auto")
 
 
 def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
@@ -275,19 +281,19 @@ class Rendezvous:
         """Return the run folder of an earlier round of the same job, if any."""
         return self._store.get(EARLIER).decode() if self._store.check([EARLIER]) else None
 
-    def gather(self) -> list[Arrival]:
+    def gather(self, at_most_s: float = ARRIVE_S) -> list[Arrival]:
         """Return every worker, by rank, once all have arrived; for rank 0.
 
         Raises RunFailed, naming those that have not.
         """
         others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
-        quiet_s = min(QUIET_S, self._arrive_s)
+        arrive_s = min(at_most_s, self._arrive_s)
+        quiet_s = min(QUIET_S, arrive_s)
         if missing := self._missing(others, quiet_s):
-            print(f"waiting for {missing}, for {self._arrive_s:g} s at most", flush=True)
-            if missing := self._missing(
-                others, max(self._arrive_s - quiet_s, 0.001)
-            ):  # 0 would be for ever
-                raise RunFailed(f"{missing} did not arrive within {self._arrive_s:g} s")
+            _say_waiting(missing, arrive_s)
+            # 0 would be for ever
+            if missing := self._missing(others, max(arrive_s - quiet_s, 0.001)):
+                raise RunFailed(f"{missing} did not arrive within {arrive_s:g} s")
         hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
         return [_arrival(0, ""), *hellos]
 
@@ -356,12 +362,34 @@ def of_environment() -> Rendezvous:
     else:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
+    where = f"MASTER_ADDR={address} MASTER_PORT={port}"
+    if rank != 0 and not _answers(address, int(port)):
+        _say_waiting(where, ARRIVE_S)
+    try:  # of a store for one, rank 0 does not wait for the others: `gather` does, and says so
+        handler = dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=ARRIVE_S))
+        store, _, _ = next(handler)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        where = f"MASTER_ADDR={address} MASTER_PORT={port}"
         raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
     return Rendezvous(store, rank=rank, world_size=world_size)
+
+
+def _answers(address: str, port: int) -> bool:
+    """Return whether somebody listens there, or begins to within QUIET_S."""
+    end = time.monotonic() + QUIET_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), QUIET_S):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _say_waiting(what: str, within_s: float) -> None:
+    rank = f"this is rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
+    print(
+        f"waiting for {what}, for {within_s:g} s at most; {rank} by its environment: to train here"
+        f" alone, {alone(os.environ)}",
+        flush=True,
+    )
 
 
 def interface_towards(address: str) -> str | None:

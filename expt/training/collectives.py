@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -112,9 +112,16 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     return cast("list[float]", largest.tolist())
 
 
-def wait_for_all(device: torch.device) -> None:
-    """Return when every worker has come here."""
-    max_across_workers([0.0], device)
+def patient_barrier() -> Callable[[], None]:
+    """Return what waits for all workers as long as it takes; a collective."""
+    if not dist.is_initialized():
+        return lambda: None
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+
+    def wait() -> None:
+        dist.barrier(group)
+
+    return wait
 
 
 def from_rank_0(value: T | None, device: torch.device) -> T:

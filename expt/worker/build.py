@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from expt import machine
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
@@ -48,9 +49,9 @@ from expt.worker import parallel
 from expt.worker.steps import SaveTimes, StepProfiler, Steps
 
 
-def build_data(config: RunConfig, worker: Worker) -> Data:
+def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
-    with in_turn(config, worker):
+    with in_turn(config, worker, beat):
         data = _loaders(config, worker, num_readers(config))
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":
@@ -64,10 +65,27 @@ def num_readers(config: RunConfig) -> int:
     return number if isinstance(number, int) else config.threads
 
 
-def in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
-    """Return the context in which a custom dataset is constructed; see one_first."""
+@contextlib.contextmanager
+def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
+    """Let a custom dataset take its time to be constructed, by one worker first; see one_first."""
     custom = config.dataset.custom_class
-    return one_first(worker, custom) if custom else contextlib.nullcontext()
+    if not custom:
+        yield
+        return
+    done = threading.Event()
+
+    def beats() -> None:
+        while not done.wait(BEAT_S):
+            beat()
+
+    thread = threading.Thread(target=beats, name="construction", daemon=True)
+    thread.start()
+    try:
+        with one_first(worker, custom):
+            yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
@@ -196,8 +214,14 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
     if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
         raise ConfigError(
-            "gradient_clip_value: complex parameters, as the model has, have no size; use"
+            "gradient_clip_value: does not work with the model's complex parameters; use"
             " gradient_clip"
+        )
+    is_first = worker.rank == 0 and worker.device.type == "cpu"
+    if is_first and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
+        warn(
+            f"amp={str(config.amp).lower()}: this CPU has no arithmetic in bfloat16, so float32 is"
+            " probably faster; use amp=false"
         )
     return Precision(
         config.amp,
@@ -228,7 +252,7 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     name = type(task).__name__
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
-            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor"
+            f"{name}.phases: go with strategy=ddp only, and with neither on_nan=skip nor"
             " ddp.static_graph=true; leave them out"
         )
     return parameters_of(task.phases, module)
@@ -338,19 +362,21 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
     """
     from filelock import FileLock  # late: only for custom datasets
 
+    meet = collectives.patient_barrier()
     if worker.local_rank:
-        collectives.wait_for_all(worker.device)
+        meet()
         yield
-        return
-    lock = FileLock(lock_of(target))
-    with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or without locks
-        lock_of(target).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-    collectives.wait_for_all(worker.device)
+    else:
+        lock = FileLock(lock_of(target))
+        with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
+            lock_of(target).parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+        meet()
+    meet()  # all have it
 
 
 def lock_of(target: str) -> Path:
@@ -358,6 +384,7 @@ def lock_of(target: str) -> Path:
     return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
+BEAT_S = 0.2
 FEW = 2
 """Samples on which metrics are tried."""
 
@@ -378,11 +405,11 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
             raise ConfigError(f"{where} {what}; return one tensor, [samples, num_classes]")
         outputs = output.shape[1]
         gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
-        fix = "let its last layer have num_classes, which a constructor that names it is given"
+        fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
         if outputs < num_classes:
             raise ConfigError(f"{gives}; {fix}")
         if outputs > num_classes and warns:
-            warn(f"{gives}: the others are never right; {fix}")
+            warn(f"{gives}: the surplus ones are never right; {fix}")
 
     hook = module.register_forward_hook(check)
 

@@ -34,9 +34,9 @@ from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
+from expt.training.task_state import load_task_state
 from expt.worker import build, random_state, rank_health
 from expt.worker.build import build_pictures
-from expt.worker.custom_code import load_task_state
 from expt.worker.record import tagged
 from expt.worker.run import Run
 
@@ -57,13 +57,13 @@ def measure_weights(
     record, state = _saved(evaluation, worker)
     beat()
     model = rebuilt(record, state, worker.device, amp=config.amp)
-    data = _data(evaluation, config, record["data"], worker)
+    data = _data(evaluation, config, record["data"], worker, beat)
     beat()
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
     task = config.task.build(facts)
-    load_task_state(task, state["workers"], worker.rank)
+    load_task_state(task, state["workers"], worker.device, worker.rank)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
@@ -103,7 +103,11 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
 
 
 def _data(
-    evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Worker
+    evaluation: Evaluation,
+    config: RunConfig,
+    trained_on: Any,
+    worker: Worker,
+    beat: Callable[[], None],
 ) -> EvaluationData:
     options = LoaderOptions(
         batch_size=config.batch_size,
@@ -114,7 +118,7 @@ def _data(
         channels_last=config.channels_last,
         eval_batch_size=build.eval_batch_size(config),
     )
-    with build.in_turn(config, worker):
+    with build.in_turn(config, worker, beat):
         return evaluation_data.load(
             config.dataset,
             config.task,

@@ -54,6 +54,7 @@ class Record:
         observer: Observer,
         *,
         writes: bool,
+        has_custom: bool = False,
     ) -> None:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
@@ -62,7 +63,7 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._has_imported = False
+        self._has_custom, self._has_imported = has_custom, False
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """Log the value of each tag after the last step.
@@ -108,7 +109,7 @@ class Record:
 
     def imported(self) -> None:
         """Add to result.json, once, the person's own modules that have been imported so far."""
-        if self._metrics and not self._has_imported:
+        if self._has_custom and not self._has_imported:
             self._has_imported = True
             self.result(**self._imported())
 
@@ -139,7 +140,7 @@ class Record:
 
     def _imported(self) -> Mapping[str, Any]:
         """Return the entry of the person's own modules, by the source that was imported first."""
-        found = imported.as_imported() if self._metrics else {}
+        found = imported.as_imported() if self._has_custom and self._metrics else {}
         earlier = read_result(self._paths).get("imported", {}) if found else {}
         return {"imported": {**found, **earlier}} if found else {}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from expt.config import constraints
+from expt.config import constraints, user_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
@@ -69,7 +69,7 @@ class Run:
         self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
-        self.data = build.build_data(config, worker)
+        self.data = build.build_data(config, worker, beat)
         if config.eval_split == "val" and self.data.val is None:
             raise DataError(
                 "eval_split=val: no sample is left to validate on; add some, or use eval_split=test"
@@ -181,7 +181,12 @@ class Run:
             self.config, self.paths, self.data, self.learner, position, worker, resumed_at
         )
         self.record = Record(
-            self.paths, position, self.history, self.observer, writes=worker.rank == 0
+            self.paths,
+            position,
+            self.history,
+            self.observer,
+            writes=worker.rank == 0,
+            has_custom=bool(user_code.targets(self.config)),
         )
         compared = {"compared": self.compared} if self.compared else {}
         self.record.begin(**position.length, data=self.data.info.told, **compared)

@@ -46,6 +46,10 @@ def test_options_are_told_from_settings() -> None:
     ("typed", "read"),
     [
         ("dataset.root=my data (old)", "dataset.root='my data (old)'"),
+        ("dataset.root=2024_01", "dataset.root='2024_01'"),
+        ("dataset.features=[1e3,b]", "dataset.features=['1e3',b]"),
+        ("dataset.targets=1_0,4", "dataset.targets='1_0','4'"),
+        ("seed=1_0,4", "seed=1_0,4"),
         ("dataset.root=ünï code", "dataset.root='ünï code'"),
         ("dataset.root=a=1,b=2", "dataset.root='a=1','b=2'"),
         ("hydra.run.dir=lr=0.1,model=mlp", "hydra.run.dir='lr=0.1,model=mlp'"),

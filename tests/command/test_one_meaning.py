@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from expt.machine import Machine
 from expt.python.arguments import words_of
 from expt.runs.request import inherited
 from tests.composing import composed, composer
+from tests.conftest import environment
 
 DRY = "hydra.launcher.dry_run=true"
 FLIP, CROP = "dataset.augment={flip: true}", "dataset.augment={crop_padding: 2}"
@@ -98,6 +101,12 @@ def test_what_would_be_ignored_is_refused(words: str, key: str) -> None:
     assert str(caught.value).startswith(f"{key}: ")
 
 
+def test_a_run_in_this_process_is_none_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    typed("-m", "debug=false,true", DRY)
+    refused = [line for line in capsys.readouterr().out.splitlines() if "be refused" in line]
+    assert ["debug=true: " in line for line in refused] == [True]
+
+
 def test_grids_that_only_share_a_command_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     typed("-m", "sweep=seeds", "experiment=ddp_mlp,diabetes", DRY)
     assert len(re.findall(r"seed=\d", capsys.readouterr().out)) == 10
@@ -126,3 +135,31 @@ def test_the_home_stands_for_itself_in_each_of_several_values(
 ) -> None:
     monkeypatch.setenv("HOME", "/me")
     assert command_line.readable("weights=~/a,~/b") == "weights=/me/a,/me/b"
+
+
+def test_what_is_not_utf8_is_refused_whichever_way_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = b"caf\xe9".decode(errors="surrogateescape")
+    for words in ([f"dataset.path={bad}"], [f"hydra.run.dir={bad}"], ["-m", f"seed=1,{bad}"]):
+        with pytest.raises(ConfigError, match="udce9"):
+            typed(*words)
+    monkeypatch.setenv("BAD", bad)
+    with pytest.raises(ConfigError, match=r"mlflow.experiment=.*udce9"):
+        parse(composed("mlflow.experiment=${oc.env:BAD}"), Machine(gpus=(), cpus=2))
+    (tmp_path / bad).mkdir()
+    monkeypatch.chdir(bad)
+    with pytest.raises(ConfigError, match="udce9"):
+        typed("epochs=1")
+
+
+def test_a_locale_of_ascii_takes_what_is_typed(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "expt", "report", "ümläut"],
+        env=environment(**ascii_only),
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith("error: ümläut: ")

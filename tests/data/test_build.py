@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.data.build import Data, build, warn_of_absent
+from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
 from expt.data.images import Pairs, Pictures
 from expt.data.kinds.custom import Custom
@@ -23,7 +23,7 @@ from expt.data.kinds.image_folder import ImageFolder, Listing, list_images, list
 from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
-from expt.data.source import NOTHING, Source, absent_classes
+from expt.data.source import NOTHING, Source, absent_classes, warn_of_absent
 from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured

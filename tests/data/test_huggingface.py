@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,54 @@ def test_each_layout_gives_its_parts(
     )
     file.write_bytes(file.read_bytes() + b"\0")
     assert content_of(chosen()).data != content
+
+
+def test_pictures_are_read_as_a_viewer_shows_them(
+    chosen: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An orientation, whatever lies hidden, and a mask that lies as its picture in the file."""
+    exif, files = Image.Exif(), dict[str, list[str]](image=[], mask=[])
+    exif[0x0112] = 6
+    for number in range(4):
+        picture = np.dstack([pixels(number), np.full((6, 5), 255 * (number % 2), np.uint8)])
+        for column, found in (("image", picture), ("mask", pixels(number)[..., 0] % 3)):
+            files[column].append(str(tmp_path / f"{column}{number}.png"))
+            Image.fromarray(found).save(files[column][-1], exif=exif if column == "image" else None)
+    found = hf.Dataset.from_dict(files).cast(hf.Features({name: hf.Image() for name in files}))
+    as_parquet({"train": found.map(lambda row: row)}, tmp_path / "set")
+    config = chosen(*"task=segmentation task.num_classes=3 dataset.target=mask model=unet".split())
+    source = config.dataset.open(config.task, torch.device("cpu"), 0)
+    options = LoaderOptions(batch_size=4, device=torch.device("cpu"))
+    (batch,) = source.train.whole(options).evaluation()
+    for number in range(4):
+        shown = np.rot90(pixels(number), -1) if number % 2 else np.full((5, 6, 3), 255)
+        assert np.array_equal(batch.inputs[number].permute(1, 2, 0).mul(255).round(), shown)
+        assert np.array_equal(batch.targets[number], np.rot90(pixels(number)[..., 0] % 3, -1))
+
+
+def test_a_file_in_the_place_of_another_is_read_anew(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """The library keeps what it has read by the file's time alone."""
+    as_parquet({"train": rows(6)}, tmp_path / "set")
+    (file,) = (tmp_path / "set").rglob("*.parquet")
+    config = chosen("dataset.val_fraction=0", "eval_split=test")
+    stat, device = file.stat(), torch.device("cpu")
+    first = config.dataset.open(config.task, device, 0).classes
+    rows(6, labels=[2, 1, 0] * 2).cast_column("label", hf.ClassLabel(names=NAMES)).to_parquet(file)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    again = config.dataset.open(config.task, device, 0).classes
+    assert (first.tolist(), again.tolist()) == ([0, 1, 2] * 2, [2, 1, 0] * 2)
+
+
+def test_all_damaged_pictures_are_named(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    as_images({"train": rows(6), "test": rows(3)}, tmp_path / "set")
+    wrong = sorted((tmp_path / "set").rglob("00.png"))
+    for path in wrong:
+        path.write_bytes(b"no")
+    with pytest.raises(DataError) as caught:
+        chosen().dataset.prepare()
+    assert len(wrong) == len(caught.value.problems) == 2
 
 
 def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(

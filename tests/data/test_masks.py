@@ -11,12 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.data.build import warn_of_absent
 from expt.data.checked_samples import CheckedSamples
 from expt.data.image_files import MaskValues, parts_there
 from expt.data.kinds.image_folder import list_pairs
 from expt.data.masks import MaskPictures, checked_mask
-from expt.data.source import absent_classes
+from expt.data.source import absent_classes, warn_of_absent
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 

@@ -184,7 +184,7 @@ def test_a_class_that_train_has_none_of_is_reported(
         path = written(tmp_path, "a,y\n" + "\n".join(rows))
         data = built(of(path, features=None, test_fraction=0.2), CLASS)
         assert data.info.class_names == ("odd", "u", "v")
-        assert ("class odd" in capsys.readouterr().err) == (place in test)
+        assert ("class odd," in capsys.readouterr().err) == (place in test)
 
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "y\n1\n",
         {"features": None},
         NUMBER,
-        "has no column beside the targets; give it one",
+        "has only targets; give it the others",
     ),
     "one class": (
         "a,b,y\n1,2,u\n1,2,u\n",
@@ -353,7 +353,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,b,y\nx,1,1\ny,2,2\n",
         {"features": None},
         NUMBER,
-        r"name the columns of numbers: 'dataset.features=\[b\]'",
+        r"the columns of numbers only: 'dataset.features=\[b\]'",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

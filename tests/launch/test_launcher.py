@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.launcher import (
     adopt,
@@ -86,10 +88,8 @@ def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     missing = "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
-    assert (
-        done.stderr
-        == f"error: RANK and WORLD_SIZE are set, so this is a worker; {missing} must be set too\n"
-    )
+    assert f"{missing} must be set too; " in done.stderr
+    assert done.stderr.endswith("env -u RANK python -m expt ...\n")
 
 
 def test_the_choice_needs_nothing_that_takes_long_to_import(tmp_path: Path) -> None:
@@ -221,3 +221,43 @@ def test_two_jobs_on_a_node_have_two_ports() -> None:
         adopt(environment)
         ports.add(environment["MASTER_PORT"])
     assert len(ports) == 100
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_NUM_TASKS": "four", "SLURM_PROCID": "0"},
+        {"SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_GLOBALID": "0"},
+        {**TORCHRUN, "RANK": "", "WORLD_SIZE": "4"},
+        {**TORCHRUN, "RANK": "4", "WORLD_SIZE": "4"},
+        {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "x"},
+    ],
+)
+def test_leftovers_of_a_cluster_are_refused_with_the_way_out(left: dict[str, str]) -> None:
+    def take(variables: dict[str, str]) -> None:
+        adopt(variables)
+        torchrun.check(variables)
+
+    with pytest.raises(ConfigError, match=r"env -u RANK .*python -m expt") as caught:
+        take(left)
+    for name in re.findall(r"-u (\w+)", str(caught.value)):
+        left.pop(name, None)
+    adopt(left)
+    assert "RANK" not in left, "as it was typed"
+
+
+def test_a_lonely_first_rank_says_for_whom_it_waits_and_no_longer_than_its_timeout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    adopt(left)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        left["MASTER_PORT"] = str(free.getsockname()[1])
+    set_all(monkeypatch, **left)
+    meeting = torchrun.of_environment.__wrapped__()
+    monkeypatch.setattr(torchrun, "QUIET_S", 0.01)
+    with pytest.raises(RunFailed, match=r"1, 2, 3, 4, 5, 6 of 7 did not arrive within 0\.02 s"):
+        meeting.gather(0.02)
+    assert "-u SLURM_STEP_NUM_TASKS" in capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_who_comes_late_is_awaited_aloud(
     end = time.monotonic() + 20
     while not (said := capsys.readouterr().out) and time.monotonic() < end:
         time.sleep(0.005)
-    assert said == "waiting for rank 1 of 2, for 20 s at most\n"
+    assert said.startswith("waiting for rank 1 of 2, for 20 s at most; ")
     other = listening(threads, store, 1)
     first.tell(gathered.result(20), {})
     other.result(20)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from expt.worker.build import lock_of, one_first
-from tests.conftest import run
+from expt.worker.build import in_turn, lock_of, one_first
+from tests.conftest import Configured, run
 from tests.worker.conftest import ALONE
+from tests.worker.test_own_outputs import WORDS
 
 DOWNLOADS = """
 import os, time, torch
@@ -34,7 +35,14 @@ def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
     (tmp_path / "conf/dataset/mine.yaml").write_text(
         "_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n"
     )
-    few = ("world_size=3", "batch_size=12", "max_steps=1", "tensorboard.images=false", "-q")
+    few = (
+        "world_size=3",
+        "batch_size=12",
+        "max_steps=1",
+        "tensorboard.images=false",
+        "-q",
+        "drop_last=false",
+    )
     done = run("dataset=mine", *few, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -56,6 +64,14 @@ def test_the_first_worker_of_another_run_waits(
         assert not entered.wait(0.2)
     thread.join(10)
     assert entered.is_set()
+
+
+def test_construction_is_no_hang(configured: Configured) -> None:
+    config, beats = configured(*WORDS), threading.Event()
+    with in_turn(config, ALONE, beats.set):
+        assert beats.wait(10)
+    beats.clear()
+    assert not [one for one in threading.enumerate() if one.name == "construction"]
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(

@@ -20,8 +20,16 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
-from expt.data.cache import cache_dir, of_files
-from expt.data.image_files import names_below, open_picture
+from expt.data.cache import Checksums, cache_dir, of_files, sampled
+from expt.data.image_files import (
+    look,
+    looks,
+    names_below,
+    of_suffix,
+    open_picture,
+    picture_suffixes,
+    report_looks,
+)
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
 from expt.errors import ConfigError, DataError
@@ -80,12 +88,21 @@ class HuggingFace(Images):
         if self.standardise_targets and not self.has_rows and task.TARGETS != "numbers":
             problems.append(
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
-                f" or name columns of numbers, as in 'dataset.input=[{self.input}]'"
+                f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
         masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
         return [*dict.fromkeys(problems), *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+        """Look at every picture that is a file. Raise DataError for all that are damaged."""
+        self._check()
+        names = [] if self.has_rows else of_suffix(sampled(self._files()), picture_suffixes())
+        files = [(os.path.join(self.path, name),) for name in names]
+        with Checksums.below(Path(self.path)) as sums:
+            found = looks(sums, files, "look", lambda path: look(path, None)[1])
+        report_looks(self.path, found)
+
+    def _check(self) -> None:
         """Raise ConfigError without the library, DataError without the folder or for none."""
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
@@ -93,12 +110,12 @@ class HuggingFace(Images):
         if not self._files():
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
-                " download one there, as in hf download NAME --repo-type dataset --local-dir FOLDER"
+                " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
             )
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
-        self.prepare()
+        self._check()
         return of_files(Path(self.path), self._files())
 
     def _files(self) -> list[str]:
@@ -341,7 +358,9 @@ def _loaded(dataset: HuggingFace) -> Any:
     try:
         if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
             return library.load_from_disk(str(folder))
-        return library.load_dataset(str(folder), cache_dir=str(cache_dir() / "huggingface"))
+        # The library itself takes a file for unchanged by its time.
+        kept = cache_dir() / "huggingface" / dataset.fingerprint()
+        return library.load_dataset(str(folder), cache_dir=str(kept))
     except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
         told = " ".join(str(error).split()) or type(error).__name__
         raise DataError(

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
-from expt.data.image_files import files_below
+from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
@@ -76,6 +76,8 @@ class Text(DatasetConfig):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig."""
         self.extents()
+        below = files_below(self.root)
+        report_left_out(self.root, left_out(below, map(str, self.files())), "text")
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
@@ -197,9 +199,7 @@ def _size(path: Path) -> int:
     try:
         with path.open("rb") as file:
             if file.read(2) == b"\x1f\x8b":
-                raise DataError(
-                    f"{path}: is compressed; unpack it, as in gunzip --keep {path.name}"
-                )
+                raise DataError(f"{path}: is compressed; unpack it, e.g. gunzip --keep {path.name}")
         return path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error})") from error

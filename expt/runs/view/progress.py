@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -58,7 +58,7 @@ class RunState:
         """The newest of each tag, of the epoch under way only."""
         self._ended: list[EpochEnd] = []
         self._last_ended, self._best = 0, math.nan
-        self.noun = "image"
+        self.noun, self.found = "image", ""
         self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
     def read(self) -> list[Point]:
@@ -81,6 +81,7 @@ class RunState:
 
     def _read_result(self) -> None:
         result = read_result(self._paths)
+        self.found = found_in(result.get("data", {}))
         began = result.get("resumed_from") or result.get("forked_from")
         self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
@@ -176,6 +177,9 @@ class RunDisplay:
         show_printed(self._console, ((f"rank {rank}", line) for rank, line in new), self._errors)
         state = self._state
         points = state.read()
+        if state.found:
+            say(self._console, state.found)
+            state.found = ""
         steps = self._due(points, self._print_every) if self._print_every else []
         ended = state.take_ended(last=last)
         for end in ended:
@@ -278,6 +282,14 @@ def _progress_bar(console: Console) -> Progress:
     text = TextColumn("{task.fields[text]}")
     columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), text)
     return Progress(*columns, console=console, refresh_per_second=10)
+
+
+def found_in(data: Mapping[str, Any]) -> str:
+    """Return how many samples a run has found, and how many classes, by its record."""
+    sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
+    samples = ", ".join(f"{size:,} {part}" for part, size in sizes.items() if size)
+    names = data.get("class_names")
+    return f"{samples}; {len(names)} classes" if samples and names else samples
 
 
 def _is_running(tag: str) -> bool:
