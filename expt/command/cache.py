@@ -20,7 +20,7 @@ def main(words: Sequence[str]) -> int:
         " first.",
     )
     parser.add_argument(
-        "--clear", action="store_true", help="remove all of them, but what is being written"
+        "--clear", action="store_true", help="remove all of them, except those being written"
     )
     asked = parser.parse_args(list(words))
     cache.remove_left_over()

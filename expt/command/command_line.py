@@ -192,7 +192,7 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
         if sweep:
             return
         raise ConfigError(
-            "resume=auto: continues in the folder of a run; name it, as in hydra.run.dir=FOLDER"
+            "resume=auto: continues in the folder of a run; name it, e.g. hydra.run.dir=FOLDER"
         )
     folder, paths = Path(given), RunPaths(Path(given))
     left = (paths.result, paths.overrides, paths.checkpoints)

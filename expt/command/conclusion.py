@@ -72,8 +72,8 @@ def conclude(
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(
             console,
-            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts"
-            " nowhere",
+            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and is"
+            " not counted",
         )
     if copies:
         say(console, f"left out     {describe_copies(copies)}")
@@ -135,10 +135,10 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
     for folder in folders:
         say(
             console,
-            f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it"
+            f"lost         {shown_path(folder)} says that it is running, but has no process; it"
             " was killed",
         )
-        say(console, f"      to go on: {resume_command(RunPaths(folder))}")
+        say(console, f"      to continue: {resume_command(RunPaths(folder))}")
 
 
 def _print_failure(console: Console, run: FoundRecord) -> None:

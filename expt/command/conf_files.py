@@ -169,7 +169,7 @@ def nearest(key: str) -> str:
         return f" Did you mean '{ELSEWHERE[last]}'?"
     is_null = group not in schema.holders() and schema.names_beside([group, ""], {})
     if "." in key and is_null and (example := schema.meaning(group).example):
-        return f" Type its keys together, as in '{example}'"
+        return f" Type its keys together, e.g. '{example}'"
     if hint := did_you_mean(key, [name for name in keys() if name.startswith(f"{group}.")]):
         return hint
     same = sorted(name for name in keys() if name.rpartition(".")[2] == last)

@@ -92,7 +92,7 @@ def _findings(root: str | None) -> Iterator[Finding]:
         found += "; no arithmetic in bfloat16, so amp=true is slow"
     fix = "end other programs; torch and two workers take about 1 GiB"
     yield _checked("CPU", free >= ENOUGH_MEMORY, found, fix)
-    fix = "mount a larger one, as in docker run --shm-size=1g"
+    fix = "mount a larger one, e.g. docker run --shm-size=1g"
     yield _room("/dev/shm", Path("/dev/shm"), ENOUGH_SHARED_MEMORY, fix)
     outputs = Path("outputs") if Path("outputs").is_dir() else Path.cwd()
     fix = "remove runs below outputs, or their checkpoints; or cd to another folder"
@@ -179,7 +179,7 @@ def _gpu(index: int) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        fix = "see nvidia-smi; take others, as in 'gpus=[1]'"
+        fix = "see nvidia-smi; take others, e.g. 'gpus=[1]'"
         return Finding("fail", what, first_line(error), fix)
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
     fix = "another program holds the rest, see nvidia-smi; or take others: gpus=[1]"

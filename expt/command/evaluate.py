@@ -70,7 +70,7 @@ def evaluate(
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """
     if not launcher().starts_workers:
-        raise ConfigError("an evaluation cannot run inside torchrun; start it alone")
+        raise ConfigError("an evaluation cannot run inside torchrun; start it without torchrun")
     if best is not None and best < 1:
         raise ConfigError(f"--best {best}: give 1 or more")
     forkserver.warm()  # at once, beside what follows
@@ -117,7 +117,7 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
     ranked = by_objective(done)
     if len({record["objective"]["name"] for _, record in done}) > 1 or not ranked:
         why = "its runs have several objectives" if ranked else "none of its runs has completed"
-        raise ConfigError(f"{folder}: has no best run, {why}; name one, as in {runs[0][0]}")
+        raise ConfigError(f"{folder}: has no best run, {why}; name one, e.g. {runs[0][0]}")
     return ranked[: best or 1]
 
 

@@ -16,7 +16,7 @@ from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
-UNREAD = "nobody reads the output any more; what was saved before is kept"
+UNREAD = "the output is closed; what was saved before is kept"
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 
 
@@ -196,4 +196,4 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
     typed = [word.partition("=")[2] for word in options.settings if key_of(word) == key]
     folder = typed[-1] if typed else where or ""
-    return ConfigError(f"{key}={folder}: {why}; choose another folder, as in {key}=FOLDER")
+    return ConfigError(f"{key}={folder}: {why}; choose another folder, e.g. {key}=FOLDER")

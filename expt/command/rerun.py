@@ -59,13 +59,13 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
     how = launcher()
     if not how.starts_workers:
-        raise ConfigError("a rerun cannot run inside torchrun; start it alone")
+        raise ConfigError("a rerun cannot run inside torchrun; start it without torchrun")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged")
     if not then and (found := [paths.folder for paths, _ in results(folder)]):
         example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
-        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
+        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, e.g. {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run to repeat; name the folder of one")
     user_code.find_kept(RunPaths(folder).code)
@@ -110,7 +110,8 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files differ now")
     if before and before.weights != content.weights:
         found.append("weights: the file differs now")
-    if before and content.code not in (None, before.code):  # None: not found, which is reported
+    is_other = before and content.code not in (None, before.code)  # None: not found, is reported
+    if is_other or user_code.changed(then):
         found.append("the source of the run's custom classes differs now")
     return found
 

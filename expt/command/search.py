@@ -417,7 +417,7 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
     log = "log" in getattr(sweep, "tags", ())
     if isinstance(sweep, IntervalSweep | RangeSweep):
         if composer.is_group(override.key_or_group):
-            raise ConfigError(f"{word}: {name} is chosen by name; give several, as in {name}=A,B")
+            raise ConfigError(f"{word}: {name} is chosen by name; give several, e.g. {name}=A,B")
         if isinstance(sweep, IntervalSweep):
             found = _interval(name, str(word), sweep, log, typed)
         else:

@@ -174,7 +174,7 @@ class Sweep:
             words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
             words.append(f"hydra.sweep.dir={quoted(self.folder)}")
             again = joined(["python", "-m", "expt", *words])
-            raise Interrupted(f"interrupted; to go on: {again}") from None
+            raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
             outcome.sweep_folder = self.folder
             outcome.add_jobs(runs, spared)

@@ -111,6 +111,6 @@ def options_of(arguments: Sequence[str]) -> Options:
             key = name.lstrip("-").replace("-", "_")
             raise ConfigError(
                 f"{word}: there is no such option (see python -m expt --help); settings have no"
-                f" dashes, as in {key}=..."
+                f" dashes, e.g. {key}=..."
             )
     return Options(settings, printing=tuple(printing), **found)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def differing(then: Mapping[str, Any], now: Mapping[str, Any], rule: Rule) -> li
     """Return the keys of two flat settings (see `flat`) that differ although `rule` forbids it.
 
     Keys that change no number may always differ, and so may those without effect in both. Where
-    another member of a group is chosen only its name is listed, as in `model.name`.
+    another member of a group is chosen only its name is listed, e.g. `model.name`.
     """
     found = [
         key
@@ -255,7 +255,7 @@ def _keys_below(kind: type, prefix: str) -> Iterator[str]:
 
 
 def varying(*by: str) -> tuple[str, ...]:
-    """Return the keys by which runs may differ that are alike but for `by`, as in "repetition"."""
+    """Return the keys by which runs may differ that are alike but for `by`, e.g. "repetition"."""
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 

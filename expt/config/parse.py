@@ -227,7 +227,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         return f"{key}={value!r}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)
-        return f"{key}: has no value; give one, as in {key}=..."
+        return f"{key}: has no value; give one, e.g. {key}=..."
     if rule.startswith("union_tag"):
         names = [name for name in GROUPS[path[0]] if name != "_target_"]
         chosen = kind(value) if isinstance(value, Mapping) else value
@@ -243,8 +243,8 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     if rule in ("dict_type", "dataclass_type", "tuple_type"):
         example = keys.example_of(path)
         if rule == "dataclass_type":
-            return f"{key}={value!r}: has keys of its own, as in {example}"
-        return f"{key}={value!r}: {_pydantic_s(problem)}, as in {example}"
+            return f"{key}={value!r}: has keys of its own, e.g. {example}"
+        return f"{key}={value!r}: {_pydantic_s(problem)}, e.g. {example}"
     return f"{key}={value!r}: {_pydantic_s(problem)}"
 
 

@@ -68,7 +68,8 @@ def _gpus(config: RunConfig, machine: Machine) -> Problems:
             "use gpus=0 to run on the CPU",
         )
     elif len({*gpus}) < len(gpus):
-        yield "gpus", "names a GPU twice", "use backend=gloo and world_size for two workers on one"
+        fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
+        yield "gpus", "names a GPU twice", fix
     elif len(gpus) > 1 and any(is_slice(machine.gpus[index]) for index in gpus):
         yield "gpus", "CUDA shows a process only one slice of a GPU (MIG)", "use gpus=1"
 
@@ -146,7 +147,8 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
         yield "sharding.shards", why, fix
     elif config.strategy == "hsdp" and not (2 <= group < workers and workers % group == 0):
         why = f"strategy=hsdp divides {workers} workers into equal groups of 2 or more"
-        yield "sharding.shards", why, "use a number that divides them, or strategy=fsdp"
+        fix = "use one that divides them, or strategy=fsdp with sharding.shards=auto"
+        yield "sharding.shards", why, fix
     if config.tensorboard.graph is True:
         why = "one worker would trace a model of which it has a part, and wait"
         yield "tensorboard.graph", why, "use tensorboard.graph=auto, which leaves it out"
@@ -169,7 +171,7 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
-        yield "lr_scaling", why, "give it, as in base_batch_size=256"
+        yield "lr_scaling", why, "give it, e.g. base_batch_size=256"
 
 
 def _batch(config: RunConfig, machine: Machine) -> Problems:
@@ -269,7 +271,7 @@ def _transforms(config: RunConfig) -> list[str]:
         if "_target_" not in node:
             example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
             problems.append(
-                f"dataset.transforms.{place}: names no class; give its _target_, as in {example}"
+                f"dataset.transforms.{place}: names no class; give its _target_, e.g. {example}"
             )
         elif str(node["_target_"]).endswith(".Normalize"):
             problems.append(
@@ -314,12 +316,12 @@ def _folds(config: RunConfig) -> list[str]:
     folds, fold = config.dataset.folds, config.dataset.fold
     if folds is None and fold is not None:
         return [
-            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, as in"
+            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, e.g."
             " dataset.folds=5"
         ]
     if folds is not None and fold is None:
         return [
-            f"dataset.folds={folds}: say which one validates, as in dataset.fold=0 or -m"
+            f"dataset.folds={folds}: say which one validates, e.g. dataset.fold=0 or -m"
             f" 'dataset.fold=range({folds})'"
         ]
     if folds is not None and fold is not None and fold >= folds:

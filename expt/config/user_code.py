@@ -395,7 +395,7 @@ def _planned(value: Any) -> Any:
     path = value["_target_"]
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
         example = "_target_: torchvision.transforms.v2.RandAugment"
-        raise ConfigError(f"_target_={path}: name a class, as in {example}")
+        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
     _refuse_python_s(path, path)  # before anything there is imported
     cls: type = resolve(path, object)
     if cls.__module__ != "__main__":

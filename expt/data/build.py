@@ -13,7 +13,6 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
-from expt.data.changes import listed
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
@@ -119,6 +118,7 @@ def build(
     channels_last: bool,
     num_workers: int = 0,
     batch_parts: int = 1,
+    eval_batch_size: int | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
 ) -> Data:
@@ -144,6 +144,7 @@ def build(
         std=dataset.std,
         channels_last=channels_last,
         batch_parts=batch_parts,
+        eval_batch_size=eval_batch_size,
     )
     to_train = dataclasses.replace(
         in_order,
@@ -173,13 +174,8 @@ def warn_of_samples(
     """Warn of what training samples lack, change or leave out; batches have `fills` of them."""
     there = len(train)
     warn_of_absent(dataset, source, task, train)
-    if source.changes:
-        warn(
-            f"dataset._target_={dataset.custom_class}: reading a sample changes"
-            f" {listed(source.changes)}, which no checkpoint holds and each reading process has a"
-            " copy of; draw from the global generators of torch, NumPy and Python, which are"
-            " seeded for each sample"
-        )
+    for note in source.notes:
+        warn(f"dataset._target_={dataset.custom_class}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
         warn(
             f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -63,19 +63,31 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
     found = _source(dataset, train, test, num_workers, task)
-    return dataclasses.replace(found, changes=_changes(train))
+    is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
+    return dataclasses.replace(found, notes=[*_notes(train, is_picture)])
 
 
-def _changes(train: Dataset[Any]) -> list[str]:
-    """Return the attributes that reading a sample changes, once the first was read."""
+def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
+    """Yield what the author of a dataset may not have meant; the first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
         before = changes.prints(train)
-        if isinstance(train, IterableDataset):
-            samples.first(train)
-        else:
-            read(train, len(cast(Sized, train)) - 1)
-        return changes.changed(before, changes.prints(train))
-    return []
+        is_stream = isinstance(train, IterableDataset)
+        index = len(cast(Sized, train)) - 1
+        sample = samples.first(train) if is_stream else read(train, index)
+        if names := changes.changed(before, changes.prints(train)):
+            yield (
+                f"reading a sample changes {changes.listed(names)}, which no checkpoint holds and"
+                " each reading process has a copy of; draw from the global generators of torch,"
+                " NumPy and Python, which are seeded for each sample"
+            )
+        inputs = sample[0]
+        if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
+            yield (
+                f"samples {[*inputs.shape]} are taken for grey pictures {[1, *inputs.shape]}; of"
+                " series [time, features] give the dataset a method collate(samples), such as one"
+                " that returns torch.utils.data.default_collate(samples), or give pictures"
+                " [1, height, width]"
+            )
 
 
 def _source(

@@ -103,7 +103,7 @@ def image_part(
             return memory.load(indices, options)
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
-            options = replace(options, eval_batch_size=share)
+            options = replace(options, eval_batch_size=options.eval_batch_size or share)
         loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
         return loads(indices, options)
 
@@ -186,7 +186,7 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
             raise DataError(
                 f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
-                " size, as in 'dataset.image_size=[224,224]'"
+                " size, e.g. 'dataset.image_size=[224,224]'"
             )
 
     def as_is(self) -> Pictures:

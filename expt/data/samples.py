@@ -95,8 +95,10 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         )
     if own and (size := len(tensors[0])) != len(samples):
         raise DataError(
-            f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once;"
-            " let it keep them, and leave others out of the dataset"
+            f"collate makes tensors of {size} for {len(samples)} samples: the first dimension is to"
+            " be the samples, each once; put them first and let the model transpose, or, for inputs"
+            " of another order such as a graph's nodes, let targets be [samples, ...]; what collate"
+            " drops is to be left out of the dataset"
         )
     found: tuple[Any, Any] = mapped(_single, (inputs, targets))
     return found

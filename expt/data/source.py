@@ -67,8 +67,8 @@ class Source:
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
-    changes: Sequence[str] = ()
-    """attributes that reading a sample of a custom dataset changes"""
+    notes: Sequence[str] = ()
+    """what a custom dataset's author may not have meant"""
 
     @property
     def tells_classes(self) -> bool:

@@ -25,6 +25,7 @@ from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.inference.load import Scales, TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
+from expt.training.task_state import load_task_state
 
 Format = Literal["torch_export", "onnx"]
 SAMPLES = 64
@@ -107,6 +108,7 @@ def export(
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, data, trained, number, normalised=not preprocess)
         task = config.task.build(Facts(shapes=data, class_names=trained.class_names))
+        load_task_state(task, trained.workers, torch.device("cpu"))
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and ("channels" not in data or config.dataset.passes_as_is):

@@ -157,6 +157,8 @@ class TrainedModel(nn.Module):
         self.preprocess = preprocess
         self.config = config
         """All settings of the run, as result.json has them."""
+        self.workers: Sequence[Mapping[str, Any]] = ()
+        """What each worker had saved, such as the state of a custom task."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model gives."""
@@ -227,7 +229,9 @@ def rebuilt(
     preprocess = Preprocess(
         config.dataset, record["data"], device, segments=config.task.TARGETS == "mask"
     )
-    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
+    trained = TrainedModel(model, record, state["config"], preprocess, precision.autocast)
+    trained.workers = state.get("workers", ())
+    return trained.eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

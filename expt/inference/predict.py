@@ -29,6 +29,7 @@ from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
+from expt.training.task_state import load_task_state
 
 T = TypeVar("T")
 _NUMBERS, _MOST = 10_000_000, 1024
@@ -60,6 +61,7 @@ class Predictor:
         )
         with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
+            load_task_state(self._task, self.model.workers, self.device)
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
         self.form: Form = form_of(plan, self.model.preprocess.targets)

@@ -111,7 +111,7 @@ def _run_workers(
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted(INTERRUPTED_BEFORE) from None
-            raise Interrupted(f"interrupted; to go on: {resume_command(paths)}") from None
+            raise Interrupted(f"interrupted; to continue: {resume_command(paths)}") from None
     if job.error:
         if paths.last.exists() or paths.forked.exists():
             job.error.args = (f"{job.error}{way_on(request, job.error)}",)

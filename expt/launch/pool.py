@@ -127,7 +127,7 @@ class Pool:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             if signals.asked():
-                self._stop_all("interrupted by a person")
+                self._stop_all("interrupted (Ctrl-C)")
             raise
         except BaseException as error:
             self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
@@ -288,7 +288,7 @@ class Pool:
                 error = (
                     failure
                     if self._asked_at is None
-                    else Interrupted(self._finishing or "interrupted by a person")
+                    else Interrupted(self._finishing or "interrupted (Ctrl-C)")
                 )
                 record_end(job.paths, error)
             if error and job.may_retry(error, self._options.retries):

@@ -177,7 +177,7 @@ class Queue:
                 break
             time.sleep(POLL_S)
         for job in list(self._active):
-            error = Interrupted("interrupted by a person")
+            error = Interrupted("interrupted (Ctrl-C)")
             if job not in saving:
                 self._record_end(job, error)
             self._end(job, error)

@@ -64,8 +64,8 @@ class ExternalWorker(Launcher):
         if os.environ["RANK"] != "0":
             sys.exit(ConfigError.exit_code)
         raise ConfigError(
-            f"{word}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m"
-            " expt -m ..."
+            f"{word}: a sweep cannot run inside torchrun or srun; start it without torchrun, e.g."
+            " python -m expt -m ..."
         )
 
     def earlier_folder(self) -> Path | None:
@@ -206,7 +206,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
     )
     if status == INTERRUPTED:
         folder = setting_word("hydra.run.dir", paths.folder)
-        raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
+        raise Interrupted(f"interrupted; to continue: the same command with {folder} resume=auto")
 
 
 def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:

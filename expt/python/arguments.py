@@ -43,7 +43,7 @@ def words_of(
             for key, value in argument.items():
                 words += _Setting(str(key), sweep).words(value)
         else:
-            raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, as in epochs=3")
+            raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, e.g. epochs=3")
     for key, value in settings.items():
         words += _Setting(key, sweep).words(value)
     return words
@@ -128,7 +128,7 @@ class _Setting:
                 axis = "; in a sweep a list is an axis" if self._sweep else ""
                 one = getattr(value, "__name__", "...")
                 raise ConfigError(
-                    f"{self._key}={one}: several may be given{axis}; give a tuple, as in ({one},)"
+                    f"{self._key}={one}: several may be given{axis}; give a tuple, e.g. ({one},)"
                 )
             value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(value)]
         return text_of(self._key, self._with_class(value))
@@ -254,7 +254,7 @@ def _name(key: str, name: object) -> str:
 
 
 def dotted(key: str, cls: Any) -> str:
-    """Return the name of `cls`, as in `mine.Net`.
+    """Return the name of `cls`, e.g. `mine.Net`.
 
     Raises ConfigError for what a worker could not import: a function, a class within another or
     within a function, and one of `__main__` whose source is not known.

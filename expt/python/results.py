@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Metrics(dict[str, float]):
-    """The last value of each tag, as in `metrics["accuracy/test"]`; notebooks complete tags."""
+    """The last value of each tag, e.g. `metrics["accuracy/test"]`; notebooks complete tags."""
 
     def __missing__(self, tag: str) -> float:
         raise KeyError(f"{tag}: the run has no such metric.{did_you_mean(tag, self)}")
@@ -80,7 +80,7 @@ class Result:
 
     @property
     def metrics(self) -> Metrics:
-        """The final value of every tag, as in `metrics["accuracy/test"]`."""
+        """The final value of every tag, e.g. `metrics["accuracy/test"]`."""
         return Metrics(self.record.get("metrics", {}))
 
     @property
@@ -90,7 +90,7 @@ class Result:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every setting that the run had, nested, as in `config["optimizer"]["lr"]`."""
+        """Every setting that the run had, nested, e.g. `config["optimizer"]["lr"]`."""
         return self.record.get("config") or {}
 
     @property

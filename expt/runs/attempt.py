@@ -242,7 +242,7 @@ def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = N
         if isinstance(error, ConfigError) and put_back(paths):
             return
         reached = _reached(paths, ended_at)
-        reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
+        reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised

@@ -131,7 +131,7 @@ def conclude_search(
         return
     tag, value = found.goals[0].tag, found.values(best)[0]
     say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")
-    say(console, f"      alone: {again(best)}")
+    say(console, f"      to train it: {again(best)}")
 
 
 def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:

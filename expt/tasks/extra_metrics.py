@@ -159,7 +159,7 @@ def _refuse_several(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in"
+            f"task.metrics.{name}: gives {shape}, not one number; choose an average, e.g."
             " average=macro"
         )
     if value.is_complex():

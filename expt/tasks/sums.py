@@ -308,7 +308,7 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
         given, named = ", ".join(terms) or "nothing", ", ".join(expected) or "none"
         raise ConfigError(
             f"{measure_method(task)} gives {given}, and task.metrics names {named}; let them be the"
-            " same, or say in `sums` of what `derive` makes metrics, as in"
+            " same, or say in `sums` of what `derive` makes metrics, e.g."
             ' {"hits": 1}, with the number of values of each'
         )
     for name, term in terms.items():

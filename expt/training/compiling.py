@@ -82,7 +82,7 @@ def checkpoint_activations(
 def _blocks(module: nn.Module) -> dict[str, nn.Module]:
     if not (found := blocks(module)):
         raise ConfigError(
-            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, as in"
+            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, e.g."
             f" {KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
         )
     return found

@@ -100,9 +100,18 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         channels_last=config.channels_last,
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
+        eval_batch_size=eval_batch_size(config),
         mixup=config.mixup,
         cutmix=config.cutmix,
     )
+
+
+def eval_batch_size(config: RunConfig) -> int | None:
+    """Return how many samples a worker evaluates at a time; None leaves it to their loader."""
+    if config.eval_batch_size != "auto":
+        return config.eval_batch_size
+    at_a_time = config.batch_size // (config.world_size * config.gradient_accumulation)
+    return max(1, at_a_time) if config.dataset.custom_class else None
 
 
 def build_learner(
@@ -205,7 +214,7 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
     if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
         raise ConfigError(
-            "gradient_clip_value: complex parameters, as the model has, have no size; use"
+            "gradient_clip_value: does not work with the model's complex parameters; use"
             " gradient_clip"
         )
     is_first = worker.rank == 0 and worker.device.type == "cpu"
@@ -243,7 +252,7 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     name = type(task).__name__
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
-            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor"
+            f"{name}.phases: go with strategy=ddp only, and with neither on_nan=skip nor"
             " ddp.static_graph=true; leave them out"
         )
     return parameters_of(task.phases, module)
@@ -396,11 +405,11 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
             raise ConfigError(f"{where} {what}; return one tensor, [samples, num_classes]")
         outputs = output.shape[1]
         gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
-        fix = "let its last layer have num_classes, which a constructor that names it is given"
+        fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"
         if outputs < num_classes:
             raise ConfigError(f"{gives}; {fix}")
         if outputs > num_classes and warns:
-            warn(f"{gives}: the others are never right; {fix}")
+            warn(f"{gives}: the surplus ones are never right; {fix}")
 
     hook = module.register_forward_hook(check)
 

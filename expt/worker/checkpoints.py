@@ -27,8 +27,8 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import adapted, train_at
 from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
+from expt.training.task_state import load_task_state, task_state
 from expt.worker import random_state
-from expt.worker.custom_code import load_task_state, task_state
 
 TRAINED = "training_weights"
 """The key of weights that an optimizer trains at, where others are used; see in_use."""
@@ -205,7 +205,7 @@ class Snapshot:
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
         """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
-        load_task_state(self.learner.task, workers, rank)
+        load_task_state(self.learner.task, workers, self.worker.device, rank)
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts

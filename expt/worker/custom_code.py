@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from expt.config import constraints
@@ -15,44 +13,8 @@ from expt.data import changes
 from expt.data.changes import Kept, Prints, listed
 from expt.data.checked_samples import in_words
 from expt.errors import ConfigError, warn
-from expt.runs import checkpoint
 from expt.tasks.task import Task
 from expt.training.learner import Learner
-
-STATE, LOAD = "state_dict", "load_state_dict"
-
-
-def task_state(task: Task) -> dict[str, Any]:
-    """Return what a checkpoint holds of a worker's task: nothing where it has no state."""
-    whose = f"{type(task).__name__}.{STATE}"
-    try:
-        state = task.state_dict()
-        checkpoint.refuse_unreadable(state, whose)
-    except Exception as error:
-        raise in_words(error, whose) from error
-    if not state:
-        return {}
-    file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
-    torch.save(checkpoint.without_numpy(state), file)
-    return {"task": {"class": type(task).__qualname__, STATE: file.getvalue()}}
-
-
-def load_task_state(task: Task, workers: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Load what the worker's task has saved; of more workers than there were, that of another."""
-    saved = [one["task"] for one in workers if "task" in one]
-    if not saved or saved[0]["class"] != type(task).__qualname__:
-        return
-    file = io.BytesIO(saved[rank % len(saved)][STATE])
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
-
-    def place(storage: Any, location: str) -> Any:
-        return storage if location == "cpu" else storage.cuda(device)
-
-    state = torch.load(file, map_location=place, weights_only=True)
-    try:
-        task.load_state_dict(state)
-    except Exception as error:
-        raise in_words(error, f"{type(task).__name__}.{LOAD}") from error
 
 
 class FirstSteps:
@@ -144,4 +106,5 @@ def _methods(one: object) -> tuple[str, str] | None:
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else None
-    return (STATE, LOAD) if type(one).state_dict is not Task.state_dict else None  # type: ignore
+    own = isinstance(one, Task) and type(one).state_dict is not Task.state_dict
+    return ("state_dict", "load_state_dict") if own else None

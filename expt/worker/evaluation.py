@@ -34,9 +34,9 @@ from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
+from expt.training.task_state import load_task_state
 from expt.worker import build, random_state, rank_health
 from expt.worker.build import build_pictures
-from expt.worker.custom_code import load_task_state
 from expt.worker.record import tagged
 from expt.worker.run import Run
 
@@ -63,7 +63,7 @@ def measure_weights(
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
     task = config.task.build(facts)
-    load_task_state(task, state["workers"], worker.rank)
+    load_task_state(task, state["workers"], worker.device, worker.rank)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
@@ -116,6 +116,7 @@ def _data(
         mean=config.dataset.mean,
         std=config.dataset.std,
         channels_last=config.channels_last,
+        eval_batch_size=build.eval_batch_size(config),
     )
     with build.in_turn(config, worker, beat):
         return evaluation_data.load(

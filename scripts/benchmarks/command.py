@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure expt against its peers, in turn, on the devices present.",
-        epilog="KEY=VALUE: given to expt alone, as in channels_last=true.",
+        epilog="KEY=VALUE: given to expt alone, e.g. channels_last=true.",
     )
     parser.add_argument(
         "--only", type=_names(MEASURES), default=list(MEASURES), help=", ".join(MEASURES)
@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
         "--points",
         type=_numbers,
         default=[10, 100, 1000],
-        help="of the grids, as in 10,100,1000,10000",
+        help="of the grids, e.g. 10,100,1000,10000",
     )
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")

@@ -282,7 +282,7 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(
     lines = [line.split() for line in told()]
     assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]
     (outputs / "sweeps/s/multirun.yaml").touch()
-    named = "damaged      outputs/sweeps/s/lr=1/result.json cannot be read, and counts nowhere"
+    named = "damaged      outputs/sweeps/s/lr=1/result.json cannot be read, and is not counted"
     assert named in told("outputs/sweeps/s")
     assert len(told("--csv", "-")) == 1 + 4
 

@@ -54,7 +54,7 @@ def test_what_holds_no_settings_is_refused_at_once(
             rerun(folder, None, typed_at=0.0)
     with pytest.raises(
         ConfigError,
-        match=rf"{tmp_path}: holds 1 runs; name one of them, as in .* {tmp_path}/refused$",
+        match=rf"{tmp_path}: holds 1 runs; name one of them, e.g. .* {tmp_path}/refused$",
     ):
         rerun(tmp_path, None, typed_at=0.0)
     RunPaths(tmp_path / "refused").result.write_text("{")

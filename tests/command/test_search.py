@@ -144,7 +144,7 @@ def test_a_search_concludes_with_its_best_and_report_does(
     assert f"best         {best['name']}  accuracy/val {best['objective']['value']:.4f}" in out
     assert (
         f"optimizer.lr={best['config']['optimizer']['lr']}"
-        in out.partition("      alone: python -m expt ")[2]
+        in out.partition("      to train it: python -m expt ")[2]
     )
     assert "optimizer.lr" in out.splitlines()[0]
     assert "model.hidden" in out.splitlines()[0]

@@ -67,7 +67,7 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         screen.complete(unmeasured, None, 1.0)
         bad.end(RunFailed(LONG), 103.0)
         display.job_ended(bad)
-        stopped.end(Interrupted("interrupted by a person"), 104.0)
+        stopped.end(Interrupted("interrupted (Ctrl-C)"), 104.0)
         display.job_ended(stopped)
         display.tick([good])  # without a terminal there is no table
     assert [line.rstrip() for line in screen.text.splitlines()] == [
@@ -79,7 +79,7 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         "[3/6] done        good  accuracy/val 0.8750  2.0 s in all",
         "[4/6] done        unmeasured    1.0 s in all",
         "[5/6] failed      bad  rank 0 of 2 raised: ValueError: bad",
-        "[6/6] interrupted stopped  interrupted by a person",
+        "[6/6] interrupted stopped  interrupted (Ctrl-C)",
     ]
 
 

@@ -155,22 +155,22 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
     "a number for a list": (
-        0, ["model.hidden=256"], ["model.hidden=256: input should be a list, as in model.hidden=["],
+        0, ["model.hidden=256"], ["model.hidden=256: input should be a list, e.g. model.hidden=["],
     ),
     "a word for a list of words": (
-        0, ["freeze=conv"], ["freeze='conv': input should be a list, as in 'freeze=[\"conv\"]'"],
+        0, ["freeze=conv"], ["freeze='conv': input should be a list, e.g. 'freeze=[\"conv\"]'"],
     ),
     "a number for a list of expressions": (0, ["strategy=fsdp", "sharding.wrap=0"], [
-        "sharding.wrap=0: input should be 'auto' or greater than or equal to 1 or a list, as in "
+        "sharding.wrap=0: input should be 'auto' or greater than or equal to 1 or a list, e.g. "
         r"""'sharding.wrap=["blocks\..*"]'""",
     ]),
     "a list of metrics": (
         0, ["task={_target_: mine.Own, metrics: [near]}"],
-        ["task.metrics=['near']: input should be a mapping, as in "],
+        ["task.metrics=['near']: input should be a mapping, e.g. "],
     ),
     "a transform without a class": (
         0, ["dataset.transforms=[RandAugment]"],
-        ["dataset.transforms=['RandAugment']: input should be a mapping, as in "
+        ["dataset.transforms=['RandAugment']: input should be a mapping, e.g. "
          "'dataset.transforms=[{_target_: mine.Noise}]'"],
     ),
     "classes where there are none": (
@@ -179,30 +179,30 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ),
     "a value for a group that is null": (
         0, ["early_stop=2"],
-        ["early_stop=2: has keys of its own, as in early_stop={metric: loss/val, patience: 5}"],
+        ["early_stop=2: has keys of its own, e.g. early_stop={metric: loss/val, patience: 5}"],
     ),
     "a value for a group": (
-        0, ["ddp=true"], ["ddp=True: has keys of its own, as in ddp.find_unused_parameters=..."],
+        0, ["ddp=true"], ["ddp=True: has keys of its own, e.g. ddp.find_unused_parameters=..."],
     ),
     "a value for a group below one": (
         0, ["dataset.augment=x"],
-        ["dataset.augment='x': has keys of its own, as in dataset.augment.crop_padding=..."],
+        ["dataset.augment='x': has keys of its own, e.g. dataset.augment.crop_padding=..."],
     ),
     "a layer decay that grows": (0, ["optimizer.layer_decay=1.5"], [
         "optimizer.layer_decay=1.5: input should be less than or equal to 1",
     ]),
     "a value for callbacks": (0, ["callbacks=5"], [
-        "callbacks=5: input should be a list, as in 'callbacks=[{_target_: mine.Watch}]'",
+        "callbacks=5: input should be a list, e.g. 'callbacks=[{_target_: mine.Watch}]'",
     ]),
     "a callback without a class": (0, ["callbacks=[{_target_: mine.Watch}, {every: 2}]"], [
         "callbacks.1._target_: ", "callbacks.1.every=2: ",
     ]),
     "a value for a list of groups": (0, ["optimizer.groups=head"], [
-        "optimizer.groups='head': input should be a list, as in optimizer.groups=[{match: ...}]",
+        "optimizer.groups='head': input should be a list, e.g. optimizer.groups=[{match: ...}]",
     ]),
     "a value for a group in a list": (
         0, ["optimizer.groups=[head]"],
-        ["optimizer.groups=['head']: has keys of its own, as in optimizer.groups=[{match: ..."],
+        ["optimizer.groups=['head']: has keys of its own, e.g. optimizer.groups=[{match: ..."],
     ),
     "unknown key of a group in a list": (0, ["optimizer.groups=[{match: head},{mach: head}]"], [
         "optimizer.groups.1.mach='head': there is no such key. Did you mean 'match'?",
@@ -220,10 +220,10 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ),
     "neither a number nor a list": (
         2, ["gpus=all"],
-        ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],
+        ["gpus='all': input should be a valid integer or a list, e.g. gpus=[1,2]"],
     ),
     "a key taken away": (0, ["~model.hidden"],
-        ["model.hidden: has no value; give one, as in model.hidden=..."]),
+        ["model.hidden: has no value; give one, e.g. model.hidden=..."]),
     "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
         "epochs=0: input should be greater than or equal to 1",
         "seed=-1: input should be greater than or equal to 0",
@@ -246,7 +246,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ]),
     # What pydantic says of these is not what a person did wrong.
     "a negative number of GPUs": (2, ["gpus=-1"], [
-        "gpus=-1: input should be greater than or equal to 0 or a list, as in gpus=[1,2]",
+        "gpus=-1: input should be greater than or equal to 0 or a list, e.g. gpus=[1,2]",
     ]),
     "a key of another model": (0, ["+model.width=3"], ["model.width=3: there is no such key."]),
 }  # fmt: skip
@@ -276,7 +276,7 @@ def test_an_example_of_a_list_is_one(parsed: Parse) -> None:
     for wrong, words in LISTS.items():
         with pytest.raises(ConfigError) as caught:
             parsed(*words, wrong)
-        (example,) = shlex.split(str(caught.value).rpartition("as in ")[2])
+        (example,) = shlex.split(str(caught.value).rpartition("e.g. ")[2])
         assert example.startswith(wrong.partition("=")[0])
         parsed(*words, example)
 

@@ -161,12 +161,9 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
         (
             "Rows",
             "drops",
-            (
-                "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep"
-                " them, and"
-            ),
+            "collate makes tensors of 3 for 4 samples: the first dimension is to be the samples",
         ),
-        ("Rows", "packs", "collate makes a batch of 1 of 4 samples"),
+        ("Rows", "packs", "collate makes tensors of 1 for 4 samples"),
         ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
         (
             "Rows",
@@ -337,7 +334,48 @@ class Drawing(Dataset[Any]):
 @pytest.mark.parametrize("what", ["numpy", "torch", "count", "nothing"])
 def test_what_reading_changes_is_known_by_name(what: str) -> None:
     dataset = Custom(target=f"{__name__}.Drawing", kwargs={"what": what})
-    assert custom.source(dataset, 0, REGRESSION).changes == [what] * (what != "nothing")
+    notes = custom.source(dataset, 0, REGRESSION).notes
+    assert [f" {what}, " in note for note in notes] == [True] * (what != "nothing")
+
+
+class Series(Dataset[Any]):
+    """Gives rows over time, or pictures."""
+
+    def __init__(self, train: bool, shape: list[int], dtype: str) -> None:
+        self.rows = torch.zeros(8, *shape, dtype=getattr(torch, dtype))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], index % 2
+
+
+class Collating(Series):
+    """Says itself what a batch is."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return default_collate(samples)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "noted", "inputs"),
+    [
+        ("Series", [5, 3], "float32", True, [1, 5, 3]),
+        ("Series", [5, 3], "float64", True, [1, 5, 3]),
+        ("Series", [5, 3], "uint8", False, [1, 5, 3]),
+        ("Series", [1, 5, 3], "float32", False, [1, 5, 3]),
+        ("Collating", [5, 3], "float32", False, [5, 3]),
+    ],
+)
+def test_series_are_not_taken_for_pictures_in_silence(
+    name: str, shape: list[int], dtype: str, noted: bool, inputs: list[int]
+) -> None:
+    kwargs = {"shape": shape, "dtype": dtype}
+    dataset = Custom(target=f"{__name__}.{name}", num_classes=2, num_workers=0, kwargs=kwargs)
+    found = custom.source(dataset, 0)
+    assert ["collate" in note for note in found.notes] == [True] * noted
+    assert [*found.example[0].shape] == inputs
 
 
 class FromFile(Dataset[Any]):

@@ -139,7 +139,7 @@ def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
         (
             "packed.txt",
             b"\x1f\x8b\x08\x00" * 50,
-            "is compressed; unpack it, as in gunzip --keep packed.txt",
+            "is compressed; unpack it, e.g. gunzip --keep packed.txt",
         ),
         (
             "short.txt",

@@ -168,7 +168,7 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
     assert "] interrupted " in out
     wait_until(lambda: not alive(children), timeout_s=2)
     (command,) = (
-        line.partition("to go on: ")[2] for line in err.splitlines() if "to go on: " in line
+        line.partition("to continue: ")[2] for line in err.splitlines() if "to continue: " in line
     )
     (tmp_path / "flag").touch()
     again = run(*shlex.split(command)[3:], cwd=tmp_path)

@@ -143,7 +143,7 @@ def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) 
     assert done.returncode == 1
     assert "CUDA out of memory. Tried to allocate 2.00 GiB" in done.stderr
     assert (
-        "batch_size=64 is 32 samples on each of 2 workers; 8 at a time fit, it was tried"
+        "batch_size=64 is 32 samples on each of 2 workers; 8 at a time fit, as was tried"
         in done.stderr
     )
     assert "try gradient_accumulation=4, or batch_size=16, or amp=true" in done.stderr

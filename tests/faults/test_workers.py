@@ -86,7 +86,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., 
     assert RunFolder(tmp_path / "here").result["status"] == "running", "it could not say more"
     report = run("report", "here", cwd=tmp_path)
     assert " lost " in report.stdout
-    assert "to go on: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
+    assert "to continue: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
 
 
 def test_a_worker_that_was_stopped_ends_with_its_driver_too_and_lets_others_into_its_folder(

@@ -104,7 +104,7 @@ def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> No
     )
     done = run(*own, cwd=tmp_path)
     assert done.returncode == 1
-    assert "16 at a time fit, it was tried" in done.stderr
+    assert "16 at a time fit, as was tried" in done.stderr
     assert "try gradient_accumulation=4, or batch_size=16" in done.stderr
 
 

@@ -209,7 +209,7 @@ def test_the_template_trains_on_two_nodes_and_goes_on(
     result = RunFolder(folder).result
     assert (result["status"], result["attempts"]) == ("completed", 2), log
     assert [host["ranks"] for host in result["hosts"]] == [[0], [1]]
-    assert "interrupted; to go on" in log
+    assert "interrupted; to continue" in log
     local = trained(*settings, "world_size=2")
     assert RunFolder(folder).result["metrics"]["loss/test"] == pytest.approx(
         local.result["metrics"]["loss/test"], abs=1e-5

@@ -140,7 +140,7 @@ def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None
     ("error", "status", "text"),
     [
         (RunFailed("no"), "failed", "no"),
-        (KeyboardInterrupt(), "interrupted", "interrupted by a person"),
+        (KeyboardInterrupt(), "interrupted", "interrupted (Ctrl-C)"),
         (Interrupted("asked"), "interrupted", "asked"),
         (ValueError("a bug"), "failed", "a bug"),
     ],

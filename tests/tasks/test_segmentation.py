@@ -220,4 +220,4 @@ def test_a_dataset_of_ones_own_and_its_wrong_mask(tmp_path: Path) -> None:
     )
     unsaid = run(*words, cwd=tmp_path)
     assert unsaid.returncode == 2
-    assert "task.num_classes: a custom dataset has none; give it, as in" in unsaid.stderr
+    assert "task.num_classes: a custom dataset has none; give it, e.g." in unsaid.stderr

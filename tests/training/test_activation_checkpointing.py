@@ -103,7 +103,7 @@ def test_a_copy_is_its_own() -> None:
         ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
     (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto",
         False,
-     f"=auto: MLP has no blocks that are alike; name modules, as in {KEY}=["),
+     f"=auto: MLP has no blocks that are alike; name modules, e.g. {KEY}=["),
 ])  # fmt: skip
 def test_what_cannot_be_is_told(
     build: Callable[[], nn.Module], wanted: Wanted, compiled: bool, says: str

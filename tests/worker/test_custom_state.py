@@ -9,11 +9,13 @@ import torch
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
+from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
+from tests.worker.stateful import Half, Saved, Warm
 from tests.worker.test_run import TURNING, values
 
 OWN = "tests.worker.stateful"
@@ -73,3 +75,20 @@ def test_what_a_forward_pass_makes_is_refused(name: str, made: str, configured: 
     learner.module(torch.zeros(2, 1, 8, 8))
     with pytest.raises(ConfigError, match=f"model: .*{made}"):
         steps.step()
+
+
+def test_another_number_of_workers_and_another_task_take_it() -> None:
+    tasks = [Saved(), Saved()]
+    tasks[1].steps = 5
+    saved = [task_state(task) for task in tasks]
+    found = [Saved() for _ in range(4)]
+    for rank, task in enumerate(found):
+        load_task_state(task, saved, ALONE.device, rank)
+    assert [task.steps for task in found] == [0, 5, 0, 5]
+    other = Half()
+    load_task_state(other, saved, ALONE.device, 1)
+    assert other.steps == 0
+    assert task_state(Warm()) == {}
+    tasks[0].seen = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"Saved\.state_dict"):
+        task_state(tasks[0])

@@ -59,7 +59,7 @@ class Custom(DatasetConfig):
         number = self.num_classes
         if task.TARGETS == "class" and number is None:
             return [
-                "dataset.num_classes: task=classification needs it, as in dataset.num_classes=10"
+                "dataset.num_classes: task=classification needs it, e.g. dataset.num_classes=10"
             ]
         if task.TARGETS not in ("class", "any") and number is not None:
             also = f", or use task.num_classes={number}" if task.TARGETS == "mask" else ""
@@ -69,7 +69,7 @@ class Custom(DatasetConfig):
             ]
         if task.TARGETS == "mask" and task.num_classes is None:
             return [
-                "task.num_classes: a custom dataset has none; give it, as in task.num_classes=21"
+                "task.num_classes: a custom dataset has none; give it, e.g. task.num_classes=21"
             ]
         return []
 

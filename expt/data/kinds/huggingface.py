@@ -88,7 +88,7 @@ class HuggingFace(Images):
         if self.standardise_targets and not self.has_rows and task.TARGETS != "numbers":
             problems.append(
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
-                f" or name columns of numbers, as in 'dataset.input=[{self.input}]'"
+                f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
         masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
         return [*dict.fromkeys(problems), *masks]
@@ -110,7 +110,7 @@ class HuggingFace(Images):
         if not self._files():
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
-                " download one there, as in hf download NAME --repo-type dataset --local-dir FOLDER"
+                " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
             )
 
     def fingerprint(self) -> str:

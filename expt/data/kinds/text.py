@@ -199,9 +199,7 @@ def _size(path: Path) -> int:
     try:
         with path.open("rb") as file:
             if file.read(2) == b"\x1f\x8b":
-                raise DataError(
-                    f"{path}: is compressed; unpack it, as in gunzip --keep {path.name}"
-                )
+                raise DataError(f"{path}: is compressed; unpack it, e.g. gunzip --keep {path.name}")
         return path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error})") from error

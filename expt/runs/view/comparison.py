@@ -226,7 +226,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
             others.append(Verdict(row, len(common), lead, low, high, p[pair]))
     known = sum(not math.isnan(each) for each in p.values())
     notes = [
-        "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test,"
+        "lead and interval of each pair separately, of runs with the same seed; p by a paired"
+        " t-test,"
         f" corrected (Holm) for {known} comparison{'s' * (known != 1)}"
     ]
     if len({frozenset(each) for each in finite if each}) > 1:

@@ -105,7 +105,7 @@ _SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
 def runs_below(folder: Path) -> list[ListedRun]:
     """Return every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder; name one, as in expt report .")
+        raise ConfigError(f"{folder}: there is no such folder; name one, e.g. expt report .")
     found = [*results_below(folder)]
     named = {_moment(record) for paths, record in found if has_own_name(paths, record)} - {None}
     return [
