@@ -32,10 +32,10 @@ NOT_REPEATED = ("speed/", "memory/", "ranks/")
 
 def main(words: Sequence[str]) -> int:
     """Train the run of the folder that `words` name. Raises as `rerun` does."""
-    about = "Train what a run has trained once more, with all its recorded settings."
+    about = "Repeat a run with all its recorded settings."
     parser = Parser("rerun", about)
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too")
+    add("folder", type=Path, metavar="FOLDER", help="folder of a run, also in a sweep")
     add("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
     asked = parser.parse_args(list(words))
     forkserver.warm()
@@ -110,7 +110,8 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files differ now")
     if before and before.weights != content.weights:
         found.append("weights: the file differs now")
-    if before and content.code not in (None, before.code):  # None: not found, which is reported
+    is_other = before and content.code not in (None, before.code)  # None: not found, is reported
+    if is_other or user_code.changed(then):
         found.append("the source of the run's custom classes differs now")
     return found
 

@@ -143,6 +143,8 @@ class SweepFolder:
             place = self.folder / name
             settings = self._composer.settings(words, sweep=True, folder=place, number=number)
             config = parse(settings, self._machine)
+            if config.debug:
+                raise ConfigError("debug=true: is for one run, in this process; leave out -m")
             content = self.content_of(config)
             key = identity(config, content)
         except ConfigError as problem:

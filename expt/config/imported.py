@@ -26,6 +26,7 @@ PREFIX = "expt_main_"
 _read: dict[str, str] = {}
 """For each file that was imported, the hash of what it held; empty where that is not known."""
 _lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def install_finder() -> None:
@@ -120,13 +121,13 @@ def own_files() -> dict[str, str]:
 def as_imported() -> dict[str, dict[str, str]]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
-    A file is relative where it is below the current folder.
+    A file is relative where it is below the current folder, a hash empty where it is not known.
     """
-    here = os.getcwd() + os.sep
-    return {
-        name: {"file": file.removeprefix(here), "hash": _read.get(file) or hash_now(file) or ""}
-        for name, file in own_files().items()
-    }
+    here, found = os.getcwd() + os.sep, dict[str, dict[str, str]]()
+    for name, file in own_files().items():
+        then = _read[file] if file in _read else hash_now(file) or ""
+        found[name] = {"file": file.removeprefix(here), "hash": then}
+    return found
 
 
 def edited() -> dict[str, str]:
@@ -136,14 +137,6 @@ def edited() -> dict[str, str]:
         for name, file in own_files().items()
         if (then := _read.get(file)) is not None and hash_now(file) != then
     }
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have it
 
 
 @contextlib.contextmanager

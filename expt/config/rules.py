@@ -68,7 +68,8 @@ def _gpus(config: RunConfig, machine: Machine) -> Problems:
             "use gpus=0 to run on the CPU",
         )
     elif len({*gpus}) < len(gpus):
-        yield "gpus", "names a GPU twice", "use backend=gloo and world_size for two workers on one"
+        fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
+        yield "gpus", "names a GPU twice", fix
     elif len(gpus) > 1 and any(is_slice(machine.gpus[index]) for index in gpus):
         yield "gpus", "CUDA shows a process only one slice of a GPU (MIG)", "use gpus=1"
 
@@ -146,7 +147,8 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
         yield "sharding.shards", why, fix
     elif config.strategy == "hsdp" and not (2 <= group < workers and workers % group == 0):
         why = f"strategy=hsdp divides {workers} workers into equal groups of 2 or more"
-        yield "sharding.shards", why, "use a number that divides them, or strategy=fsdp"
+        fix = "use one that divides them, or strategy=fsdp with sharding.shards=auto"
+        yield "sharding.shards", why, fix
     if config.tensorboard.graph is True:
         why = "one worker would trace a model of which it has a part, and wait"
         yield "tensorboard.graph", why, "use tensorboard.graph=auto, which leaves it out"

@@ -136,6 +136,7 @@ def build(
     channels_last: bool,
     num_workers: int = 0,
     batch_parts: int = 1,
+    eval_batch_size: int | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
 ) -> Data:
@@ -161,6 +162,7 @@ def build(
         std=dataset.std,
         channels_last=channels_last,
         batch_parts=batch_parts,
+        eval_batch_size=eval_batch_size,
     )
     to_train = dataclasses.replace(
         in_order,

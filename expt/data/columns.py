@@ -189,12 +189,7 @@ def _numbers(
     """Return a column as float64 [N, K], each a finite number of float32."""
     import numpy as np
 
-    values = _all_numbers(column)
-    if values is None and damaged is not None:
-        values = np.array([_number(cell) for cell in column])[:, None]
-    if values is None:
-        row = next(row for row, cell in enumerate(column) if not is_number(cell))
-        raise _wrong(path, name, row, column[row], fix)
+    values = _read(column)
     wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
     if damaged is not None:
         for place in np.flatnonzero(wrong.any(1)).tolist():
@@ -203,12 +198,12 @@ def _numbers(
     elif wrong.any():
         row, part = np.argwhere(wrong)[0]
         cell = column[row] if values.shape[1] == 1 else values[row, part]
-        raise _wrong(path, name, int(row), cell, FIX)
+        raise _wrong(path, name, int(row), cell, fix)
     return values
 
 
-def _all_numbers(column: Column) -> np.ndarray | None:
-    """Return a column as float64 [N, K], true and false as 1 and 0; None where a cell is neither.
+def _read(column: Column) -> np.ndarray:
+    """Return a column as float64 [N, K]: true and false as 1 and 0, nan where a cell is no number.
 
     NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
     drops a part.
@@ -217,27 +212,20 @@ def _all_numbers(column: Column) -> np.ndarray | None:
 
     dtype = getattr(column, "dtype", None)
     if dtype is not None and dtype.kind not in "biufUSO":
-        return None
+        return np.full((len(column), 1), np.nan)
     try:
         values = np.asarray(column, dtype=np.float64)
-        if (dtype is None or dtype.kind in "USO") and not _are_plain("".join(map(str, column))):
-            raise ValueError("has digits that are no numbers in a file")
+        texts = column if dtype is None else map(str, column) if dtype.kind in "USO" else ()
+        if not (joined := "".join(texts)).isascii() or "_" in joined:
+            raise ValueError("these may be numbers to Python only")
     except (TypeError, ValueError):
-        texts = [str(cell).strip().lower() for cell in column]
-        if not {*texts} <= {*_FLAGS}:
-            return None
-        values = np.array([_FLAGS[text] for text in texts])
+        values = np.array([*map(_number, column)])
     return values.reshape(len(values), -1)
 
 
-def _are_plain(text: str) -> bool:
-    return text.isascii() and "_" not in text
-
-
 def _number(cell: Any) -> float:
-    """Return one cell's number, read as `_all_numbers` reads it; nan where it has none."""
     flag = _FLAGS.get(str(cell).strip().lower())
-    return float(cell) if flag is None and is_number(cell) else math.nan if flag is None else flag
+    return (float(cell) if is_number(cell) else math.nan) if flag is None else flag
 
 
 def is_number(cell: Any) -> bool:
@@ -253,7 +241,9 @@ def is_number(cell: Any) -> bool:
 
 def are_numbers(column: Column) -> bool:
     """Return whether all cells of a column are numbers, true or false."""
-    return _all_numbers(column) is not None
+    import numpy as np
+
+    return bool(np.isfinite(_read(column)).all())
 
 
 def counts_rows(values: np.ndarray) -> bool:
@@ -287,6 +277,8 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     """
     import numpy as np
 
+    if not hasattr(column, "dtype"):
+        return _classes_of_texts(path, name, [*map(str.strip, column)])
     cells = np.asarray(column)
     if cells.ndim == 2 and cells.shape[1] == 1:
         cells = cells[:, 0]

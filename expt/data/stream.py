@@ -122,13 +122,14 @@ class SampleLoader(ReadingLoader):
         if _is_cheap(sample_s, options):
             num_workers = 0
         self._keys = _EpochKeys()
+        how = loading_settings(options.device, num_workers)
         self._loader: DataLoader[Any] = DataLoader(
             _Batches(dataset, collate),
             sampler=self._keys,
             batch_size=None,
             collate_fn=identity_collate,
-            persistent_workers=num_workers > 0,
-            **loading_settings(options.device, num_workers),
+            persistent_workers=how["num_workers"] > 0,
+            **how,
         )
 
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
@@ -283,6 +284,8 @@ def identity_collate(batch: Any) -> Any:
 
 def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
     """Return the arguments of torch's DataLoader for its processes."""
+    if multiprocessing.current_process().daemon:  # of a Pool, which may have no children
+        num_workers = 0
     # Fork, where it exists: a loader process must be this process's child to die with it, and
     # starts in milliseconds.
     forks = (

@@ -7,7 +7,9 @@ import functools
 import itertools
 import json
 import math
+import os
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -373,8 +375,13 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
-    content = {**(_to_be_changed(paths) or {"version": VERSION}), **hidden(fields)}
-    write_atomically(paths.result, dumps(content, indent=2) + "\n")
+    with _updating:
+        content = {**(_to_be_changed(paths) or {"version": VERSION}), **hidden(fields)}
+        write_atomically(paths.result, dumps(content, indent=2) + "\n")
+
+
+_updating = threading.Lock()  # with debug=true the worker's thread and the driver are one process
+os.register_at_fork(after_in_child=_updating._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def _to_be_changed(paths: RunPaths) -> Record:

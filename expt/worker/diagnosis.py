@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.loading import Loader, named_leaves
+from expt.data.loading import Batch, Loader, named_leaves
 from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
@@ -48,10 +48,25 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         fits = getattr(error, "fits", None)
         known = OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}")
     if known is None:
+        _note_batch(error, config)
         return error
     if known is not error:
         known.__cause__ = error
     return known
+
+
+def _note_batch(error: Exception, config: RunConfig) -> None:
+    """Add to what torch says of a batch what was given to which classes."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    values = (value for frame in frames for value in frame.f_locals.values())
+    batch = next((value for value in values if isinstance(value, Batch)), None)
+    if batch is None or not hasattr(error, "add_note"):  # Python 3.10
+        return
+    tensors = [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
+    given = (f"{name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in tensors)
+    chosen = {"model": config.model, "task": config.task}
+    of = (f"{key}={getattr(one, 'target', one.name)}" for key, one in chosen.items())
+    error.add_note(f"of {', '.join(of)}, given {', '.join(given)}")
 
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:

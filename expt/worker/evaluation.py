@@ -117,6 +117,7 @@ def _data(
         mean=config.dataset.mean,
         std=config.dataset.std,
         channels_last=config.channels_last,
+        eval_batch_size=build.eval_batch_size(config),
     )
     with build.in_turn(config, worker, beat):
         return evaluation_data.load(

@@ -101,6 +101,12 @@ def test_what_would_be_ignored_is_refused(words: str, key: str) -> None:
     assert str(caught.value).startswith(f"{key}: ")
 
 
+def test_a_run_in_this_process_is_none_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    typed("-m", "debug=false,true", DRY)
+    refused = [line for line in capsys.readouterr().out.splitlines() if "be refused" in line]
+    assert ["debug=true: " in line for line in refused] == [True]
+
+
 def test_grids_that_only_share_a_command_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     typed("-m", "sweep=seeds", "experiment=ddp_mlp,diabetes", DRY)
     assert len(re.findall(r"seed=\d", capsys.readouterr().out)) == 10

@@ -4,12 +4,14 @@ refuses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from expt.config.parse import parse
+from expt.command.compose import parse_one
+from expt.config.parse import parse, with_value
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
@@ -208,6 +210,27 @@ def test_each_rule_at_its_edge(
     assert problems(defaults, on, **fine) == []
     (problem,) = problems(defaults, on, **wrong)
     assert problem.startswith(begins)
+
+
+WORD = re.compile(r"[a-z_][\w.]*=(?:\[[^\]]*\]|[^\s;,')]+)")
+
+
+@pytest.mark.parametrize(("on", "_", "wrong", "begins"), EDGES.values(), ids=EDGES.keys())
+def test_each_fix_works_as_it_is_typed(
+    on: Machine, _: object, wrong: dict[str, Any], begins: str, defaults: dict[str, Any]
+) -> None:
+    (problem,) = problems(defaults, on, **wrong)
+    key, fix = begins.partition("=")[0], problem.partition(": ")[2].rpartition("; ")[2]
+    fix = re.sub("-m '[^']+'", "", fix)
+    ways = [WORD.findall(way) for way in re.split(r",? or ", fix.partition(", which ")[0])]
+    if meant := re.search(r"Did you mean '([^']+)'", problem):
+        ways = [[f"{key}={meant[1]}"]]
+    nested = {k: {**(defaults[k] or {}), **v} for k, v in wrong.items() if isinstance(v, dict)}
+    for words in filter(None, ways):
+        settings = {**defaults, **wrong, **nested}
+        for each in map(parse_one, words):
+            settings = with_value(settings, each.key_or_group.split("."), each.value())
+        parse(settings, on)
 
 
 @pytest.mark.parametrize(

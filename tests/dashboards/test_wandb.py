@@ -8,10 +8,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from expt.dashboards.trackers import WandbCopy
+from expt.runs.metrics_file import Point
 from tests.conftest import RunFolder, as_typed, run
 
 HEADER, BLOCK = 7, 32768
@@ -122,3 +125,26 @@ def test_a_failed_sweep_is_a_group(tmp_path: Path) -> None:
     assert [
         record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"
     ] == [1, 1]
+
+
+def test_a_value_that_is_refused_takes_no_other_along(capsys: pytest.CaptureFixture[str]) -> None:
+    import wandb
+
+    taken = dict[str, Any]()
+
+    def update(some: dict[str, Any], **_: Any) -> None:
+        if {"bad"} & some.keys():
+            raise TypeError("no bad")
+        taken.update(some)
+
+    copy: Any = object.__new__(WandbCopy)
+    copy._wandb, copy._state, copy._next = wandb, {}, 0
+    copy._run = SimpleNamespace(config=SimpleNamespace(update=update), log=update)
+    copy.describe(SimpleNamespace(settings={"lr": 0.1, "bad": 1, "seed": 0}, tags={"user": "me"}))
+    assert copy.add([Point(3, 1, tag, 0.5) for tag in ("a", "bad", "b")], 0.0)
+    assert taken.keys() == {"lr", "seed", "user", "a", "b"}
+    assert (copy._next, len(capsys.readouterr().err.splitlines())) == (4, 1)
+    copy._run.log = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):  # no refusal: it is tried again
+        copy.add([Point(4, 1, "a", 0.5)], 0.0)
+    assert copy._next == 4

@@ -312,6 +312,13 @@ def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:
     assert len(started) == 2
 
 
+def test_a_daemonic_process_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a multiprocessing.Pool may have no children."""
+    config = vars(multiprocessing.current_process())["_config"]
+    monkeypatch.setitem(config, "daemon", True)
+    assert same(list(streamed(num_workers=2).epoch(1)), list(streamed().epoch(1)))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_bad_sample_is_named(num_workers: int) -> None:
     def raises(text: str, dataset: Dataset[Any], **options: Any) -> None:

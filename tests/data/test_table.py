@@ -313,7 +313,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "y\n1\n",
         {"features": None},
         NUMBER,
-        "has no column beside the targets; give it one",
+        "has only targets; give it the others",
     ),
     "one class": (
         "a,b,y\n1,2,u\n1,2,u\n",
@@ -353,7 +353,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,b,y\nx,1,1\ny,2,2\n",
         {"features": None},
         NUMBER,
-        r"name the columns of numbers: 'dataset.features=\[b\]'",
+        r"the columns of numbers only: 'dataset.features=\[b\]'",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ from expt.runs.result import (
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
+
+
+def test_threads_that_add_to_a_record_lose_nothing(paths: RunPaths) -> None:
+    create_result(paths)
+    names = ["identity", "seedless_identity", "name", "node", "backend", "rerun_of"]
+
+    def add(name: str) -> None:
+        for number in range(20):
+            update_result(paths, **{name: str(number)})  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(add, names))
+    assert {**read_result(paths)}.items() >= dict.fromkeys(names, "19").items()
 
 
 def test_points_are_read_as_they_are_written(paths: RunPaths) -> None:

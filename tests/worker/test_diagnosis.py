@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from expt.config.parse import parse
+from expt.data.loading import Batch
 from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.machine import Machine
 from expt.training.collectives import Worker
@@ -114,3 +117,18 @@ def test_the_gpus_of_dp_share_a_batch() -> None:
         "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or"
         " batch_size=32" in told
     )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="has no notes")
+def test_what_was_given_stands_beside_torchs_own_words(configured: Configured) -> None:
+    def step(batch: Batch) -> None:
+        nn.Linear(7, 2)(batch.inputs["row"])
+
+    batch = Batch({"row": torch.zeros(4, 5)}, torch.zeros(4, dtype=torch.int64), 4)
+    with pytest.raises(RuntimeError) as caught:
+        step(batch)
+    told = in_words(caught.value, configured("model=convnet"))
+    assert told is caught.value
+    (note,) = vars(told)["__notes__"]
+    for part in ("model=convnet", "inputs['row'] [4, 5] float32", "targets [4] int64"):
+        assert part in note

@@ -97,17 +97,12 @@ class _Table(DatasetConfig):
     def described(self, task: Any) -> str:
         """See DatasetConfig."""
         rows = self.load(task)
-        kind = "numbers"
-        if names := rows.class_names:
-            kind = f"{len(names)} classes: {listed(names)}"
-        left = [f"{name} ({why})" for name, why in rows.left_out.items()]
-        return "; ".join(
-            (
-                f"{self.file.name}: {len(rows.features)} rows",
-                f"target {listed(rows.target_names)} ({kind})",
-                f"features {listed(rows.feature_names)} (numbers)",
-                *(["left out: " + listed(left)] if left else []),
-            )
+        names, targets, features = rows.class_names, rows.target_names, rows.feature_names
+        kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
+        left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
+        return (
+            f"{self.file.name}: {len(rows.features)} rows; target {listed(targets)} ({kind});"
+            f" features {listed(features)} (numbers){left and '; left out: '}{left}"
         )
 
     def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
@@ -239,10 +234,16 @@ def _features(
         left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
         chosen = [name for name in columns if name not in (*targets, *left_out)]
     if not chosen:
-        raise ConfigError(f"dataset.features: {path} has no column beside the targets; give it one")
+        what = f"none of the run's columns {listed(known)}" if known else "only targets"
+        raise ConfigError(f"dataset.features: {path} has {what}; give it the others")
     if not len(columns[chosen[0]]):
         raise DataError(f"{path}: has no rows; give it some")
-    found, names = numbers_of(path, columns, chosen, _fix(columns, chosen) if is_open else FIX)
+    try:
+        found, names = numbers_of(path, columns, chosen)
+    except DataError as error:
+        numbers = [name for name in chosen if is_open and are_numbers(columns[name])]
+        more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
+        raise DataError(f"{error}{more}") from None
     counters = [
         name in columns and counts_rows(each) for name, each in zip(names, found.T, strict=True)
     ]
@@ -256,11 +257,6 @@ def _features(
         kept = [place for place, name in enumerate(names) if name not in left_out]
         return found[:, kept], tuple(names[place] for place in kept), left_out
     return found, names, left_out
-
-
-def _fix(columns: Columns, chosen: Sequence[str]) -> str:
-    numbers = [name for name in chosen if are_numbers(columns[name])]
-    return f"fix it, or name the columns of numbers: {_word(numbers)}" if numbers else FIX
 
 
 def _word(features: Sequence[str]) -> str:
