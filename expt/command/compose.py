@@ -32,6 +32,7 @@ from hydra.core.override_parser.types import (
     OverrideType,
     RangeSweep,
 )
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -243,6 +244,8 @@ class Composer:
         """Let Hydra know where the YAML lies; whoever else uses Hydra here finds it as it was."""
         instance = GlobalHydra.instance()
         others, base = instance.hydra, version.getbase()
+        runtime = JobRuntime.instance()
+        job = runtime.get("name")
         instance.clear()
         try:
             folder = str((self.where.config_dir or conf_dir()).resolve())
@@ -251,6 +254,7 @@ class Composer:
                 yield GlobalHydra.instance().config_loader()
         finally:
             GlobalHydra.instance().clear()
+            runtime.set("name", job)
             if others is not None:
                 GlobalHydra.instance().initialize(others)
                 version.setbase(str(base))

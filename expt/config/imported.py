@@ -121,13 +121,13 @@ def own_files() -> dict[str, str]:
 def as_imported() -> dict[str, dict[str, str]]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
-    A file is relative where it is below the current folder.
+    A file is relative where it is below the current folder, a hash empty where it is not known.
     """
-    here = os.getcwd() + os.sep
-    return {
-        name: {"file": file.removeprefix(here), "hash": _read.get(file) or hash_now(file) or ""}
-        for name, file in own_files().items()
-    }
+    here, found = os.getcwd() + os.sep, dict[str, dict[str, str]]()
+    for name, file in own_files().items():
+        then = _read[file] if file in _read else hash_now(file) or ""
+        found[name] = {"file": file.removeprefix(here), "hash": then}
+    return found
 
 
 def edited() -> dict[str, str]:

@@ -14,6 +14,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,11 +110,12 @@ def test_now_is_the_same_in_all_runs_of_a_command() -> None:
 
 
 def test_whoever_else_uses_hydra_here_finds_it_as_it_was() -> None:
-    with initialize_config_dir(str(conf_dir() / "model"), version_base="1.2"):
+    with initialize_config_dir(str(conf_dir() / "model"), job_name="own", version_base="1.2"):
         theirs = hydra_compose("mlp", [])
         before, of_run = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
-        Composer(Where()).compose(["seed=1"])
+        Composer(Where(), ["hydra.verbose=false"]).compose(["seed=1"])  # none that is kept
         assert GlobalHydra.instance().hydra is before
+        assert JobRuntime.instance().get("name") == "own"
         assert HydraConfig.instance().cfg is of_run
         assert hydra_compose("mlp", []) == theirs
 

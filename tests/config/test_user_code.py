@@ -288,6 +288,26 @@ def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
     assert not user_code.changed(record)
 
 
+def test_a_source_that_nobody_saw_imported_is_not_taken_for_that_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that this process imported before expt, and that was written since it began."""
+    (tmp_path / "imported_early.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("imported_early")
+    monkeypatch.setattr(imported, "_read", {})
+    monkeypatch.setattr(
+        sys, "meta_path", [each for each in sys.meta_path if each is not imported._FINDER]
+    )
+    imported.install_finder()
+    record = {"imported": {"imported_early": {"file": "", "hash": imported._hash(b"X = 1\n")}}}
+    assert "imported_early" in imported.edited()
+    assert not user_code.is_imported(record)
+    with imported.as_on_disk():
+        importlib.import_module("imported_early")
+        assert user_code.is_imported(record)
+
+
 def test_a_process_gets_its_modules_back(package: Path) -> None:
     kept = resolve(NAME, object)
     with imported.as_on_disk():
