@@ -77,10 +77,8 @@ def conclude(
         )
     if copies:
         say(console, f"left out     {describe_copies(copies)}")
-    for line in _costs(runs):
+    for line in (*_costs(runs), *notes):
         say(console, line)
-    for note in notes:
-        say(console, note)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))

@@ -32,8 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.launch.launcher import alone
-from expt.launch.part import Launcher
+from expt.launch.part import Launcher, alone
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, RunRequest, received, setting_word
