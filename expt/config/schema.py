@@ -178,6 +178,9 @@ class RunConfig:
         Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
     ] = ()
     eval_split: Literal["val", "test"]
+    eval_batch_size: Annotated[
+        Literal["auto"] | Count, Key(result="rounding", evaluate=True, cost=False)
+    ] = "auto"
     objective: Annotated[str, Key(cost=False)]
     log_every: Annotated[Count, Key(result="none")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]

@@ -154,6 +154,7 @@ def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any
 
     with refuse_damaged(source if isinstance(source, str | Path) else name):
         if hasattr(source, "convert"):
+            source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as picture:
             if mode:
@@ -228,9 +229,9 @@ def look(path: str, mode: str | None) -> tuple[Any, str]:
     from PIL import Image
 
     try:
-        picture = open_picture(path, mode)
-        with Image.open(path) as file:
+        with refuse_damaged(path), Image.open(path) as file:
             frames = getattr(file, "n_frames", 1)
+            picture = open_picture(file, mode, path)
     except DataError as error:
         return None, f"!{error}"
     words = [word for word in ("turned", "transparent") if word in picture.info]

@@ -103,7 +103,7 @@ def image_part(
             return memory.load(indices, options)
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
-            options = replace(options, eval_batch_size=share)
+            options = replace(options, eval_batch_size=options.eval_batch_size or share)
         loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
         return loads(indices, options)
 

@@ -7,7 +7,9 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from expt.data.indexing import local_slice
 from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.sums import Averages, Sums, check_loss
-from expt.tasks.task import PhasedTask, Sum
+from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position, training_only
@@ -267,30 +269,61 @@ def evaluate(
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
     One collective, and two more for metrics that are no sums. `observe` gets each batch and the
-    model's outputs.
+    model's outputs. A batch for which memory does not suffice is halved until it does, and so are
+    those after it.
     """
-    module = learner.evaluated
     sums = Sums(learner.task, device, learns=False)
-    module.eval()
-    for batch in learner.in_step(batches):
-        # What it notes of no sample is dropped
-        task = copy.copy(learner.task) if batch.weightless else learner.task
-        with learner.precision.autocast():
-            outputs = task.forward(module, batch)
-            # For the others' sake: the model, and the loss, may ask all workers
-            if batch.weightless:
-                with contextlib.suppress(Exception):  # it may not take what is no sample
-                    task.loss(outputs, batch)
+    learner.evaluated.eval()
+    left, most = deque[Batch](), math.inf
+    for whole in learner.in_step(batches):
+        left.append(whole)
+        while left:
+            batch, found = left.popleft(), None
+            if len(parts := _in_parts(batch, most)) > 1:
+                left.extendleft(reversed(parts))
                 continue
-            loss = task.loss(outputs, batch)
-            check_loss(loss, task, learns=False)
-        sums.add(loss, outputs, batch)
-        learner.extra_metrics.update(task, outputs, batch)
-        if observe is not None:
-            observe(batch, outputs)
+            # What it notes of no sample is dropped
+            task = copy.copy(learner.task) if batch.weightless else learner.task
+            try:
+                found = _evaluated(learner, task, batch)
+            except torch.OutOfMemoryError:
+                if learner.in_step is not iter or len(_in_parts(batch, batch.size / 2)) == 1:
+                    raise
+            if found is None:  # out of the `except`: its traceback would keep what was allocated
+                most = math.ceil(batch.size / 2)
+                left.appendleft(batch)
+            elif found[1] is not None:
+                sums.add(found[1], found[0], batch)
+                learner.extra_metrics.update(task, found[0], batch)
+                if observe is not None:
+                    observe(batch, found[0])
     averages = sums.averages(sum_across_workers(sums.values))
     extra = learner.extra_metrics.compute(gather_across_workers)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
+
+
+def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum | None]:
+    """Return the model's outputs, and the loss, unless nothing has a weight."""
+    with learner.precision.autocast():
+        outputs = task.forward(learner.evaluated, batch)
+        # For the others' sake: the model, and the loss, may ask all workers
+        if batch.weightless:
+            with contextlib.suppress(Exception):  # it may not take what is no sample
+                task.loss(outputs, batch)
+            return outputs, None
+        loss = task.loss(outputs, batch)
+        check_loss(loss, task, learns=False)
+    return outputs, loss
+
+
+def _in_parts(batch: Batch, most: float) -> list[Batch]:
+    """Return an evaluation's batch in parts of at most so many samples.
+
+    It stays whole where its tensors differ in length.
+    """
+    if batch.size <= most or len({*map(len, leaves((batch.inputs, batch.targets)))}) > 1:
+        return [batch]
+    return micro_batches(batch._replace(global_size=batch.size), math.ceil(batch.size / most))
 
 
 def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[None]:

@@ -100,9 +100,18 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         channels_last=config.channels_last,
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
+        eval_batch_size=eval_batch_size(config),
         mixup=config.mixup,
         cutmix=config.cutmix,
     )
+
+
+def eval_batch_size(config: RunConfig) -> int | None:
+    """Return how many samples a worker evaluates at a time; None leaves it to their loader."""
+    if config.eval_batch_size != "auto":
+        return config.eval_batch_size
+    at_a_time = config.batch_size // (config.world_size * config.gradient_accumulation)
+    return max(1, at_a_time) if config.dataset.custom_class else None
 
 
 def build_learner(

@@ -59,6 +59,7 @@ def measure_weights(
     model = rebuilt(record, state, worker.device, amp=config.amp)
     data = _data(evaluation, config, record["data"], worker, beat)
     beat()
+    evaluation_data.keep_doubles(model.model, data.loaders)
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
@@ -116,6 +117,7 @@ def _data(
         mean=config.dataset.mean,
         std=config.dataset.std,
         channels_last=config.channels_last,
+        eval_batch_size=build.eval_batch_size(config),
     )
     with build.in_turn(config, worker, beat):
         return evaluation_data.load(

@@ -99,6 +99,37 @@ def test_an_evaluation_is_observed_batch_by_batch() -> None:
     assert seen == [(6, (6, CLASSES))] * 2
 
 
+@pytest.mark.parametrize("fits", [6, 5, 2, 1])
+def test_an_evaluation_is_in_halves_where_memory_does_not_suffice(fits: int) -> None:
+    tried = list[int]()
+    subject = learner(model())
+
+    def forward(_: nn.Module, images: tuple[torch.Tensor]) -> None:
+        tried.append(len(images[0]))
+        if tried[-1] > fits:
+            raise torch.OutOfMemoryError("more were asked for")
+
+    expected = evaluate(subject, batches(3), CPU)
+    subject.module.register_forward_pre_hook(forward)
+    found, seen = None, list[torch.Tensor]()
+    found = evaluate(subject, batches(3), CPU, lambda batch, _: seen.append(batch.targets))
+    assert found.values == pytest.approx(expected.values)
+    assert (found.samples, found.values["accuracy"]) == (18, expected.values["accuracy"])
+    assert torch.equal(torch.cat(seen), torch.cat([each.targets for each in batches(3)]))
+    assert sum(size > fits for size in tried) < 5, "what was too much is not tried each time"
+
+
+def test_one_sample_that_does_not_fit_is_an_error() -> None:
+    subject = learner(model())
+
+    def forward(*_: object) -> None:
+        raise torch.OutOfMemoryError("more were asked for")
+
+    subject.module.register_forward_pre_hook(forward)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(subject, batches(1), CPU)
+
+
 def test_a_model_may_give_the_same_memory_again() -> None:
     """CUDA graphs do: what was there is counted before."""
 

@@ -24,6 +24,7 @@ from expt.machine import Machine
 from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
+from expt.worker import build
 from expt.worker.build import build_data, build_learner, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
@@ -356,3 +357,19 @@ def test_batch_norm_without_any_is_told(
     made = config(f"model={model}", f"batch_norm={how}")
     build_learner(made, build_data(made, worker()), dataclasses.replace(worker(), rank=rank))
     assert capsys.readouterr().err.count(f"warning: batch_norm={how}: ") == told
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)],
+)
+def test_an_evaluation_takes_no_more_custom_samples_than_training(word: str, expected: int) -> None:
+    custom = (
+        "~dataset",
+        "+dataset._target_=tests.worker.own_pictures.Pictures",
+        "+dataset.num_classes=10",
+        word,
+    )
+    made = config(*custom, "batch_size=16", "gradient_accumulation=2", "world_size=2")
+    assert build.eval_batch_size(made) == expected
+    assert build.eval_batch_size(dataclasses.replace(config(word), batch_size=16)) in (None, 7)

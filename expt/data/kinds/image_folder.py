@@ -244,7 +244,7 @@ def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | Non
     if dataset.cache is False:
         return None
     with Checksums.below(Path(dataset.root)) as checksums:
-        sums = [checksums.known(Path(file)) for file in listing.files]
+        sums = [checksums.known(file) for file in listing.files]
     if None in sums:  # not read yet, so not decoded either
         return None
     return cache.read(_name(listing, dataset, sums))
@@ -254,9 +254,9 @@ def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) ->
     """Return the cache's entry: another for other files, or another content of one."""
     grey = ["grey"] if dataset.channels == 1 else []
     where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
-    words = list(listing.classes)
+    words, start = list(listing.classes), len(str(listing.folder)) + 1
     for file, label, content in zip(listing.files, listing.labels, sums, strict=True):
-        words += (os.path.relpath(file, listing.folder), str(label), str(content))
+        words += (file[start:], str(label), str(content))
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
