@@ -113,7 +113,7 @@ CASES = {
     "a misspelt group": Bad("optimzer=adam", 2,
         "there is no key 'optimzer'. Did you mean 'optimizer'?"),
     "a key of another dataset": Bad("dataset.num_workers=2", 2,
-        "the chosen dataset has no key 'dataset.num_workers'"),
+        "dataset=digits has no key 'dataset.num_workers'"),
     "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2,
         "hydra.launcher.retries=x: Value 'x' of"),
     "no key": Bad("=3", 2, "=3: "),

@@ -221,7 +221,7 @@ def _classes(
         raise DataError(f"dataset.target={target}: holds {odd!r}; a class is an integer or a text")
     if names is None and (missing := columns.MISSING.intersection(cells["train"])):
         raise DataError(
-            f"dataset.target={target}: holds {min(missing)!r}, which stands for no value; give these"
+            f"dataset.target={target}: holds {min(missing)!r}, which stands for no value; give such"
             " rows a class, or remove them, or write it otherwise if it is one"
         )
     names = list(names or sorted({*cells["train"]}))
