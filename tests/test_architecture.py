@@ -10,8 +10,6 @@ import graphlib
 import itertools
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +18,7 @@ import pytest
 
 import expt
 from expt.config.kinds import dataset_kinds, task_kinds
+from tests.conftest import python
 
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (

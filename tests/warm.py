@@ -31,7 +31,9 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from expt.config.parse import parse
 from expt.launch import forkserver
+from expt.machine import Machine
 from expt.runs import result
 from tests.composing import composed, share
 
@@ -228,7 +230,7 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
 
 def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
-    composed("model=mlp", "epochs=2")
+    parse(composed("model=mlp", "epochs=2", "world_size=1"), Machine(gpus=(), cpus=2))
     result.as_written()
 
 

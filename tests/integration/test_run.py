@@ -228,7 +228,9 @@ def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
     own = ("+model._target_=wide.Net", "~model.hidden", "~model.dropout")
     workers = by_torchrun("epochs=2", *own, cwd=tmp_path)
     assert [done.returncode for done in workers] == [0, 0], workers
-    out, err = ("".join(texts) for texts in zip(*((w.stdout, w.stderr) for w in workers), strict=True))
+    out, err = (
+        "".join(texts) for texts in zip(*((w.stdout, w.stderr) for w in workers), strict=True)
+    )
     (folder,) = (tmp_path / "outputs").glob("*/*")
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["world_size"]) == ("completed", 2)
