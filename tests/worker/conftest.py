@@ -84,6 +84,9 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
             run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
             return run.train(None, lambda *_: Observer())
 
+        if size == 1:
+            assert each(ALONE) == "completed"
+            return RunFolder(folder)
         (store := tmp_path / f"store of {name}").mkdir()
         assert together(store, size, each) == ["completed"] * size
         return RunFolder(folder)

@@ -69,9 +69,10 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
-SIZES = dict(zip(CASES, (4, 2, 4, 2, 2), strict=True))
-CASES["transformer of 4"], SIZES["transformer of 4"] = CASES["transformer"], 4
-RARE = ["transformer", "parts", "each part", "convnet", "transformer of 4"]
+SIZES = dict(zip(CASES, (2, 2, 4, 2, 2), strict=True))
+for _name in ("mlp", "transformer"):
+    CASES[f"{_name} of 4"], SIZES[f"{_name} of 4"] = CASES[_name], 4
+RARE = [name for name in CASES if name != "mlp"]
 
 
 @pytest.mark.parametrize("names", [["mlp"], pytest.param(RARE, marks=pytest.mark.slow)], ids=str)
@@ -80,7 +81,7 @@ def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: P
         name: (("ddp", 1), ("fsdp", SIZES[name])) for name in names
     }
     if "mlp" in kinds:
-        kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
+        kinds["mlp"] = (("ddp", 1), ("fsdp", 2), ("hsdp", 4))
 
     def words_of(name: str, strategy: str) -> tuple[str, ...]:
         settings = CASES[name] if "epochs=1" in CASES[name] else (*SMALL, *CASES[name])
