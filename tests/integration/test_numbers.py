@@ -26,8 +26,7 @@ def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[float], float]:
     """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's
-    training code.
-    """
+    training code."""
     arrays = DIGITS.load("train")
     train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
@@ -76,8 +75,7 @@ def test_the_loss_curve_is_that_of_a_plain_loop(
 
 def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
     """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is
-    still the same.
-    """
+    still the same."""
     few = ("dataset.train_limit=130", "drop_last=false", "epochs=4", "log_every=1")
     curves = [
         trained(*few, f"world_size={size}", name=f"w{size}").curve("running/loss")

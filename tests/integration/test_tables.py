@@ -1,6 +1,5 @@
 """Regression on a table: the numbers are those of a plain single-process loop, whatever the number
-of workers.
-"""
+of workers."""
 
 from __future__ import annotations
 

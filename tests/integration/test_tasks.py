@@ -1,6 +1,5 @@
 """Tasks that are not classification: the numbers of a plain loop, whatever the number of
-workers.
-"""
+workers."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ def own(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[float], list[float], float]:
     """The loss of each step, what it would be as a mean of four workers' means, and the last mean
-    absolute error.
-    """
+    absolute error."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(SIZE, 6, generator=generator)
     targets, weights = features @ torch.arange(6.0), torch.rand(SIZE, generator=generator) ** 4

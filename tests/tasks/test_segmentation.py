@@ -1,6 +1,5 @@
 """Segmentation: what is counted, equal to torchmetrics over the whole set, and curves equal to a
-plain loop.
-"""
+plain loop."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ def test_a_unet_of_more_levels_than_an_image_has_is_refused() -> None:
 
 def write_pictures(root: Path, counts: dict[str, int]) -> None:
     """Images of noise whose colour tells the class; the share of ignored pixels grows from image to
-    image.
-    """
+    image."""
     generator = torch.Generator().manual_seed(0)
     for part, count in counts.items():
         for kind in ("images", "masks"):
@@ -125,8 +123,7 @@ def test_curves_are_a_plain_loops_on_any_number_of_workers(
     tmp_path: Path, trained: Trained
 ) -> None:
     """Images have unequal numbers of pixels that count, so a mean of workers' means would be
-    another.
-    """
+    another."""
     root = tmp_path / "pictures"
     write_pictures(root, {"train": 30, "val": 7})
     # One batch of all: its order, drawn by expt, is no matter then.

@@ -1,6 +1,5 @@
 """Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches,
-on any workers.
-"""
+on any workers."""
 
 from __future__ import annotations
 
@@ -42,11 +41,7 @@ SETTINGS: tuple[str, ...] = (
     "drop_last=false",
     "threads=1",
 )
-SETTINGS += (
-    "optimizer=plain_sgd",
-    f"optimizer.lr={LR}",
-    f"dataset.train_limit={LIMIT}",
-)
+SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}")
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)

@@ -58,8 +58,7 @@ def plain_loop(
     name: str, drop_last: bool, workers: int | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and last weights, of whole batches; or, with `workers`, of the average of their
-    averages.
-    """
+    averages."""
     case = CASES[name]
     torch.manual_seed(SEED)
     model, rows = case.model(), case.dataset(train=True)

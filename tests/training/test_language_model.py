@@ -1,6 +1,5 @@
 """Every token counts alike: the curve is that of a plain loop by tokens, however workers and parts
-cut the batches.
-"""
+cut the batches."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def config(configured: Configured) -> RunConfig:
 @functools.cache
 def plain_loop(workers: int | None) -> Found:
     """By tokens of the whole batch; or, with `workers`, the average of each one's average by
-    tokens.
-    """
+    tokens."""
     torch.manual_seed(SEED)
     model, lines = Transformer(vocab_size=VOCAB, context=LONGEST, **MODEL), Sentences(train=True)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

@@ -1,6 +1,5 @@
 """Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction
-of a second.
-"""
+of a second."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ TrainAlone = Callable[..., Trained]
 @pytest.fixture
 def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     """`train_alone("epochs=2", name="a", source=None)` trains in tmp_path/a; `before` may change
-    the run it gets.
-    """
+    the run it gets."""
 
     def train(
         *overrides: str,

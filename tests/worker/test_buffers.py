@@ -1,6 +1,5 @@
 """Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
-counts, as ever.
-"""
+counts, as ever."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
     """The state and the evaluation after three steps, and how often DistributedDataParallel has
     sent buffers in them.
 
-    With `broadcast` it is to do so before each forward pass, or not, whatever the model is.
-    """
+    With `broadcast` it is to do so before each forward pass, or not, whatever the model is."""
     parallel._trains_by_buffers = lambda *_: broadcast  # in this process alone
     sent, send = list[int](), DistributedDataParallel._sync_buffers
 

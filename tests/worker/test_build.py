@@ -1,6 +1,5 @@
 """Every setting that shapes a step arrives there: curves of whole runs against a loop written out
-by hand.
-"""
+by hand."""
 
 from __future__ import annotations
 

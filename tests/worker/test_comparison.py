@@ -202,10 +202,7 @@ def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = (*UNEVEN, "model=mlp", "model.hidden=[8,8,8,8]")
-    wanted = {
-        "deep": configs("fsdp", 2, *deep),
-        "flat": configs("fsdp", 2, *model("Sequence")),
-    }
+    wanted = {"deep": configs("fsdp", 2, *deep), "flat": configs("fsdp", 2, *model("Sequence"))}
     monkeypatch.setattr(comparison, "LARGE", 600)
     assert outcomes(tmp_path, wanted, 2) == [{"deep": "fewer_blocks", "flat": "whole"}] * 2
     monkeypatch.setattr(comparison, "available_memory", lambda: 2 * 2 * 4 * 10 * 750)

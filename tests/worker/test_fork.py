@@ -1,6 +1,5 @@
 """A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise
-with others.
-"""
+with others."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def run(
     train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Forking:
     """Carries a run out in tmp_path/NAME as its driver would; `looks` has TensorBoard's file
-    written too.
-    """
+    written too."""
     monkeypatch.chdir(tmp_path)
 
     def carry_out(*words: str, name: str, looks: bool = False, **more: Any) -> Trained:

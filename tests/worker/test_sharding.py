@@ -1,6 +1,5 @@
 """fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on
-from.
-"""
+from."""
 
 from __future__ import annotations
 

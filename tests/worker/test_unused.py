@@ -1,6 +1,5 @@
 """Sharded models of which a worker uses other parameters than the next, and own buffers that
-training reads.
-"""
+training reads."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def test_experts_that_some_workers_use_train_as_with_ddp(
     size: int, parts: int, configs: Configs, tmp_path: Path
 ) -> None:
     """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does
-    not decay.
-    """
+    not decay."""
     words = (
         *of(Mixture),
         *SHORT,
