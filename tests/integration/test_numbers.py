@@ -71,16 +71,3 @@ def test_the_loss_curve_is_that_of_a_plain_loop(
     assert of_epochs[per_epoch] == pytest.approx(np.mean(losses[:per_epoch]), abs=1e-4)
     # 143 held-out images divide neither by 2 nor by 4.
     assert done.result["metrics"]["accuracy/val"] == pytest.approx(accuracy, abs=1e-12)
-
-
-def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
-    """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is
-    still the same."""
-    few = ("dataset.train_limit=130", "drop_last=false", "epochs=4", "log_every=1")
-    curves = [
-        trained(*few, f"world_size={size}", name=f"w{size}").curve("running/loss")
-        for size in (1, 4)
-    ]
-    assert len(curves[0]) == 12
-    for one, four in zip(*curves, strict=True):
-        assert one == pytest.approx(four, abs=1e-4)

@@ -110,7 +110,7 @@ def plain_loop(
     }
 
 
-@pytest.mark.parametrize(("world_size", "parts"), [(1, 3), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("world_size", "parts"), [(1, 3), (4, 2)])
 def test_the_curve_is_that_of_whole_batches(
     world_size: int, parts: int, configured: Configured, tmp_path: Path
 ) -> None:
