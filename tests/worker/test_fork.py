@@ -229,3 +229,12 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     )
     record = read_result(RunPaths(tmp_path / "fork"))
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
+
+
+def test_another_optimizer_begins_anew_and_rank_0_says_so(
+    run: Forking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "epochs=4")
+    run(*words, name="parent")
+    run(*words, "optimizer=adam", "fork=parent@20", name="fork")
+    assert "fork=parent@20: was trained by " in capsys.readouterr().err
