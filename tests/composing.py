@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hydra import compose as _by_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
@@ -20,7 +21,6 @@ from expt.command.compose import Composer, Where
 from expt.command.conf_files import conf_dir
 
 EXPTS = f"provider=main, path={conf_dir().resolve()}, "
-_by_hydra = compose.compose
 
 
 def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def composer(conf: Path | None = None) -> Composer:
 
 def share(folder: str) -> None:
     """Have what Hydra composes of expt's own YAML, in 0.1 s, kept in a folder for all processes."""
-    compose.compose = functools.partial(_shared, Path(folder))  # type: ignore[assignment]
+    compose.compose = functools.partial(_shared, Path(folder))  # type: ignore[attr-defined]
 
 
 def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: bool) -> DictConfig:

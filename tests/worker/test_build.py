@@ -137,6 +137,7 @@ def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
     config = dataclasses.replace(configured(), strategy="dp")
     worker = dataclasses.replace(ALONE, gpus=(1, 3))
     monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
+    made: Any
     made, measured = parallel.parallelise(
         torch.nn.Linear(1, 1), config, worker, None, precision=Precision(False, ALONE.device)
     )
