@@ -14,12 +14,14 @@ from hydra import compose as _by_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from expt.command import compose
 from expt.command.compose import Composer, Where
 from expt.command.conf_files import conf_dir
 
+APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
+"""The groups whose choice changes no other part of the settings."""
 EXPTS = f"provider=main, path={conf_dir().resolve()}, "
 
 
@@ -44,16 +46,11 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
     if EXPTS not in f"{searched}" or any(own in f"{words}" for own in ("searchpath", "env_copy")):
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
     overrides = [compose.parse_one(word) for word in words]
-    chosen = [str(each.input_line) for each in overrides if _chooses(each)]
-    kept = folder / hashlib.sha256(f"{name} {chosen}".encode()).hexdigest()
-    if not kept.exists():
-        base = _by_hydra(name, chosen, return_hydra_config=return_hydra_config)
-        (mine := kept.with_suffix(f".{threading.get_native_id()}")).write_bytes(pickle.dumps(base))
-        mine.rename(kept)
-    composed: DictConfig = pickle.loads(kept.read_bytes())
+    chosen = [each for each in overrides if _chooses(each)]
     try:
+        composed = _assembled(folder, name, chosen)
         ConfigLoaderImpl._apply_overrides_to_config(
-            [each for each in overrides if not _chooses(each)], composed
+            [each for each in overrides if each not in chosen], composed
         )
     except Exception:
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
@@ -66,3 +63,34 @@ def _chooses(override: Override) -> bool:
     group = override.key_or_group
     is_group = group.startswith("hydra/") or (conf_dir() / group).is_dir()
     return override.package is not None or (is_group and not isinstance(override.value(), dict))
+
+
+def _assembled(folder: Path, name: str, chosen: list[Override]) -> DictConfig:
+    """Return the defaults with a part for each choice, or what Hydra composes of all of them."""
+    words = [str(each.input_line) for each in chosen]
+    if any(each.package or each.key_or_group not in APART for each in chosen):
+        return _kept(folder, name, words)
+    composed = _kept(folder, name, [])
+    with open_dict(composed):
+        for word, group in zip(words, (each.key_or_group for each in chosen), strict=True):
+            one = _kept(folder, name, [word])
+            for whole, part in (
+                (composed, one),
+                (composed.hydra.runtime.choices, one.hydra.runtime.choices),
+            ):
+                if group in part:
+                    whole[group] = part[group]
+                else:
+                    del whole[group]
+    return composed
+
+
+def _kept(folder: Path, name: str, words: list[str]) -> DictConfig:
+    file = folder / hashlib.sha256(f"{name} {words}".encode()).hexdigest()
+    if not file.exists():
+        composed = _by_hydra(name, words, return_hydra_config=True)
+        (mine := file.with_suffix(f".{threading.get_native_id()}")).write_bytes(
+            pickle.dumps(composed)
+        )
+        mine.rename(file)
+    return pickle.loads(file.read_bytes())  # type: ignore[no-any-return]
