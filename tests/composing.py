@@ -7,6 +7,7 @@ import functools
 import hashlib
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from expt.command.conf_files import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 """The groups whose choice changes no other part of the settings."""
+SEARCHED = "hydra.searchpath"
 EXPTS = f"provider=main, path={conf_dir().resolve()}, "
 
 
@@ -43,12 +45,12 @@ def share(folder: str) -> None:
 
 def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: bool) -> DictConfig:
     searched = GlobalHydra.instance().config_loader().get_search_path()
-    if EXPTS not in f"{searched}" or any(own in f"{words}" for own in ("searchpath", "env_copy")):
+    if EXPTS not in f"{searched}" or "env_copy" in f"{words}":
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
     overrides = [compose.parse_one(word) for word in words]
     chosen = [each for each in overrides if _chooses(each)]
     try:
-        composed = _assembled(folder, name, chosen)
+        composed = _assembled(functools.partial(_kept, folder, name), chosen)
         ConfigLoaderImpl._apply_overrides_to_config(
             [each for each in overrides if each not in chosen], composed
         )
@@ -62,18 +64,26 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
 def _chooses(override: Override) -> bool:
     group = override.key_or_group
     is_group = group.startswith("hydra/") or (conf_dir() / group).is_dir()
-    return override.package is not None or (is_group and not isinstance(override.value(), dict))
+    by_word = is_group and not isinstance(override.value(), dict)
+    return override.package is not None or by_word or group == SEARCHED
 
 
-def _assembled(folder: Path, name: str, chosen: list[Override]) -> DictConfig:
+def _assembled(kept: Callable[[list[str], str], DictConfig], chosen: list[Override]) -> DictConfig:
     """Return the defaults with a part for each choice, or what Hydra composes of all of them."""
     words = [str(each.input_line) for each in chosen]
-    if any(each.package or each.key_or_group not in APART for each in chosen):
-        return _kept(folder, name, words)
-    composed = _kept(folder, name, [])
+    where = [word for word in words if word.startswith(SEARCHED)]
+    paths = [path for word in where for path in compose._listed(word)]
+    files = [file for path in paths for file in sorted(Path(path[7:]).rglob("*.yaml"))]
+    own = "".join(f"{file}: {file.read_text()}\n" for file in files)
+    apart = all(each.package is None and each.key_or_group in (*APART, SEARCHED) for each in chosen)
+    if not apart or "@package" in own or "defaults:" in own:
+        return kept(words, own)
+    composed = kept(where, own)
     with open_dict(composed):
-        for word, group in zip(words, (each.key_or_group for each in chosen), strict=True):
-            one = _kept(folder, name, [word])
+        for each in chosen:
+            if (group := each.key_or_group) == SEARCHED:
+                continue
+            one = kept([*where, str(each.input_line)], own)
             for whole, part in (
                 (composed, one),
                 (composed.hydra.runtime.choices, one.hydra.runtime.choices),
@@ -85,12 +95,11 @@ def _assembled(folder: Path, name: str, chosen: list[Override]) -> DictConfig:
     return composed
 
 
-def _kept(folder: Path, name: str, words: list[str]) -> DictConfig:
-    file = folder / hashlib.sha256(f"{name} {words}".encode()).hexdigest()
+def _kept(folder: Path, name: str, words: list[str], own: str) -> DictConfig:
+    """Return what Hydra composes, `own` being the text of all custom YAML."""
+    file = folder / hashlib.sha256(f"{name} {words} {own}".encode()).hexdigest()
     if not file.exists():
-        composed = _by_hydra(name, words, return_hydra_config=True)
-        (mine := file.with_suffix(f".{threading.get_native_id()}")).write_bytes(
-            pickle.dumps(composed)
-        )
+        mine = file.with_suffix(f".{threading.get_native_id()}")
+        mine.write_bytes(pickle.dumps(_by_hydra(name, words, return_hydra_config=True)))
         mine.rename(file)
     return pickle.loads(file.read_bytes())  # type: ignore[no-any-return]
