@@ -7,7 +7,7 @@ import functools
 import hashlib
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,11 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
     if EXPTS not in f"{searched}" or "env_copy" in f"{words}":
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
     overrides = [compose.parse_one(word) for word in words]
-    chosen = [each for each in overrides if _chooses(each)]
+    of_path = [word for word in words if word.startswith(SEARCHED)]
+    roots = [Path(path[7:]) for word in of_path for path in compose._listed(word)]
+    chosen = [each for each in overrides if _chooses(each, (*roots, conf_dir()))]
     try:
-        composed = _assembled(functools.partial(_kept, folder, name), chosen)
+        composed = _assembled(functools.partial(_kept, folder, name), chosen, roots)
         ConfigLoaderImpl._apply_overrides_to_config(
             [each for each in overrides if each not in chosen], composed
         )
@@ -61,19 +63,22 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
     return composed
 
 
-def _chooses(override: Override) -> bool:
+def _chooses(override: Override, roots: Sequence[Path]) -> bool:
     group = override.key_or_group
-    is_group = group.startswith("hydra/") or (conf_dir() / group).is_dir()
+    is_group = group.startswith("hydra/") or any((root / group).is_dir() for root in roots)
     by_word = is_group and not isinstance(override.value(), dict)
     return override.package is not None or by_word or group == SEARCHED
 
 
-def _assembled(kept: Callable[[list[str], str], DictConfig], chosen: list[Override]) -> DictConfig:
+def _assembled(
+    kept: Callable[[list[str], str], DictConfig], chosen: list[Override], roots: Sequence[Path]
+) -> DictConfig:
     """Return the defaults with a part for each choice, or what Hydra composes of all of them."""
     words = [str(each.input_line) for each in chosen]
     where = [word for word in words if word.startswith(SEARCHED)]
-    paths = [path for word in where for path in compose._listed(word)]
-    files = [file for path in paths for file in sorted(Path(path[7:]).rglob("*.yaml"))]
+    if any("://" in word.replace("file://", "") for word in where):
+        raise ValueError("a package may have other YAML in the next test")
+    files = [file for root in roots for file in sorted(root.rglob("*.yaml"))]
     own = "".join(f"{file}: {file.read_text()}\n" for file in files)
     apart = all(each.package is None and each.key_or_group in (*APART, SEARCHED) for each in chosen)
     if not apart or "@package" in own or "defaults:" in own:

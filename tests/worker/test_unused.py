@@ -21,6 +21,13 @@ from tests.conftest import as_typed
 from tests.worker.odd_models import Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
+
+@pytest.fixture(autouse=True)
+def _not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before the first epoch takes as long as three, and has its own tests."""
+    monkeypatch.setattr(comparison, "compare", lambda *_: None)
+
+
 FIND = "ddp.find_unused_parameters=true"
 SHORT = (
     *as_typed("epochs=1 max_steps=6 log_every=1 dataset.train_limit=128 optimizer=adamw"),
@@ -87,7 +94,6 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
             return str(error)
 
     monkeypatch.setattr(sharding, "Unused", Older)
-    monkeypatch.setattr(comparison, "compare", lambda *_: None)
     config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
     told, _ = together(tmp_path, 2, each)
     assert told.startswith("the parameter body.weight was used by some workers only in a step")
