@@ -50,7 +50,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15,
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
 MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_000, 200, 42_000
 MAX_OF_PACKAGE = {
-    "command": 5_160, "config": 2_750, "dashboards": 1_530, "data": 6_350, "inference": 1_615,
+    "command": 5_180, "config": 2_750, "dashboards": 1_530, "data": 6_350, "inference": 1_615,
     "launch": 3_050, "models": 1_120, "planning": 285, "python": 740, "runs": 5_320,
     "search": 1_490, "tasks": 1_450, "training": 3_250, "worker": 3_820,
 }  # fmt: skip
