@@ -16,8 +16,8 @@ def main(words: Sequence[str]) -> int:
     """List what is there, or remove it. Raises ConfigError for words that are not understood."""
     parser = Parser(
         "cache",
-        "Datasets are decoded once, and kept for all runs; what was not used for longest goes"
-        " first.",
+        "List datasets that were decoded for later runs. If space is short, those not used for"
+        " longest are removed.",
     )
     parser.add_argument(
         "--clear", action="store_true", help="remove all of them, except those being written"

@@ -54,14 +54,14 @@ class Finding:
 def main(words: Sequence[str]) -> int:
     """Print each finding as it comes; return 0 if nothing failed, else 1."""
     parser = Parser(
-        "doctor", "Try what a run needs of this machine, and name the fix of what fails."
+        "doctor", "Test what a run needs of this machine, and name the fix for what fails."
     )
     parser.add_argument(
         "words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data"
     )
     found = parser.parse_args(list(words)).words
     if unknown := [word for word in found if not word.startswith("dataset.root=")]:
-        raise ConfigError(f"doctor {unknown[0]}: takes no such word; it takes dataset.root=FOLDER")
+        raise ConfigError(f"doctor {unknown[0]}: no such option; use dataset.root=FOLDER")
     forkserver.warm(forkserver.SWEEP_MODULES)
     console, failed = Console(), 0
     for finding in _findings(found[-1].partition("=")[2] if found else None):

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from expt.command.evaluation_settings import Settings
 
 ABOUT = """\
-Measure the weights of a trained run, each sample exactly once, on any number of workers: by default
-on the run's test set, or where it has none on what it was validated on. The numbers come into
-RUN/evaluations and into the run's TensorBoard, and nothing of the run itself is changed."""
+Measure the weights of a trained run: each sample counts exactly once, on any number of workers. The
+default is the run's test set, or without one its validation set. Numbers are written to
+RUN/evaluations and shown in the run's TensorBoard; the run is not changed."""
 EXAMPLES = """settings
-  split=train|val|test|all      what is measured; all parts of a dataset together
-  which=best|last               of which checkpoint; RUN@last says so too
-  dataset=... dataset.KEY=...   another dataset: prepared as the run's, classes matched by name
+  split=train|val|test|all      what to measure; all: every part of a dataset
+  which=best|last               which checkpoint; RUN@last is the same as which=last
+  dataset=... dataset.KEY=...   another dataset: prepared like the run's, classes matched by name
   task.metrics.NAME={_target_: torchmetrics...., better: max}     one more metric
   world_size= gpus= batch_size= amp= threads= timeout_s= ...      how it is computed
 
@@ -49,8 +49,13 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
-    add("--best", type=int, metavar="N", help="of a sweep: so many runs, by their objective [1]")
-    add("--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]")
+    add("--best", type=int, metavar="N", help="of a sweep: the N best runs by objective [1]")
+    add(
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="custom YAML for dataset=... [conf]",
+    )
     asked = parser.parse_intermixed_args(list(words))
     evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
     return 0

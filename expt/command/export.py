@@ -19,8 +19,8 @@ from expt.runs.view.text import elapsed, say, shown_path
 
 ABOUT = """\
 Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's
-(.pt2). It takes batches of any size. The file is there only once its outputs are those of the model
-on samples of the run's dataset."""
+(.pt2). It takes batches of any size. The file is written only if its outputs equal the model's on
+samples of the run's dataset."""
 EXAMPLES = """examples
   python -m expt export RUN --format onnx
   python -m expt export RUN --format onnx --preprocess --output digits.onnx
@@ -42,12 +42,18 @@ def main(words: Sequence[str]) -> int:
     add("--format", required=True, choices=FORMATS, help="of the file")
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
     add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
-    add("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
-    add("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
-    about = "normalise in the file: it takes pixels in [0, 1], or rows as they stand in the table"
+    add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
+    add("--batch-size", type=int, metavar="N", help="take batches of this size only [any]")
+    about = "include the normalisation: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
-    add("--tolerance", type=float, default=1e-4, metavar="X", help="largest difference [1e-4]")
-    add("--force", action="store_true", help="replace the file if it is there")
+    add(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="allowed difference [1e-4]",
+    )
+    add("--force", action="store_true", help="overwrite an existing file")
     asked = parser.parse_args(list(words))
     asked.run, asked.which = run_and_which(asked.run, asked.which)
     found(asked.run, asked.which)

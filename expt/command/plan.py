@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from expt.planning.plan import Planned
 
 ABOUT = """\
-Show what a run would take of each device's memory, before it runs and without a GPU: parameters,
-gradients, optimiser states and activations by each strategy, with and without activation
+Show the memory that a run would need on each device, before it runs and without a GPU: parameters,
+gradients, optimiser states and activations for each strategy, with and without activation
 checkpointing. The model takes one step on tensors without data. preflight=true measures times."""
 EXAMPLES = """examples
   python -m expt plan experiment=gpt2_124m gpus=8
@@ -38,8 +38,8 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("plan", ABOUT, EXAMPLES)
     add = parser.add_argument
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
-    add("--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here")
-    add("--config-dir", type=Path, metavar="DIR", help="your own YAML [conf]")
+    add("--vocabulary", type=int, metavar="N", help="number of tokens, if the tokenizer is missing")
+    add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
     config, vocabulary = _asked(options)
     with Console(stderr=True).status("planning"):

@@ -25,25 +25,25 @@ REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""
 LINE_S = 10.0
 """Between two lines of progress where there is no terminal."""
-EXAMPLES = """what may be given, by what the run was trained on
+EXAMPLES = """what you can give, depending on the run's dataset
   images            pictures, folders with pictures below them, or arrays (.npy, .npz) of images
   a table           .csv, .parquet, .npz, or a .npy of features: columns by name, without targets
-  a text            plain texts: of each line how likely it is
-  custom samples    arrays of them (.npy, .npz)
+  a text            plain texts: how likely each line is
+  custom samples    arrays of samples (.npy, .npz)
 
-what comes out
-  classification  class, probability, and of every class p_NAME; with --top K only the K likeliest
-  multilabel      labels (by task.threshold), and of every label p_NAME
-  regression      the targets by their names, in their own units
+what is written
+  classification  class, probability, and p_NAME of every class; with --top K only the K likeliest
+  multilabel      labels (by task.threshold), and p_NAME of every label
+  regression      the targets by name, in their units
   segmentation    a PNG of class numbers for each picture (--output FOLDER), or an .npz of masks
   language model  tokens, loss (nats for each) and perplexity
-  a custom task   what its method `predict` gives, else its model's outputs
-Rows come in the order of what was given, sorted within a folder; --split adds the column target.
-.npz has an array for each, and the names of classes.
+  a custom task   what its method `predict` returns, else its model's outputs
+Rows are in the order of the arguments, sorted within a folder; --split adds the column target.
+An .npz has an array for each of these, and the names of classes.
 
-A file, or a row of a table, that cannot be read is named and left out; all others are written, and
-the exit code is 1. Numbers are those of the run's evaluations, in its precision too; --amp false
-computes in float32.
+Files, or rows of a table, that can't be read are reported and left out; the others are written, and
+the exit code is 1. Predictions use the precision of the run's evaluations; --amp false computes in
+float32.
 
 examples
   python -m expt predict RUN cat.jpg photos --output photos.csv
@@ -83,16 +83,16 @@ def main(words: Sequence[str]) -> int:
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of `Plan`, `output`, and `force`, by which that is written over."""
     parser = Parser(
-        "predict", "What a run's model predicts of files, or of a split of its dataset.", EXAMPLES
+        "predict", "Predict with a run's model for files, or for a split of its dataset.", EXAMPLES
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="its folder")
-    add("paths", nargs="*", type=Path, metavar="PATH", help="files, and folders that hold some")
+    add("run", type=Path, metavar="RUN", help="the run's folder")
+    add("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
     add("--split", metavar="|".join(SPLITS), help="a split of the run's dataset instead of files")
     add("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
-    add("--force", action="store_true", help="write over an output that is there")
+    add("--force", action="store_true", help="overwrite an existing output")
     add("--top", type=int, metavar="K", help="only the K likeliest classes")
-    add("--which", choices=("best", "last"), help="of its checkpoints, as RUN@last [best]")
+    add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
     add("--batch-size", type=int, metavar="N", help="samples at a time [40 MB, up to 1024]")
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, ... [auto]")
     amp = ("recorded", "false", "true", "bf16", "fp16")

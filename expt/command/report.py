@@ -31,7 +31,7 @@ EXAMPLES = """examples
   python -m expt report SWEEP                          a sweep's leaderboard
   python -m expt report RUN RUN                        settings and results that differ
   python -m expt report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
-  python -m expt report SWEEP --verdict --metric accuracy/test     is the best better, by seeds?
+  python -m expt report SWEEP --verdict --metric accuracy/test     is the best one better?
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
 
@@ -112,17 +112,17 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return folders, sort, reverse, filter, csv, plot, verdict and metric."""
-    about = "Look at runs: a list, a sweep's leaderboard, or two runs side by side."
+    about = "List runs, print a sweep's leaderboard, or compare two runs side by side."
     parser = Parser("report", about, EXAMPLES)
     add = parser.add_argument
-    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some")
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or folders of runs")
     add("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
-    add("--reverse", action="store_true", help="the other way round")
+    add("--reverse", action="store_true", help="reverse the order")
     add("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, *")
     add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
-    add("--verdict", action="store_true", help="whether settings differ, by their seeds")
-    add("--metric", metavar="TAG", help="what --verdict compares (the objective)")
-    add("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
+    add("--verdict", action="store_true", help="test whether settings differ, by seeds")
+    add("--metric", metavar="TAG", help="what --verdict compares [objective]")
+    add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
     if found.metric and not found.verdict:

@@ -32,10 +32,10 @@ NOT_REPEATED = ("speed/", "memory/", "ranks/")
 
 def main(words: Sequence[str]) -> int:
     """Train the run of the folder that `words` name. Raises as `rerun` does."""
-    about = "Train what a run has trained once more, with all its recorded settings."
+    about = "Repeat a run with all its recorded settings."
     parser = Parser("rerun", about)
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too")
+    add("folder", type=Path, metavar="FOLDER", help="folder of a run, also in a sweep")
     add("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
     asked = parser.parse_args(list(words))
     forkserver.warm()

@@ -20,28 +20,32 @@ from expt.runs.result import results_below
 from expt.runs.view.text import say
 
 EXAMPLES = """examples
-  python -m expt send outputs/sweeps/2026-11-21_10-00-00     what its dashboards have missed
+  python -m expt send outputs/sweeps/2026-11-21_10-00-00     send what is missing
   python -m expt send outputs --to mlflow --tracking-uri http://localhost:5000
 
-What was sent before is not sent again. A run's configuration (send=[mlflow], mlflow.experiment=...)
-says where it goes; options come first.
+Nothing is sent twice. The destination is in a run's configuration (send=[mlflow],
+mlflow.experiment=...); options override it.
 """
 OPTIONS = {"mlflow": ("tracking_uri", "experiment"), "wandb": ("project", "entity")}
 
 
 def main(words: Sequence[str]) -> int:
     """Send what `words` ask for. Raises ConfigError, and ExptError where it can't be sent."""
-    parser = Parser(
-        "send", "Send runs to MLflow or W&B, or what these have missed of them.", EXAMPLES
-    )
+    parser = Parser("send", "Send runs, or what is missing of them, to MLflow or W&B.", EXAMPLES)
     add = parser.add_argument
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="runs, sweeps, or what holds some")
+    add(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="runs, sweeps, or folders of these",
+    )
     add("--to", choices=TRACKERS, help="[what each run's `send` names]")
     add("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
     add("--experiment", metavar="NAME", help="of MLflow [the run's]")
     add("--project", metavar="NAME", help="of W&B [the run's]")
     add("--entity", metavar="NAME", help="of W&B [the run's]")
-    add("--checkpoints", action="store_true", help="the last and the best, too")
+    add("--checkpoints", action="store_true", help="send best.pt and last.pt too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):

@@ -21,22 +21,22 @@ class Word(NamedTuple):
 
 WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
-    "rerun": Word("expt.command.rerun", "repeat a run with all its settings, to the same numbers"),
+    "rerun": Word("expt.command.rerun", "repeat a run with all its settings and the same numbers"),
     "evaluate": Word(
-        "expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"
+        "expt.command.evaluate", "measure a trained run on its test set, or on other data"
     ),
     "export": Word(
-        "expt.command.export", "a trained run's model for other programs: torch.export or ONNX"
+        "expt.command.export", "write a run's model for other programs: torch.export or ONNX"
     ),
-    "send": Word("expt.command.send", "send runs to MLflow or W&B, or what these have missed"),
+    "send": Word("expt.command.send", "send runs, or what is missing of them, to MLflow or W&B"),
     "predict": Word(
-        "expt.command.predict", "what a run's model predicts for files, folders, or its dataset"
+        "expt.command.predict", "predict for files, folders, or a split of the dataset"
     ),
-    "plan": Word("expt.command.plan", "the memory that a run takes of each GPU, before it runs"),
-    "cache": Word("expt.command.cache", "the disk space of decoded datasets, and how to free it"),
+    "plan": Word("expt.command.plan", "show the memory of each GPU that a run would need"),
+    "cache": Word("expt.command.cache", "show the disk space of decoded datasets, or free it"),
     "doctor": Word(
         "expt.command.doctor",
-        "whether this machine can train: torch, GPUs, memory, datasets, two workers",
+        "test whether this machine can train: torch, GPUs, memory, data, two workers",
     ),
 }
 """All else is a run or a sweep. A module is imported when its subcommand is typed."""

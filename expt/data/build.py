@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
@@ -104,6 +104,24 @@ class Data:
             lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example
         )
         return Batch(inputs, targets, size)
+
+    def of_type(self, module: nn.Module) -> Data:
+        """Return the same, with float64 left as it is where the model computes in it."""
+        if not keep_doubles(module, filter(None, (self.train, self.val, self.test))):
+            return self
+        example = mapped(lambda one: one.double() if one.is_floating_point() else one, self.example)
+        return dataclasses.replace(self, example=example)
+
+
+def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
+    """Have loaders leave float64 as it is for a model that computes in it; return whether it does.
+
+    Call it before anything is read.
+    """
+    is_double = any(one.dtype == torch.float64 for one in module.parameters())
+    for loader in loaders:
+        loader.floats.stay_double = is_double
+    return is_double
 
 
 def build(

@@ -337,7 +337,7 @@ class Checksums:
 
     def __init__(self, name: str) -> None:
         self._path = cache_dir() / "checksums" / f"{name}.json"
-        self._known: dict[str, list[int | str]] = {}
+        self._known: dict[str, Any] = {}  # no lists, which Python's garbage collector would visit
         self._changed = False
 
     @classmethod
@@ -368,7 +368,7 @@ class Checksums:
 
         return self.once(path, "", read)
 
-    def known(self, path: Path) -> str | None:
+    def known(self, path: str) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
         with contextlib.suppress(OSError):
             return self._kept(path, "", state_of(path))
@@ -376,15 +376,16 @@ class Checksums:
 
     def noted(self, key: str) -> str | None:
         """Return what was noted under a key, which names contents by their MD5."""
-        return str(self._known[key][-1]) if key in self._known else None
+        found = self._known.get(key)
+        return found if isinstance(found, str) else None
 
     def note(self, key: str, text: str) -> None:
         """Note a text."""
-        self._known[key], self._changed = [text], True
+        self._known[key], self._changed = text, True
 
-    def _kept(self, path: Path, what: str, state: list[int]) -> str | None:
-        kept = self._known.get(f"{os.path.abspath(path)} {what}")
-        return str(kept[-1]) if isinstance(kept, list) and kept[:-1] == state else None
+    def _kept(self, path: str | Path, what: str, state: list[int]) -> str | None:
+        before, _, kept = str(self._known.get(f"{os.path.abspath(path)} {what}")).partition("|")
+        return kept if before == str(state) else None
 
     def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         """Return what `read` has made of a file, which is called again if the file has changed."""
@@ -397,7 +398,7 @@ class Checksums:
             raise DataError(
                 f"{path} is damaged or cannot be read ({error}); fix or replace it"
             ) from error
-        self._known[f"{os.path.abspath(path)} {what}"] = [*state, found]
+        self._known[f"{os.path.abspath(path)} {what}"] = f"{state}|{found}"
         self._changed = True
         return found
 

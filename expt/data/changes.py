@@ -29,10 +29,14 @@ def attributes(one: object) -> dict[str, Any]:
     return own | {name: one._buffers[name] for name in one._non_persistent_buffers_set}
 
 
-def prints(one: object, known: Iterable[object] = ()) -> Prints:
-    """Return the prints of the attributes of `one`, without what is `known` to be saved."""
-    seen = {id(each): each for each in known}
-    return {name: _print(value, seen, FEW + len(seen)) for name, value in attributes(one).items()}
+def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
+    """Return the prints of the attributes of `one`; adds its objects to `seen`, by id.
+
+    What is in there before is left out, such as what a checkpoint has.
+    """
+    seen = {} if seen is None else seen
+    most = FEW + len(seen)
+    return {name: _print(value, seen, most) for name, value in attributes(one).items()}
 
 
 def changed(before: Prints, after: Prints) -> list[str]:
@@ -50,19 +54,18 @@ def listed(names: Iterable[str]) -> str:
 class Kept:
     """An object as it is at first, into which a later state of its is loaded to compare them."""
 
-    def __init__(self, one: Any, save: str, load: str, known: Iterable[object] = ()) -> None:
+    def __init__(self, one: Any, save: str, load: str, known: Mapping[int, object]) -> None:
         """`save` and `load` name its methods for that."""
-        self._one, self._save, self._load, self._known = one, save, load, [*known]
-        memo = {id(each): each for each in self._known}
-        self._attributes: Any = copy.deepcopy(attributes(one), memo)
+        self._one, self._save, self._load, self._known = one, save, load, known
+        self._attributes: Any = copy.deepcopy(attributes(one), dict(known))
 
     def lost(self) -> list[str]:
         """Return the attributes that a state does not bring back."""
         twin = copy.copy(self._one)
         vars(twin).update(self._attributes)
         getattr(twin, self._load)(getattr(self._one, self._save)())
-        now = prints(self._one, self._known)
-        loaded = prints(twin, self._known)
+        now = prints(self._one, dict(self._known))
+        loaded = prints(twin, dict(self._known))
         return [name for name in now if now[name] != loaded.get(name)]
 
 

@@ -136,11 +136,16 @@ def report(text: str) -> None:
     warn(text)
 
 
+def counted(files: Counter[str]) -> str:
+    """Return how many files there are, and of the commonest suffixes."""
+    each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
+    return f"{files.total()} ({each})" if files else "none"
+
+
 def report_left_out(where: object, files: Counter[str], noun: str) -> None:
     """Warn of files that are left out, in a line."""
     if files:
-        each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
-        report(f"{where}: left out what is no {noun}: {files.total()} ({each})")
+        report(f"{where}: left out what is no {noun}: {counted(files)}")
 
 
 def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
@@ -154,6 +159,7 @@ def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any
 
     with refuse_damaged(source if isinstance(source, str | Path) else name):
         if hasattr(source, "convert"):
+            source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as picture:
             if mode:
@@ -228,9 +234,9 @@ def look(path: str, mode: str | None) -> tuple[Any, str]:
     from PIL import Image
 
     try:
-        picture = open_picture(path, mode)
-        with Image.open(path) as file:
+        with refuse_damaged(path), Image.open(path) as file:
             frames = getattr(file, "n_frames", 1)
+            picture = open_picture(file, mode, path)
     except DataError as error:
         return None, f"!{error}"
     words = [word for word in ("turned", "transparent") if word in picture.info]

@@ -106,6 +106,14 @@ class LoaderOptions:
     """of a global batch, over all workers: none trains on more than one at a time"""
 
 
+@dataclass
+class Floats:
+    """What a loader makes of float64."""
+
+    stay_double: bool = False
+    """For a model in double; else they become float32. It is set before anything is read."""
+
+
 class Loader(ABC):
     """The batches of one split, for one worker: which samples make which. A subclass reads them."""
 
@@ -114,6 +122,7 @@ class Loader(ABC):
         self._options = options
         self._ahead: Order | None = None
         """The order of an epoch that is yet to come."""
+        self.floats = Floats()
 
     @property
     def size(self) -> int:

@@ -23,6 +23,7 @@ from expt.data.indexing import Piece, mix
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import (
     Finish,
+    Floats,
     Load,
     Loader,
     LoaderOptions,
@@ -59,8 +60,9 @@ def loading(
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         own = getattr(dataset, "collate", None)
-        how: Any = {"num_workers": num_workers}
-        how["collate"] = collate or functools.partial(collated, own=own)
+        how: Any = {"num_workers": num_workers, "floats": (floats := Floats())}
+        made = collate or functools.partial(collated, own=own)
+        how["collate"] = functools.partial(_with_floats, floats, made)
         if channels is not None:
             how["finish"] = Finish(options, channels=channels)
         if isinstance(dataset, IterableDataset):
@@ -71,12 +73,19 @@ def loading(
     return load
 
 
+def _with_floats(
+    floats: Floats, collate: Callable[[list[Any]], tuple[Any, Any]], samples: list[Any]
+) -> tuple[Any, Any]:
+    found = collate(samples)
+    return found if floats.stay_double else mapped(_single, found)
+
+
 def _unchecked(sample: Any) -> Any:
     return sample
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch, float64 as float32. Raise DataError."""
+    """Return inputs and targets of a batch. Raise DataError."""
     try:
         batch = (own or default_collate)(samples)
     except DataError:
@@ -100,12 +109,12 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
             " of another order such as a graph's nodes, let targets be [samples, ...]; what collate"
             " drops is to be left out of the dataset"
         )
-    found: tuple[Any, Any] = mapped(_single, (inputs, targets))
+    # One that requires grad can't be sent to another process.
+    found: tuple[Any, Any] = mapped(Tensor.detach, (inputs, targets))
     return found
 
 
 def _single(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()  # one that requires grad can't be sent to another process
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
@@ -117,7 +126,7 @@ def first(dataset: Dataset[Any]) -> Any:
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
     """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
     batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
-    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(tensor[0]), batch)
+    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(_single(tensor[0])), batch)
     return found
 
 
@@ -228,6 +237,7 @@ class IterableLoader(ReadingLoader):
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
         finish: Finishing | None = None,
+        floats: Floats | None = None,
     ) -> None:
         if options.balanced is not None:
             raise ConfigError(
@@ -235,7 +245,7 @@ class IterableLoader(ReadingLoader):
                 " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
                 " map-style Dataset"
             )
-        super().__init__(indices.sort().values, options, finish)
+        super().__init__(indices.sort().values, options, finish, floats)
         self._dataset, self._check, self._collate = dataset, check, collate
         self._num_workers = min(num_workers, 1)
 

@@ -29,6 +29,7 @@ from expt import signals
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
+    Floats,
     Loader,
     LoaderOptions,
     Order,
@@ -50,9 +51,15 @@ Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
 class ReadingLoader(Loader):
     """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
 
-    def __init__(self, indices: Tensor, options: LoaderOptions, finish: Finishing | None) -> None:
+    def __init__(
+        self,
+        indices: Tensor,
+        options: LoaderOptions,
+        finish: Finishing | None,
+        floats: Floats | None = None,
+    ) -> None:
         super().__init__(indices, options)
-        self._finish = finish
+        self._finish, self.floats = finish, floats or self.floats
 
     @abstractmethod
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
@@ -109,8 +116,9 @@ class SampleLoader(ReadingLoader):
         num_workers: int = 0,
         sample_s: float = math.inf,
         finish: Finishing | None = None,
+        floats: Floats | None = None,
     ) -> None:
-        super().__init__(indices, options, finish)
+        super().__init__(indices, options, finish, floats)
         if _is_cheap(sample_s, options):
             num_workers = 0
         self._keys = _EpochKeys()

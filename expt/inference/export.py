@@ -170,6 +170,7 @@ def _samples(
     try:
         dataset.prepare(config.task, learns=False)
         found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        build.keep_doubles(trained, found.loaders)
         batch = next(iter(found.batches()), None)
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")

@@ -135,6 +135,7 @@ class Predictor:
         (loader,) = build.load(
             dataset, config.task, part, record["data"], options, own=True, num_workers=workers
         ).loaders
+        build.keep_doubles(self.model, [loader])
         about, numbers = dataset.origin(config.task, split), iter(loader.samples.tolist())
         for batch in loader.evaluation():
             here = itertools.islice(numbers, batch.size)

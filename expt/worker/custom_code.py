@@ -59,22 +59,24 @@ class FirstSteps:
 
     def _begin(self) -> None:
         known = self._known()
+        seen = dict(known)
         for where, one in self._objects.items():
-            self._before[where] = changes.prints(one, known)
+            self._before[where] = changes.prints(one, seen)
             if methods := _methods(one):
-                self._kept[where] = Kept(one, *methods, known=known)
+                self._kept[where] = Kept(one, *methods, known)
 
-    def _known(self) -> list[object]:
+    def _known(self) -> dict[int, object]:
         module = self._learner.module
-        return [*module.modules(), *module.state_dict(keep_vars=True).values()]
+        found = (*module.modules(), *module.state_dict(keep_vars=True).values())
+        return {id(each): each for each in found}
 
     def _report(self) -> None:
         """Warn once of each attribute that steps have changed and no checkpoint holds."""
         if not self._before:
             return
-        lost, known = [], self._known()
+        lost, seen = [], self._known()
         for where, one in self._objects.items():
-            names = changes.changed(self._before[where], changes.prints(one, known))
+            names = changes.changed(self._before[where], changes.prints(one, seen))
             if names and where in self._kept:
                 names = [name for name in names if name in self._lost(where, one)]
             lost += [f"{where}.{name}" for name in names]

@@ -59,6 +59,7 @@ def measure_weights(
     model = rebuilt(record, state, worker.device, amp=config.amp)
     data = _data(evaluation, config, record["data"], worker, beat)
     beat()
+    evaluation_data.keep_doubles(model.model, data.loaders)
     compile_module(model.model, mode_of(config.compile, steps=0))
     origin = record["data"].get("target_origin", 0.0)
     facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)

@@ -77,6 +77,7 @@ class Run:
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
         self.learner = build.build_learner(config, self.data, worker, fetch=not resumes)
+        self.data = self.data.of_type(self.learner.module)
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
@@ -297,14 +298,17 @@ class Run:
         if due or self.agreement.stopping or self.save_times.is_due_by_steps(self.position):
             with in_use(self.learner.optimizer) as weights:
                 one_has_all = weights and self.learner.shards == 1
-                self._save(**({TRAINED: weights} if one_has_all else {}))
+                self._save({TRAINED: weights} if one_has_all else {})
         return self.agreement.stopping
 
-    def _save(self, *, is_best: bool = False, **more: Any) -> None:
+    def _save(self, more: Mapping[str, Any] | None = None, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint, with `more`; a collective."""
         about = functools.partial(self._about, is_best=is_best)
         self.checkpoints.save(
-            self._state() | more, about, is_best=is_best, keeps_best=self.position.is_within_epoch
+            {**self._state(), **(more or {})},
+            about,
+            is_best=is_best,
+            keeps_best=self.position.is_within_epoch,
         )
 
     def _save_unfinished_epoch(self) -> None:

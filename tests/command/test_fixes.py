@@ -28,7 +28,7 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
     if choose := re.search(r"add one that has it: (\w+)=(.*)$", text):
         others = [word for word in words if not word.startswith(f"{choose[1]}=")]
         found += [[f"{choose[1]}={name}", *others] for name in choose[2].split(" or ")]
-    if together := re.search(r"as in '(.*)'$", text):
+    if together := re.search(r"'([\w.]+=.*)'$", text):
         found.append([*before, together[1]])
     return found
 

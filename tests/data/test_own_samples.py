@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from expt.data import custom, samples
 from expt.data.augment import Mixing
-from expt.data.build import mixing_of
+from expt.data.build import keep_doubles, mixing_of
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
 from expt.data.loading import LoaderOptions
@@ -66,6 +67,7 @@ class Rows(Dataset[Any]):
             "integers": ({"row": row}, row.sum()),
             "keys": ({"row": row}, row.sum()),
         }
+        usual["all doubles"] = (row.double(), row.double().sum())
         usual["image"] = (torch.rand(1, 2, 2), 1)
         return (
             other[self.kind]
@@ -406,3 +408,14 @@ def test_each_reading_process_has_its_own_place_in_a_file(tmp_path: Path) -> Non
     assert found == {0.0: [4.0, 5.0, 6.0, 7.0], 1.0: [4.0, 5.0, 6.0, 7.0]}
     assert dataset.file.tell() == 3
     dataset.file.close()
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_doubles_stay_for_a_model_in_double(readers: int) -> None:
+    options = LoaderOptions(batch_size=4, device=torch.device("cpu"))
+    rows = Rows(train=True, kind="all doubles")
+    for module, expected in ((nn.Linear(1, 1), torch.float32), (nn.Linear(1, 1).double(), None)):
+        loader = samples.loading(rows, readers)(torch.arange(8), options)
+        keep_doubles(module, [loader])
+        batch = next(loader.epoch(1))
+        assert batch.inputs.dtype == batch.targets.dtype == (expected or torch.float64)

@@ -219,6 +219,11 @@ def _classes(
     if names is None and {type(cell) for cell in cells["train"]} not in ({int}, {str}):
         odd = next((cell for cell in cells["train"] if type(cell) not in (int, str)), "both kinds")
         raise DataError(f"dataset.target={target}: holds {odd!r}; a class is an integer or a text")
+    if names is None and (missing := columns.MISSING.intersection(cells["train"])):
+        raise DataError(
+            f"dataset.target={target}: holds {min(missing)!r}, which stands for no value; give such"
+            " rows a class, or remove them, or write it otherwise if it is one"
+        )
     names = list(names or sorted({*cells["train"]}))
     known = {name: number for number, name in enumerate(names)}
     numbers = dict[str, list[int]]()

@@ -24,6 +24,7 @@ from expt.data import cache
 from expt.data.cache import Checksums, of_files
 from expt.data.image_files import (
     MODES,
+    counted,
     files_below,
     left_out,
     look,
@@ -216,10 +217,12 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
         if unknown := [name for name in images if name not in classes]:
             problems.append(f"{folder}: train has no class {', '.join(unknown)}; add it, or remove"
                             f" the folder here")  # fmt: skip
+        rest = left_out(every, taken)
         empty = [str(folder / name) for name in classes if not images[name]]
         if part == "train" and empty:
             problems.append(
                 f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+                f" (other files in {part}: {counted(rest)})"
             )
         elif len(empty) == len(classes):
             problems.append(
@@ -228,7 +231,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
             )
         files = [file for name in classes for file in images[name]]
         labels = [label for label, name in enumerate(classes) for _ in images[name]]
-        listings[part] = Listing(folder, files, labels, classes, left_out(every, taken))
+        listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
@@ -244,7 +247,7 @@ def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | Non
     if dataset.cache is False:
         return None
     with Checksums.below(Path(dataset.root)) as checksums:
-        sums = [checksums.known(Path(file)) for file in listing.files]
+        sums = [checksums.known(file) for file in listing.files]
     if None in sums:  # not read yet, so not decoded either
         return None
     return cache.read(_name(listing, dataset, sums))
@@ -254,9 +257,9 @@ def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) ->
     """Return the cache's entry: another for other files, or another content of one."""
     grey = ["grey"] if dataset.channels == 1 else []
     where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
-    words = list(listing.classes)
+    words, start = list(listing.classes), len(str(listing.folder)) + 1
     for file, label, content in zip(listing.files, listing.labels, sums, strict=True):
-        words += (os.path.relpath(file, listing.folder), str(label), str(content))
+        words += (file[start:], str(label), str(content))
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
