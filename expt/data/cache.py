@@ -337,7 +337,7 @@ class Checksums:
 
     def __init__(self, name: str) -> None:
         self._path = cache_dir() / "checksums" / f"{name}.json"
-        self._known: dict[str, str] = {}  # no lists, which Python's garbage collector would visit
+        self._known: dict[str, Any] = {}  # no lists, which Python's garbage collector would visit
         self._changed = False
 
     @classmethod
@@ -376,7 +376,8 @@ class Checksums:
 
     def noted(self, key: str) -> str | None:
         """Return what was noted under a key, which names contents by their MD5."""
-        return self._known.get(key)
+        found = self._known.get(key)
+        return found if isinstance(found, str) else None
 
     def note(self, key: str, text: str) -> None:
         """Note a text."""

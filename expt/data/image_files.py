@@ -136,11 +136,16 @@ def report(text: str) -> None:
     warn(text)
 
 
+def counted(files: Counter[str]) -> str:
+    """Return how many files there are, and of the commonest suffixes."""
+    each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
+    return f"{files.total()} ({each})" if files else "none"
+
+
 def report_left_out(where: object, files: Counter[str], noun: str) -> None:
     """Warn of files that are left out, in a line."""
     if files:
-        each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
-        report(f"{where}: left out what is no {noun}: {files.total()} ({each})")
+        report(f"{where}: left out what is no {noun}: {counted(files)}")
 
 
 def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:

@@ -135,7 +135,7 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
         with chromium(1480, 1060) as browser:
             browser.open(f"{server.address}#custom_scalars")
             browser.wait_for_texts(
-                "loss", "accuracy", "learning rate", "memory [MiB]", "Matches (2)"
+                "loss/val", "accuracy/train", "learning rate", "memory of a worker [MiB]"
             )
             yield "scalars", at_rest(browser)
         with chromium(1560, 770) as browser:

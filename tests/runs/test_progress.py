@@ -15,7 +15,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
-from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, watched
+from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import shown_path
 
@@ -377,3 +377,12 @@ def test_samples_are_called_what_they_are(
     print_summary(Console(file=out, width=100), paths)
     assert f"acc 0.6250  {label} 54,321" in out.getvalue()
     assert f"1,234 {noun}/s" in out.getvalue()
+
+
+def test_a_run_says_first_what_it_has_found() -> None:
+    sizes = {"train_size": 4380, "val_size": 48, "test_size": 120}
+    assert (
+        found_in({**sizes, "class_names": [*"abcd"]}) == "4,380 train, 48 val, 120 test; 4 classes"
+    )
+    assert found_in({**sizes, "test_size": 0}) == "4,380 train, 48 val"
+    assert found_in({}) == ""

@@ -1,6 +1,5 @@
 """Tasks whose step is several updates: those of a plain loop, on any number of workers, and when
-resumed.
-"""
+resumed."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ WORDS = (
 
 def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Configured) -> None:
     """With an optimiser for each network; and the same from an interruption in the second epoch
-    on.
-    """
+    on."""
     weights: list[nn.Module] = []
     done = train_alone(*WORDS, before=lambda run: weights.append(copy.deepcopy(run.learner.module)))
     config, model = configured(*WORDS), weights[0]

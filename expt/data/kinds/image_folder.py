@@ -24,6 +24,7 @@ from expt.data import cache
 from expt.data.cache import Checksums, of_files
 from expt.data.image_files import (
     MODES,
+    counted,
     files_below,
     left_out,
     look,
@@ -216,10 +217,12 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
         if unknown := [name for name in images if name not in classes]:
             problems.append(f"{folder}: train has no class {', '.join(unknown)}; add it, or remove"
                             f" the folder here")  # fmt: skip
+        rest = left_out(every, taken)
         empty = [str(folder / name) for name in classes if not images[name]]
         if part == "train" and empty:
             problems.append(
                 f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+                f" (other files in {part}: {counted(rest)})"
             )
         elif len(empty) == len(classes):
             problems.append(
@@ -228,7 +231,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
             )
         files = [file for name in classes for file in images[name]]
         labels = [label for label, name in enumerate(classes) for _ in images[name]]
-        listings[part] = Listing(folder, files, labels, classes, left_out(every, taken))
+        listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
