@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import secrets
 from expt.config.identity import Content
-from expt.config.parse import parse_elsewhere
+from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
@@ -117,7 +117,7 @@ class RunRequest:
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
     """Return the request that `RunRequest.to_send` has sent. Raises ConfigError if it can't run."""
     return RunRequest(
-        config=parse_elsewhere(sent["settings"], machine),
+        config=parse(settings_of(sent["settings"]), machine),
         settings=sent["settings"],
         content=Content(**sent["content"]),
         paths=RunPaths(Path(sent["folder"])),
