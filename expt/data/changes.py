@@ -51,22 +51,27 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(found[:SHOWN]) + more
 
 
-class Kept:
-    """An object as it is at first, into which a later state of its is loaded to compare them."""
+class Watched:
+    """An object, and how its attributes were when the watch began."""
 
-    def __init__(self, one: Any, save: str, load: str, known: Mapping[int, object]) -> None:
-        """`save` and `load` name its methods for that."""
-        self._one, self._save, self._load, self._known = one, save, load, known
-        self._attributes: Any = copy.deepcopy(attributes(one), dict(known))
+    def __init__(self, one: Any, known: Mapping[int, object], *methods: str) -> None:
+        """`methods` name what saves and loads its state, if it has that."""
+        self._one, self._methods = one, methods
+        self._before = prints(one, dict(known))
+        self._copies: Any = copy.deepcopy(attributes(one), dict(known)) if methods else {}
 
-    def lost(self) -> list[str]:
-        """Return the attributes that a state does not bring back."""
+    def lost(self, known: Mapping[int, object]) -> list[str]:
+        """Return the attributes that have changed, and that a saved state does not bring back."""
+        now = prints(self._one, dict(known))
+        names = changed(self._before, now)
+        if not names or not self._methods:
+            return names
+        save, load = self._methods
         twin = copy.copy(self._one)
-        vars(twin).update(self._attributes)
-        getattr(twin, self._load)(getattr(self._one, self._save)())
-        now = prints(self._one, dict(self._known))
-        loaded = prints(twin, dict(self._known))
-        return [name for name in now if now[name] != loaded.get(name)]
+        vars(twin).update(self._copies)
+        getattr(twin, load)(getattr(self._one, save)())
+        loaded = prints(twin, dict(known))
+        return [name for name in names if now[name] != loaded.get(name)]
 
 
 def _differ(before: Any, after: Any) -> bool:

@@ -127,7 +127,7 @@ def test_the_same_on_any_number_of_workers(
         (
             "Adversarial",
             ["on_nan=skip"],
-            r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip",
+            r"^Adversarial\.phases: go with strategy=ddp only, and with neither on_nan=skip",
         ),
     ],
 )
