@@ -236,17 +236,17 @@ class Composer:
         except OmegaConfBaseException as error:
             if not _may_be_added(value, composed):
                 group = value.key_or_group.partition(".")[0]
-                choice = None if _is_of_a_class(composed, group) else _choice(composed, group)
-                raise cannot_set(error, str(value.input_line), choice) from error
+                choice = str(composed.hydra.runtime.choices.get(group) or "")
+                is_class = _is_of_a_class(composed, group)
+                word = str(value.input_line)
+                raise cannot_set(error, word, None if is_class else choice) from error
             OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[ConfigLoader]:
         """Let Hydra know where the YAML lies; whoever else uses Hydra here finds it as it was."""
-        instance = GlobalHydra.instance()
-        others, base = instance.hydra, version.getbase()
-        runtime = JobRuntime.instance()
-        job = runtime.get("name")
+        instance, runtime = GlobalHydra.instance(), JobRuntime.instance()
+        others, base, job = instance.hydra, version.getbase(), runtime.get("name")
         instance.clear()
         try:
             folder = str((self.where.config_dir or conf_dir()).resolve())
@@ -379,15 +379,7 @@ def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
 
 def _yaml(content: object) -> str:
     """Return what OmegaConf.to_yaml does, by libyaml in a tenth of its time."""
-    return str(
-        yaml.dump(
-            content,
-            Dumper=_Dumper,
-            default_flow_style=False,
-            allow_unicode=True,
-            sort_keys=False,
-        )
-    )
+    return str(yaml.dump(content, Dumper=_Dumper, allow_unicode=True, sort_keys=False))
 
 
 class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
@@ -499,10 +491,6 @@ def _may_be_added(value: Override, composed: DictConfig) -> bool:
     group, _, key = value.key_or_group.partition(".")
     is_own = group == "dataset" and key.partition(".")[0] in CUSTOM_DATASET_KEYS
     return is_own and _is_of_a_class(composed, group)
-
-
-def _choice(composed: DictConfig, group: str) -> str:
-    return str(composed.hydra.runtime.choices.get(group) or "")
 
 
 def _is_of_a_class(composed: DictConfig, key: str) -> bool:
