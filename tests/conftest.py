@@ -25,7 +25,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.machine import Machine
 from tests import warm
-from tests.composing import composed
+from tests.composing import composed, share
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -83,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     forkserver.launch = warm.launch  # that of expt.run is forked from the template too
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
+        share(os.environ[warm.FOLDER])
     if not config.getoption("numprocesses"):
         gc.disable()  # while the tests are collected: all that they import stays
     elif not config.getoption("collectonly"):

@@ -1,6 +1,5 @@
 """A library that a few tests need, and that takes seconds to import: not for every process of a
-test session.
-"""
+test session."""
 
 from __future__ import annotations
 

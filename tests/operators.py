@@ -1,6 +1,5 @@
 """What a piece of code asks of the device, operator by operator: on a GPU each but a view is a
-kernel to launch.
-"""
+kernel to launch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over
-loopback.
-"""
+loopback."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ TIMEOUT_S = 20.0
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
     """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be
-    new.
-    """
+    new."""
     pipes, ranks = _started(folder, size, each)
     try:
         found = [mine.recv() for mine, _ in pipes]
@@ -38,8 +36,7 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
 
 def ends_of(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[int | None]:
     """The exit codes of ranks that need not live to the end of `each`; those that do are ended with
-    the first.
-    """
+    the first."""
     _, ranks = _started(folder, size, each)
     ranks[0].join(TIMEOUT_S)
     for rank in ranks:

@@ -96,6 +96,7 @@ def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) 
     (axes,) = result.plot(tmp_path / "curves.png").axes
     assert (tmp_path / "curves.png").read_bytes()[1:4] == b"PNG"
     drawn = {line.get_label(): np.array(line.get_data()).tolist() for line in axes.lines}
+    assert all(line.get_visible() for line in axes.get_xgridlines())
     assert drawn == {"train": [[1], [2.0]], "val": [[1, 2], [1.5, 1.0]], "test": [[1], [1.2]]}
     html = result._repr_html_()
     assert "data:image/png;base64" in html

@@ -10,8 +10,6 @@ import graphlib
 import itertools
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +18,7 @@ import pytest
 
 import expt
 from expt.config.kinds import dataset_kinds, task_kinds
+from tests.conftest import python
 
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
@@ -49,7 +48,7 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_650, 202, 43_200
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_000, 203, 43_900
 MAX_OF_PACKAGE = {
     "command": 5_260, "config": 2_810, "dashboards": 1_540, "data": 6_750, "inference": 1_660,
     "launch": 3_050, "models": 1_120, "planning": 285, "python": 760, "runs": 5_400,
@@ -205,10 +204,10 @@ def test_one_module_imports_hydra(module: Module) -> None:
 
 
 def test_nothing_private_of_hydra_is_imported() -> None:
-    root = PACKAGE.parent
-    for path in (*PACKAGE.rglob("*.py"), *(root / "hydra_plugins").glob("*.py")):
-        names = imported(ast.parse(path.read_text()))
-        assert not {name for name in names if name.startswith("hydra._internal")}, path
+    plugins = (PACKAGE.parent / "hydra_plugins").glob("*.py")
+    trees = [module.tree for module in modules().values()]
+    for tree in (*trees, *(ast.parse(path.read_text()) for path in plugins)):
+        assert not {name for name in imported(tree) if name.startswith("hydra._internal")}
 
 
 @each_module
@@ -492,7 +491,7 @@ import sys
 import expt.worker.main
 found = set()
 for name, module in list(sys.modules.items()):
-    if name.partition(".")[0] in ("expt", "__main__"):
+    if name.partition(".")[0] in ("expt", "__main__", "__mp_main__", "hydra_plugins", "tests"):
         continue
     for scope in (module, *(each for each in vars(module).values() if isinstance(each, type))):
         if str(getattr(scope, "__module__", name)).startswith("expt"):
@@ -504,6 +503,6 @@ print("\\n".join(sorted(found)))
 """
 
 
-def test_a_worker_leaves_others_modules_and_classes_as_they_are() -> None:
-    run = subprocess.run([sys.executable, "-c", SCAN], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == []
+def test_a_worker_leaves_others_modules_and_classes_as_they_are(tmp_path: Path) -> None:
+    done = python(SCAN, cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()) == (0, []), done

@@ -25,7 +25,7 @@ BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}")
 def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
     words = [
-        *as_typed("--only=epoch --models=mlp --images=640 --rounds=1 --epochs=2 --peers=plain"),
+        *as_typed("--only=epoch --models=mlp --images=640 --rounds=1 --epochs=2 --peers=plain")
     ]
     command = [sys.executable, str(BENCH), *words, "--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)

@@ -31,9 +31,11 @@ from typing import Any, NoReturn
 
 import setproctitle
 
+from expt.config.parse import parse
 from expt.launch import forkserver
+from expt.machine import Machine
 from expt.runs import result
-from tests.composing import composed
+from tests.composing import composed, share
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
@@ -144,6 +146,7 @@ def start_template() -> None:
     with it.
     """
     os.environ[FOLDER] = folder = tempfile.mkdtemp()
+    share(folder)
     ends, alive = os.pipe()
     with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as with_libraries:
         for listener, name in (plain, "plain"), (with_libraries, "libraries"):
@@ -201,6 +204,7 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
     """Become each command that is asked for, in a child; who asks there for the libraries gets a
     template with them.
     """
+    share(os.environ[FOLDER])
     setproctitle.getproctitle()  # it finds its place before the environment is another's
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
@@ -226,7 +230,7 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
 
 def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
-    composed("model=mlp", "epochs=2")
+    parse(composed("model=mlp", "epochs=2", "world_size=1"), Machine(gpus=(), cpus=2))
     result.as_written()
 
 

@@ -53,34 +53,19 @@ def conclude(
         console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
-    bad = bad_trials(runs)
-    failed = [run for run in runs if run["status"] == FAILED and run not in bad]
-    if bad:
-        say(
-            console,
-            f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst",
-        )
-    if failed:
-        say(console, f"\n{len(failed)} failed", "bold red")
-        for run in failed:
-            _print_failure(console, run)
+    _print_failures(console, runs)
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for line in _pruned(runs):
         say(console, line)
     for run in (run for run in runs if run["status"] == DAMAGED):
-        say(
-            console,
-            f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and is"
-            " not counted",
-        )
+        file = shown_path(RunPaths(run["folder"]).result)
+        say(console, f"damaged      {file} cannot be read, and is not counted")
     if copies:
         say(console, f"left out     {describe_copies(copies)}")
-    for line in _costs(runs):
+    for line in (*_costs(runs), *notes):
         say(console, line)
-    for note in notes:
-        say(console, note)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
@@ -95,26 +80,19 @@ def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
     kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
     names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
-    of_all = (
-        "" if len(kept) == len(pruned) else f", {len(kept) or 'none'} of them with a checkpoint"
-    )
-    yield (
-        f"pruned       {len(pruned)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
-    )
+    few = f", {len(kept) or 'none'} of them with a checkpoint" * (len(kept) < len(pruned))
+    listed = f": {', '.join(names)}" if names else ""
+    yield f"pruned       {len(pruned)} of {total} runs{few}{listed}"
     if kept:
-        yield (
-            f"      to train {'it' if len(kept) == 1 else 'one'} to its end:"
-            f" {resume_command(RunPaths(kept[0]))}"
-        )
+        which, command = "it" if len(kept) == 1 else "one", resume_command(RunPaths(kept[0]))
+        yield f"      to train {which} to its end: {command}"
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
     """Yield the cost of all runs together: the time of each device is counted."""
     for kind, total in total_costs(runs).items():
-        line = (
-            f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs}"
-            f" run{'s' * (total.runs > 1)}"
-        )
+        runs_in_all = f"{total.runs} run{'s' * (total.runs > 1)}"
+        line = f"{kind + ' time':<13}{amount(total.device_s)} of {runs_in_all}"
         if total.measured:
             known = "" if total.measured == total.runs else f" of {total.measured} of them"
             line += f", {kilowatt_hours(total.energy_j)}{known}"
@@ -133,26 +111,27 @@ def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:
 def print_lost(console: Console, folders: Sequence[Path]) -> None:
     """Say what became of runs that were killed, and how to resume them."""
     for folder in folders:
-        say(
-            console,
-            f"lost         {shown_path(folder)} says that it is running, but has no process; it"
-            " was killed",
-        )
+        lost = "says that it is running, but has no process; it was killed"
+        say(console, f"lost         {shown_path(folder)} {lost}")
         say(console, f"      to continue: {resume_command(RunPaths(folder))}")
 
 
-def _print_failure(console: Console, run: FoundRecord) -> None:
-    error = in_one_line(str(run.get("error") or ""))
-    say(console, f"  {run['folder'].name}: {error}")
-    if "identity" in run:  # else it was refused, and would be again
-        say(console, f"      again: {again(run)}")
+def _print_failures(console: Console, runs: Sequence[FoundRecord]) -> None:
+    bad = bad_trials(runs)
+    if bad:
+        worst = "diverged or had not enough memory, and count as the worst"
+        say(console, f"bad points   {len(bad)} {worst}")
+    if failed := [run for run in runs if run["status"] == FAILED and run not in bad]:
+        say(console, f"\n{len(failed)} failed", "bold red")
+    for run in failed:
+        say(console, f"  {run['folder'].name}: {in_one_line(str(run.get('error') or ''))}")
+        if "identity" in run:  # else it was refused, and would be again
+            say(console, f"      again: {again(run)}")
 
 
 def again(run: FoundRecord) -> str:
     """Return the command that trains one run of a sweep by itself."""
-    if any(
-        map(is_of_main, targets(run.get("config") or {}))
-    ):  # which its folder has, and no command
+    if any(map(is_of_main, targets(run.get("config") or {}))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
-from expt.config.parse import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
 
 
@@ -91,14 +90,7 @@ ELSEWHERE = {
     **dict.fromkeys(("steps", "num_steps"), "max_steps"),
     **{
         key: f"hydra.launcher.{key}"
-        for key in (
-            "max_concurrent",
-            "runs_per_gpu",
-            "fail_fast",
-            "retries",
-            "stagger_s",
-            "dry_run",
-        )
+        for key in "max_concurrent runs_per_gpu fail_fast retries stagger_s dry_run".split()
     },
 }
 """What others call a key, which its spelling would not lead to."""
@@ -155,8 +147,11 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{word}: there is no key '{key}'; add it with +{word}"
     if near := nearest(key):
         return f"{word}: there is no key '{key}'.{near}"
-    end = f"; {own_group(key)}" if "." not in key and "=" in word else "."
-    return f"{word}: there is no key '{key}'{end}"
+    missing = f"{word}: there is no key '{key}'"
+    if "." in key or "=" not in word:
+        return f"{missing}."
+    folders = f"conf/{key} here, or in FOLDER/{key} with --config-dir FOLDER"
+    return f"{missing}; a group of your own has its YAML in {folders}"
 
 
 def nearest(key: str) -> str:

@@ -53,12 +53,9 @@ class Finding:
 
 def main(words: Sequence[str]) -> int:
     """Print each finding as it comes; return 0 if nothing failed, else 1."""
-    parser = Parser(
-        "doctor", "Test what a run needs of this machine, and name the fix for what fails."
-    )
-    parser.add_argument(
-        "words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data"
-    )
+    about = "Test what a run needs of this machine, and name the fix for what fails."
+    parser, root = Parser("doctor", about), "dataset.root=FOLDER"
+    parser.add_argument("words", nargs="*", metavar=root, help="where to look for data")
     found = parser.parse_args(list(words)).words
     if unknown := [word for word in found if not word.startswith("dataset.root=")]:
         raise ConfigError(f"doctor {unknown[0]}: no such option; use dataset.root=FOLDER")

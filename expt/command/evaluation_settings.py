@@ -264,5 +264,5 @@ def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     if not (made and made["code"] and user_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns
     if user_code.has_other_source(record):
-        named = ", ".join(user_code.with_own_source(names))
-        warn(f"{named}: source code has changed since the run; the numbers may differ")
+        own = dict.fromkeys(name for name in names if user_code.own_modules([name]))
+        warn(f"{', '.join(own)}: source code has changed since the run; the numbers may differ")

@@ -46,13 +46,7 @@ def main(words: Sequence[str]) -> int:
     add("--batch-size", type=int, metavar="N", help="take batches of this size only [any]")
     about = "include the normalisation: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
-    add(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        metavar="X",
-        help="allowed difference [1e-4]",
-    )
+    add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")
     asked = parser.parse_args(list(words))
     asked.run, asked.which = run_and_which(asked.run, asked.which)

@@ -68,13 +68,10 @@ def named_axes(composed: DictConfig) -> list[str]:
 
 def of_all_runs(composed: DictConfig) -> dict[str, Any]:
     """Return what a sweep has once: its grid, its search, how its runs are started."""
-    keys = ("sweeper", "launcher", "callbacks", "mode")
-    found = {f"hydra.{key}": composed.hydra.get(key) for key in keys}
-    found |= {key: composed.get(key) for key in ("search", "preflight")}
-    return {
-        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        for key, value in found.items()
-    }
+    found: Any = OmegaConf.to_container(composed)
+    of_hydra = {f"hydra.{key}": value for key, value in found["hydra"].items()}
+    keys = [f"hydra.{key}" for key in ("sweeper", "launcher", "callbacks", "mode")]
+    return {key: {**found, **of_hydra}.get(key) for key in (*keys, "search", "preflight")}
 
 
 def refuse_unused(composed: DictConfig, typed: Sequence[str], *, sweep: bool) -> None:

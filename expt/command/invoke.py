@@ -67,7 +67,9 @@ def _carry_out(this: Command, options: Options) -> None:
     sweep = options.sweep or hydra_files.is_sweep(composed)
     hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
     if sweep:
-        _check_sweep_allowed(this, words, options)
+        this.how.refuse_sweep("-m" if options.sweep else "sweep")
+        if not this.may_sweep:
+            raise ConfigError(f"this makes several runs; {USE_SWEEP}")
         _refuse_several(this, composed, fixed, axes)
         return _sweep(this, composed, words, options)
     if axes:
@@ -106,10 +108,8 @@ def _refuse_several(
 ) -> None:
     """Raise ConfigError for choices that differ in what a sweep has once, such as its grid."""
     once = hydra_files.of_all_runs(composed)
-    for axis in axes:
-        first, *others = (
-            this.composer.values(axis) if this.composer.is_group(axis.key_or_group) else [""]
-        )
+    for axis in (each for each in axes if this.composer.is_group(each.key_or_group)):
+        first, *others = this.composer.values(axis)
         for other in others:
             words = [other if word == first else word for word in fixed]
             found = hydra_files.of_all_runs(this.composer.compose(words))
@@ -120,17 +120,8 @@ def _refuse_several(
                 )
 
 
-def _check_sweep_allowed(this: Command, words: Sequence[str], options: Options) -> None:
-    this.how.refuse_sweep("-m" if options.sweep else "sweep")
-    if not this.may_sweep:
-        raise ConfigError(f"this makes several runs; {USE_SWEEP}")
-
-
 def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: Options) -> None:
-    from expt.command.sweep import (
-        Grid,  # late: a single run does without it
-        Sweep,
-    )
+    from expt.command.sweep import Grid, Sweep  # late: a single run does without it
 
     if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)

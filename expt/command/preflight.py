@@ -80,10 +80,8 @@ def _kind(config: RunConfig) -> str:
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("runs like")
-    for column in (
-        *(count, "each needs", "memory of a worker"),
-        *("a step", "an evaluation", "a run"),
-    ):
+    lengths_of = ("a step", "an evaluation", "a run")
+    for column in (count, "each needs", "memory of a worker", *lengths_of):
         table.add_column(column, justify="right")
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]

@@ -89,11 +89,9 @@ def _judge(asked: argparse.Namespace) -> None:
         raise ConfigError("; ".join([str(error), *notes])) from None
     console = wide_console()
     console.print(comparison.verdict_table(found))
-    for line in (
-        *found.notes,
-        *notes,
-        *([f"left out: {describe_copies(copies)}"] if copies else []),
-    ):
+    if copies:
+        notes.append(f"left out: {describe_copies(copies)}")
+    for line in (*found.notes, *notes):
         say(console, line)
 
 

@@ -106,7 +106,7 @@ class Command:
 def run_one(this: Command, composed: DictConfig) -> float | None:
     """Train the run of a configuration; returns the value of its objective."""
     refuse_overruled(composed, this.words)
-    settings = compose.settings_of(composed)
+    settings = this.composer.settings(this.words, sweep=False)
     config = parse(settings, machine.detect())
     for line in without_effect(config, map(key_of, this.words)):
         warn(line)

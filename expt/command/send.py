@@ -33,19 +33,14 @@ def main(words: Sequence[str]) -> int:
     """Send what `words` ask for. Raises ConfigError, and ExptError where it can't be sent."""
     parser = Parser("send", "Send runs, or what is missing of them, to MLflow or W&B.", EXAMPLES)
     add = parser.add_argument
-    add(
-        "folders",
-        nargs="+",
-        type=Path,
-        metavar="FOLDER",
-        help="runs, sweeps, or folders of these",
-    )
+    about = "runs, sweeps, or folders of these"
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help=about)
     add("--to", choices=TRACKERS, help="[what each run's `send` names]")
     add("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
     add("--experiment", metavar="NAME", help="of MLflow [the run's]")
     add("--project", metavar="NAME", help="of W&B [the run's]")
     add("--entity", metavar="NAME", help="of W&B [the run's]")
-    add("--checkpoints", action="store_true", help="send best.pt and last.pt too")
+    add("--checkpoints", action="store_true", help="send the best and the last too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     if asked.checkpoints and (parts := next((each for each in runs if each.parts), None)):

@@ -186,13 +186,10 @@ class SweepFolder:
     def _unused(self, name: str, key: str) -> str:
         with_key = f"{name},{key.removeprefix(ASKED)}"
         more = (f"{with_key},{number}" for number in itertools.count(2))
-        self._names.add(
-            found := next(
-                each
-                for each in itertools.chain((name, with_key), more)
-                if each not in self._names and not RunPaths(self.folder / each).result.exists()
-            )
-        )
+        for found in itertools.chain((name, with_key), more):
+            if found not in self._names and not RunPaths(self.folder / found).result.exists():
+                break
+        self._names.add(found)
         return found
 
     def _shorter(self, config: RunConfig, content: Content) -> RunPaths | None:

@@ -91,11 +91,8 @@ class Target:
 
 def kind(node: Any) -> str | None:
     """Return the name of the member that `node` chooses of a group."""
-    return (
-        node.get("name")
-        if type(node) is dict or isinstance(node, Mapping)
-        else getattr(node, "name", None)
-    )
+    is_mapping = type(node) is dict or isinstance(node, Mapping)
+    return node.get("name") if is_mapping else getattr(node, "name", None)
 
 
 def word(member: Any) -> str:

@@ -68,17 +68,12 @@ def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    for other, wanted in conditions.items():
-        value = settings.get(other)
-        if not (
-            bool(value)
-            if wanted is IS_SET
-            else value in wanted
-            if isinstance(wanted, tuple)
-            else value == wanted
-        ):
-            return False
-    return True
+    def holds(value: Any, wanted: Any) -> bool:
+        if wanted is IS_SET:
+            return bool(value)
+        return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+
+    return all(holds(settings.get(other), wanted) for other, wanted in conditions.items())
 
 
 def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
@@ -144,9 +139,13 @@ def holders() -> tuple[str, ...]:
 
 def _bare(key: str) -> list[Any]:
     """Return the types of a key without their annotations."""
-    *above, last = key.split(".")
-    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    hints = _hints_of(key)
     return [typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint for hint in hints]
+
+
+def _hints_of(key: str) -> list[Any]:
+    *above, last = key.split(".")
+    return [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
 
 
 _DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
@@ -177,41 +176,28 @@ def _annotation(hint: Any) -> Key | None:
 
 def classes_in(hint: Any) -> Iterator[type]:
     """Yield the dataclasses that a type names, also in unions and lists."""
-    if dataclasses.is_dataclass(hint):
-        yield typing.cast(type, hint)
-    elif typing.get_origin(hint) is typing.Annotated:
-        yield from classes_in(typing.get_args(hint)[0])
-    elif typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
-        for one in typing.get_args(hint):
-            yield from classes_in(one)
+    return filter(dataclasses.is_dataclass, _leaves(hint))
 
 
 def choices_of(key: str) -> tuple[str, ...]:
     """Return the values of a setting as they are typed; none for a number or a text."""
-    *above, last = key.split(".")
-    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
-    values = dict.fromkeys(value for hint in hints for value in _values(hint))
+    values = dict.fromkeys(value for hint in _hints_of(key) for value in _values(hint))
     return tuple(values) if values.keys() - {"null"} else ()
 
 
 def _values(hint: Any) -> Iterator[str]:
-    if typing.get_origin(hint) is typing.Annotated:
-        yield from _values(typing.get_args(hint)[0])
-    elif typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
-        for one in typing.get_args(hint):  # of a list, one may be typed by itself
-            yield from _values(one)
-    elif typing.get_origin(hint) is typing.Literal:
-        yield from map(typed, typing.get_args(hint))
-    elif hint in (bool, types.NoneType):
-        yield from ("true", "false") if hint is bool else ("null",)
+    for leaf in _leaves(hint):  # of a list, one may be typed by itself
+        if typing.get_origin(leaf) is typing.Literal:
+            yield from map(typed, typing.get_args(leaf))
+        elif leaf in (bool, types.NoneType):
+            yield from ("true", "false") if leaf is bool else ("null",)
 
 
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    *above, last = key.split(".")
-    hints = [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
-    return bool(hints) and {leaf for hint in hints for leaf in _leaves(hint)} <= _TEXT
+    found = {leaf for hint in _hints_of(key) for leaf in _leaves(hint)}
+    return bool(found) and found <= _TEXT
 
 
 _TEXT = {str, types.NoneType, Ellipsis}
@@ -369,8 +355,6 @@ def typed(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

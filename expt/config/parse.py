@@ -34,9 +34,7 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf  # late: a worker composes nothing
 
-    def contained(
-        value: Any,
-    ) -> Any:  # a copy of all but Hydra's part would take four times as long
+    def contained(value: Any) -> Any:  # a copy of all but Hydra's part would take four times
         if OmegaConf.is_config(value):
             return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
         return value
@@ -110,11 +108,6 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     if isinstance(callbacks := node.get("callbacks"), list):
         node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
     return node
-
-
-def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Return what `parse` does, of settings from which `secrets.hidden` has taken secrets."""
-    return parse(settings_of(hidden), machine)
 
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -263,14 +256,6 @@ def _joined(lines: list[str]) -> str:
     kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
     return first + "".join(
         f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")
-    )
-
-
-def own_group(group: str) -> str:
-    """Return where the YAML of a custom group belongs."""
-    return (
-        f"a group of your own has its YAML in conf/{group} here, or in FOLDER/{group} with"
-        " --config-dir FOLDER"
     )
 
 

@@ -5,6 +5,7 @@ The folder of somebody else, or one that somebody has changed, has none that fit
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
@@ -52,17 +53,11 @@ def _key() -> bytes | None:
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         path = Path(base) / "expt" / "key"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
-            with os.fdopen(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as f:
-                f.write(secrets.token_bytes(SIZE))
-            try:
-                os.link(beside, path)  # whole, and only the first of several
-            except FileExistsError:
-                pass
-            finally:
-                beside.unlink()
-        return path.read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not (key := file.read()):
+                file.write(key := secrets.token_bytes(SIZE))
+        return key
     except (OSError, RuntimeError):
         return None

@@ -22,9 +22,9 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from expt.config import secrets, signature
 from expt.config.constraints import DOTTED_NAME, plain
@@ -86,10 +86,12 @@ def changed(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def has_other_source(record: Mapping[str, Any]) -> bool:
+def has_other_source(
+    record: Mapping[str, Any], today: Callable[[tuple[str, ...]], str | None] = fingerprint
+) -> bool:
     """Return whether a run's classes have other source now; not where they are not found."""
     then = (record.get("content") or {}).get("code")
-    now = fingerprint(targets(record.get("config") or {})) if then else None
+    now = today(targets(record.get("config") or {})) if then else None
     return now is not None and (now != then or bool(changed(record)))
 
 
@@ -108,16 +110,6 @@ def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) ->
         return []
     concerned = {*own_modules(names), *(record or {}).get("imported", ())}
     return [os.path.relpath(file) for name, file in old.items() if name in concerned]
-
-
-def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the classes `names` whose source `fingerprint` reads, each once.
-
-    All are returned where no source is found any more.
-    """
-    return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(
-        dict.fromkeys(names)
-    )
 
 
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
@@ -175,13 +167,8 @@ def _imports(path: Path, module: str) -> Iterator[str]:
     """Yield the dotted names that a file may import; of `from a import b` both a and a.b."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # an extension module, or what the worker will complain of
-        return
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # an extension module, or what the worker will complain of
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -224,15 +211,11 @@ def _written() -> Path:
 
 def keep(config: RunConfig, folder: Path) -> None:
     """Copy what a run's classes need of such modules into `folder`, for whoever comes later."""
-    for name, file in own_modules(_of_main(targets(config))).items():
+    for name, file in own_modules([*filter(is_of_main, targets(config))]).items():
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / file.name)
             signature.sign(folder)
-
-
-def _of_main(targets: Sequence[str]) -> list[str]:
-    return [target for target in targets if is_of_main(target)]
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:
@@ -371,28 +354,19 @@ def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
     All are resolved before anything is called. Raises ConfigError for what is no class, or one of
     Python's library.
     """
-    planned = {key: _planned(value) for key, value in arguments.items()}
-    return {key: _made(value) for key, value in planned.items()}
+    _check(arguments)
+    return {key: _made(value) for key, value in arguments.items()}
 
 
-class _Planned(NamedTuple):
-    """A class that is checked, and not yet called."""
+def _check(value: Any) -> None:
+    if isinstance(value, Mapping | list | tuple):
+        if isinstance(value, Mapping) and "_target_" in value:
+            _check_named(value["_target_"])
+        for below in value.values() if isinstance(value, Mapping) else value:
+            _check(below)
 
-    cls: type
-    path: str
-    arguments: dict[str, Any]
-    typed: Mapping[str, Any]
 
-
-def _planned(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_planned, value))
-    if not isinstance(value, Mapping):
-        return value
-    arguments = {key: _planned(below) for key, below in value.items() if key != "_target_"}
-    if "_target_" not in value:
-        return arguments
-    path = value["_target_"]
+def _check_named(path: Any) -> None:
     if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
         example = "_target_: torchvision.transforms.v2.RandAugment"
         raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
@@ -400,8 +374,6 @@ def _planned(value: Any) -> Any:
     cls: type = resolve(path, object)
     if cls.__module__ != "__main__":
         _refuse_python_s(path, cls.__module__)
-    typed = {key: below for key, below in value.items() if key != "_target_"}
-    return _Planned(cls, path, arguments, typed)
 
 
 def _refuse_python_s(path: str, module: str) -> None:
@@ -413,10 +385,14 @@ def _refuse_python_s(path: str, module: str) -> None:
         )
 
 
-def _made(planned: Any) -> Any:
-    if isinstance(planned, _Planned):
-        arguments = {key: _made(below) for key, below in planned.arguments.items()}
-        return _called(f"_target_={planned.path}", planned.cls, (), arguments, planned.typed)
-    if isinstance(planned, dict):
-        return {key: _made(below) for key, below in planned.items()}
-    return type(planned)(map(_made, planned)) if isinstance(planned, list | tuple) else planned
+def _made(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_made, value))
+    if not isinstance(value, Mapping):
+        return value
+    typed = {key: below for key, below in value.items() if key != "_target_"}
+    arguments = {key: _made(below) for key, below in typed.items()}
+    if "_target_" not in value:
+        return arguments
+    path = value["_target_"]
+    return _called(f"_target_={path}", resolve(path, object), (), arguments, typed)

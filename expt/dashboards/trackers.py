@@ -119,9 +119,8 @@ class MLflowCopy:
         status = _STATUS.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status, int(at * 1000))
         if run.sweep is not None:
-            self._client.update_run(
-                self._sweep.info.run_id, status=_STATUS.get(sweep_status, "RUNNING")
-            )
+            status = _STATUS.get(sweep_status, "RUNNING")
+            self._client.update_run(self._sweep.info.run_id, status=status)
 
     def leave(self) -> None:
         """Leave a run that is still under way; the server keeps it as it is."""

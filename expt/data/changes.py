@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-MOST, FEW = 4096, 512
-"""The numbers of a tensor, and the objects of all attributes together, that are compared."""
+MOST, MANY, FEW = 4096, 10_000_000, 512
+"""The numbers of a tensor that are compared, and that are added up; the objects of attributes."""
 SHOWN = 3
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
@@ -22,11 +22,11 @@ Prints = Mapping[str, Any]
 
 
 def attributes(one: object) -> dict[str, Any]:
-    """Return the attributes of an object; of a module those that its state_dict lacks."""
+    """Return the attributes of an object; of a module without its parameters and modules."""
     if not isinstance(one, nn.Module):
         return dict(getattr(one, "__dict__", {}))
     own = {name: value for name, value in vars(one).items() if name not in _OF_TORCH}
-    return own | {name: one._buffers[name] for name in one._non_persistent_buffers_set}
+    return own | dict(one.named_buffers(recurse=False))
 
 
 def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
@@ -51,22 +51,27 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(found[:SHOWN]) + more
 
 
-class Kept:
-    """An object as it is at first, into which a later state of its is loaded to compare them."""
+class Watched:
+    """An object, and how its attributes were when the watch began."""
 
-    def __init__(self, one: Any, save: str, load: str, known: Mapping[int, object]) -> None:
-        """`save` and `load` name its methods for that."""
-        self._one, self._save, self._load, self._known = one, save, load, known
-        self._attributes: Any = copy.deepcopy(attributes(one), dict(known))
+    def __init__(self, one: Any, known: Mapping[int, object], *methods: str) -> None:
+        """`methods` name what saves and loads its state, if it has that."""
+        self._one, self._methods = one, methods
+        self._before = prints(one, dict(known))
+        self._copies: Any = copy.deepcopy(attributes(one), dict(known)) if methods else {}
 
-    def lost(self) -> list[str]:
-        """Return the attributes that a state does not bring back."""
+    def lost(self, known: Mapping[int, object]) -> list[str]:
+        """Return the attributes that have changed, and that a saved state does not bring back."""
+        now = prints(self._one, dict(known))
+        names = changed(self._before, now)
+        if not names or not self._methods:
+            return names
+        save, load = self._methods
         twin = copy.copy(self._one)
-        vars(twin).update(self._attributes)
-        getattr(twin, self._load)(getattr(self._one, self._save)())
-        now = prints(self._one, dict(self._known))
-        loaded = prints(twin, dict(self._known))
-        return [name for name in now if now[name] != loaded.get(name)]
+        vars(twin).update(self._copies)
+        getattr(twin, load)(getattr(self._one, save)())
+        loaded = prints(twin, dict(known))
+        return [name for name in names if now[name] != loaded.get(name)]
 
 
 def _differ(before: Any, after: Any) -> bool:
@@ -110,12 +115,12 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
 def digest(value: Tensor | np.ndarray[Any, Any]) -> Any:
     """Return what stays equal while the numbers do; of many, some are compared."""
     try:
-        flat, version = value.reshape(-1), 0
+        flat, total = value.reshape(-1), ""
         some: Any = flat[:: max(1, len(flat) // MOST)]
         if isinstance(value, Tensor):
-            version = value._version if len(flat) > MOST else 0
+            total = str(flat.detach().sum().item()) if MOST < len(flat) <= MANY else ""
             some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
         found = hashlib.blake2b(some.tobytes(), digest_size=16).digest()
-        return [str(value.dtype), [*value.shape], version, found]
+        return [str(value.dtype), [*value.shape], total, found]
     except Exception:  # sparse, meta, ...
         return None

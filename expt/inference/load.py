@@ -266,12 +266,11 @@ def importable_from_here(record: Record) -> Iterator[None]:
 def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets({"model": config["model"]})
     others = targets({**config, "model": {}})
-    code = record.get("content", {}).get("code")
     if user_code.is_imported(record):
         return
     if old := user_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
-    if names and not others and code is not None and user_code.has_other_source(record):
+    if names and not others and user_code.has_other_source(record):
         warn(
             f"model._target_={names[0]}: its source has changed since the run; its outputs may be"
             " others"

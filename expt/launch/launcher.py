@@ -6,11 +6,11 @@ Free of torch, and quick, unless this process is one of the workers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 
 from expt import machine
 from expt.errors import ConfigError
-from expt.launch.part import Launcher
+from expt.launch.part import Launcher, alone
 
 
 def launcher() -> Launcher:
@@ -46,13 +46,6 @@ def adopt(environment: MutableMapping[str, str]) -> None:
                 f"{tasks}={environment[tasks]}: {rank} is set too, but {error} is missing or no"
                 f" number; to train here alone: {alone(environment)}"
             ) from None
-
-
-def alone(environment: Mapping[str, str]) -> str:
-    """Return the command that takes this process for no worker of a larger job."""
-    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
-    names = ["RANK", *(name for name in counts if name in environment)]
-    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
 
 
 def _adopt_slurm(environment: MutableMapping[str, str]) -> None:

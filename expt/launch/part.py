@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
     from expt.runs.paths import RunPaths
     from expt.runs.request import RunRequest
+
+
+def alone(environment: Mapping[str, str]) -> str:
+    """Return the command that takes this process for no worker of a larger job."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
+    names = ["RANK", *(name for name in counts if name in environment)]
+    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
 
 
 class Launcher:

@@ -32,8 +32,7 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.launch.launcher import alone
-from expt.launch.part import Launcher
+from expt.launch.part import Launcher, alone
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, RunRequest, received, setting_word
@@ -135,11 +134,7 @@ class ExternalWorker(Launcher):
             with attempt.recorded(on_start) as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-                told = {
-                    **sent,
-                    "source": str(source) if source else None,
-                    "attempt": attempt.number,
-                }
+                told = {**sent, "source": source and str(source), "attempt": attempt.number}
                 meeting.tell(arrivals, told)
                 with (
                     last_word.kept(paths.folder, attempt.number),
@@ -322,9 +317,7 @@ class Rendezvous:
                 self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
             if current and self._store.check([self._key("told")]):
                 told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
-                if (
-                    token in told["tokens"]
-                ):  # else it is the word of an earlier round, whose rank 0 is gone
+                if token in told["tokens"]:  # else it is of an earlier round, whose rank 0 is gone
                     return told
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
@@ -408,9 +401,8 @@ def interface_towards(address: str) -> str | None:
 
 def _address_of(probe: socket.socket, interface: str) -> str | None:
     try:
-        answer = fcntl.ioctl(
-            probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
-        )  # SIOCGIFADDR
+        name = struct.pack("256s", interface.encode()[:15])
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, name)  # SIOCGIFADDR
     except OSError:  # it has no address
         return None
     return socket.inet_ntoa(answer[20:24])

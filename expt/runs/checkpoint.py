@@ -57,29 +57,32 @@ def without_numpy(state: Any) -> Any:
     return state.item() if isinstance(state, np.generic) else state
 
 
-def refuse_unreadable(state: Any, place: str, known: set[type] | None = None) -> None:
+_GIVEN_BACK: set[type] = {Tensor, torch.nn.Parameter}
+"""Types of which a value was written and read by this process; tensors are written apart."""
+
+
+def refuse_unreadable(state: Any, place: str) -> None:
     """Raise ConfigError, naming its place, for what `load` would not give back as `save` got it.
 
-    One value of each type is written and read, but for tensors, and NumPy's numbers.
+    One value of each type is written and read.
     """
-    known = {Tensor, torch.nn.Parameter} if known is None else known
     state = state.item() if isinstance(state, np.generic) else state
     kind = type(state)
     if kind in (dict, collections.OrderedDict):
         for key, value in state.items():
-            refuse_unreadable(key, place, known)
-            refuse_unreadable(value, f"{place}.{key}", known)
+            refuse_unreadable(key, place)
+            refuse_unreadable(value, f"{place}.{key}")
     elif kind in (list, tuple):
         for index, value in enumerate(state):
-            refuse_unreadable(value, f"{place}.{index}", known)
-    elif kind not in known and not hasattr(state, "to_local"):
+            refuse_unreadable(value, f"{place}.{index}")
+    elif kind not in _GIVEN_BACK and not hasattr(state, "to_local"):
         if not _is_given_back(state):
             raise ConfigError(
                 f"{place}: a checkpoint can't hold a {kind.__module__}.{kind.__qualname__}; let"
                 " state_dict return numbers, strings, tensors, and lists and dicts of them, and"
                 " load_state_dict take these"
             )
-        known.add(kind)
+        _GIVEN_BACK.add(kind)
 
 
 def _is_given_back(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import secrets
 from expt.config.identity import Content
-from expt.config.parse import parse_elsewhere
+from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
@@ -99,25 +99,21 @@ class RunRequest:
     def to_send(self) -> dict[str, Any]:
         """Return the request for another process, in JSON, without secrets; see `received`."""
         folder = str(self.paths.folder.resolve())
-        begins = (
-            {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
-        )
-        pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
         settings = {key: value for key, value in self.settings.items() if key != "secrets"}
         return {
             **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}),
             "settings": secrets.hidden(settings, self.config.secrets),
             "may_have_run": self.may_have_run,
             "content": self.content._asdict(),
-            **begins,
-            **pauses,
+            "goes_on_from": self.goes_on_from and str(self.goes_on_from.resolve()),
+            "until_epoch": self.until_epoch,
         }
 
 
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
     """Return the request that `RunRequest.to_send` has sent. Raises ConfigError if it can't run."""
     return RunRequest(
-        config=parse_elsewhere(sent["settings"], machine),
+        config=parse(settings_of(sent["settings"]), machine),
         settings=sent["settings"],
         content=Content(**sent["content"]),
         paths=RunPaths(Path(sent["folder"])),
@@ -125,8 +121,8 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         env=secrets.restored(sent["env"]),
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
-        goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,
-        until_epoch=sent.get("until_epoch"),
+        goes_on_from=Path(sent["goes_on_from"]) if sent["goes_on_from"] else None,
+        until_epoch=sent["until_epoch"],
     )
 
 

@@ -172,8 +172,8 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, src=0)
         parts = flat.split([tensor.numel() for tensor in same])
-        pairs = zip(same, parts, strict=True)
-        torch._foreach_copy_([*same], [part.view_as(tensor) for tensor, part in pairs])
+        for tensor, part in zip(same, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

@@ -279,7 +279,7 @@ def evaluate(
         left.append(whole)
         while left:
             batch, found = left.popleft(), None
-            if len(parts := _in_parts(batch, most)) > 1:
+            if len(parts := in_parts(batch, most)) > 1:
                 left.extendleft(reversed(parts))
                 continue
             # What it notes of no sample is dropped
@@ -287,7 +287,7 @@ def evaluate(
             try:
                 found = _evaluated(learner, task, batch)
             except torch.OutOfMemoryError:
-                if learner.in_step is not iter or len(_in_parts(batch, batch.size / 2)) == 1:
+                if learner.in_step is not iter or len(in_parts(batch, batch.size / 2)) == 1:
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)
@@ -316,7 +316,7 @@ def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum |
     return outputs, loss
 
 
-def _in_parts(batch: Batch, most: float) -> list[Batch]:
+def in_parts(batch: Batch, most: float) -> list[Batch]:
     """Return an evaluation's batch in parts of at most so many samples.
 
     It stays whole where its tensors differ in length.

@@ -186,7 +186,7 @@ class Snapshot:
 
     def refuse_unreadable(self) -> None:
         """Raise ConfigError for what a checkpoint of now would not give back."""
-        for key, state in self._of_learner().items():
+        for key, state in {**self._of_learner(), **task_state(self.learner.task)}.items():
             checkpoint.refuse_unreadable(state, key)
 
     def load_state_dict(self, state: State) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -109,9 +108,15 @@ def _lay_out_buffers(module: nn.Module) -> None:
                 buffer.data = buffer.clone(memory_format=torch.contiguous_format)
 
 
+_NORMS = (
+    *(*batch_norm.KINDS, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+
+
 def _warn_of_unequal(module: nn.Module, worker: Worker) -> None:
     """Warn of buffers, other than of norms, that differ between the workers; a collective."""
-    norms = (each for each in module.modules() if isinstance(each, _NormBase))
+    norms = (each for each in module.modules() if isinstance(each, _NORMS))
     statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
     mine = {
         name: changes.digest(buffer)

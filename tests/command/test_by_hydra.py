@@ -1,6 +1,5 @@
 """Runs that Hydra asks for: what a launcher in another process gets, and how a run's end is
-told.
-"""
+told."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ WORDS = (
     "weights='${seed}.pt'",
     "dataset.augment.flip=true",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_by_hydra() -> Iterator[None]:
+    """Not as tests share it, and nothing that was composed before."""
+    composer.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "compose", hydra_compose)
+        patch.setattr(compose, "_of_process", {})
+        yield
+    composer.cache_clear()
 
 
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`expt report`: runs in a list, chosen and sorted, two side by side, or a sweep: on records as
-runs leave them.
-"""
+runs leave them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What each `auto` becomes, key by key; that a whole configuration gets them stands in
-test_parse.py.
-"""
+test_parse.py."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ EVERY_KEY = (
 )
 IN_NO_IDENTITY = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
-    "log_every", "threads",
+    "log_every", "threads", "eval_batch_size",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
 }  # fmt: skip

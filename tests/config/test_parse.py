@@ -16,7 +16,7 @@ import yaml
 
 from expt.command.conf_files import conf_dir
 from expt.config import constraints, groups, secrets
-from expt.config.parse import parse, parse_elsewhere
+from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
@@ -62,7 +62,7 @@ def test_settings_travel_without_their_secrets(
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
     sent = composed("dataset=mnist", "seed=7")
     sent["dataset"]["root"] = "${oc.env:EXPT_TEST_ROOT}"
-    there = parse_elsewhere(sent, machine(gpus=2))
+    there = parse(settings_of(sent), machine(gpus=2))
     assert (there.seed, getattr(there.dataset, "root", None)) == (7, "/elsewhere")
     assert there.secrets == {"dataset.root": "${oc.env:EXPT_TEST_ROOT}"}
     assert there.gpu_indices == parsed("dataset=mnist", on=machine(gpus=2)).gpu_indices

@@ -1,6 +1,5 @@
 """At the edge of each rule: the last configuration that it lets through, and the first that it
-refuses.
-"""
+refuses."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def test_a_size_is_a_name_for_what_counts() -> None:
     assert named == given != identity(parse(composed(*TOKENS), Machine(cpus=8)))
 
 
-def test_an_unknown_size_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"^model\.size='5m': input should be '400k', '1m', "):
-        parse(composed(*TOKENS, "model.size=5m"), Machine(cpus=8))
+@pytest.mark.parametrize("size", ["5m", "[1m]"])
+def test_an_unknown_size_is_told(size: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.size=.*: input should be '400k', '1m', "):
+        parse(composed(*TOKENS, f"model.size={size}"), Machine(cpus=8))

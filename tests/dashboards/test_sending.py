@@ -83,7 +83,6 @@ def test_a_missing_package_is_told_before_anything_starts(
     monkeypatch.delitem(sys.modules, "wandb", raising=False)  # another test may have imported it
     (tmp_path / "wandb").mkdir()  # as W&B leaves it behind
     with pytest.raises(
-        ConfigError,
-        match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'"),
+        ConfigError, match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'")
     ):
         Sending().follow(config, tmp_path)

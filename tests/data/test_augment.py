@@ -1,6 +1,5 @@
 """Augmentation of whole batches: against a slow reference, and the same whatever the number of
-workers.
-"""
+workers."""
 
 from __future__ import annotations
 

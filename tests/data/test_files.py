@@ -324,8 +324,7 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not DEBIAN_FASHION_MNIST.is_dir(),
-    reason="Debian's dataset-fashion-mnist is not installed",
+    not DEBIAN_FASHION_MNIST.is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
 )
 def test_fashion_mnist_of_debian_needs_no_download() -> None:
     dataset = config("fashion_mnist", None)

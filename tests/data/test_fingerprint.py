@@ -201,8 +201,7 @@ def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -
     trained(*own, "batch_size=16", "max_steps=2")
     images(root, seed=3)
     with pytest.raises(
-        ConfigError,
-        match=r"its files are not those that .*; give dataset\.root=PATH with",
+        ConfigError, match=r"its files are not those that .*; give dataset\.root=PATH with"
     ):
         trained("resume=auto", "max_steps=4")
     images(root)

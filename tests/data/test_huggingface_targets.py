@@ -61,8 +61,7 @@ def pixels(number: int, channels: int = 3) -> np.ndarray:
 @pytest.fixture
 def people(tmp_path: Path) -> list[dict[str, str]]:
     """A folder of pictures and a CSV of what is known of each, as the library reads an
-    imagefolder.
-    """
+    imagefolder."""
     known = list[dict[str, str]]()
     for part, number in (("train", 12), ("test", 4)):
         (tmp_path / "set" / part).mkdir(parents=True)
@@ -146,15 +145,9 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
             ["dataset.target=image", "dataset.input=[old]"],
             "dataset.target=image: holds images, and is to hold numbers",
         ),
-        (
-            ["dataset.input=[image]"],
-            "dataset.input=image: holds images, and is to hold numbers",
-        ),
+        (["dataset.input=[image]"], "dataset.input=image: holds images, and is to hold numbers"),
         (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
-        (
-            ["dataset.input=[old,age]"],
-            "dataset.input and dataset.target=age: is named twice",
-        ),
+        (["dataset.input=[old,age]"], "dataset.input and dataset.target=age: is named twice"),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):
             build_data(chosen(*AGES, *more), ALONE)

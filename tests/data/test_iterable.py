@@ -1,6 +1,5 @@
 """An IterableDataset of known length: each sample is one worker's, by its position, whatever the
-number of workers.
-"""
+number of workers."""
 
 from __future__ import annotations
 
@@ -155,8 +154,7 @@ def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
     with pytest.raises(
-        DataError,
-        match=r"^the dataset ended after 23 samples, of which its __len__ says more",
+        DataError, match=r"^the dataset ended after 23 samples, of which its __len__ says more"
     ):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"

@@ -1,6 +1,5 @@
 """Loaders: the batches that workers see, from memory and streamed; and the errors of a person's own
-data.
-"""
+data."""
 
 from __future__ import annotations
 

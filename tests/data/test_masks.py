@@ -17,7 +17,9 @@ from expt.data.kinds.image_folder import list_pairs
 from expt.data.masks import MaskPictures, checked_mask
 from expt.data.source import absent_classes, warn_of_absent
 from expt.errors import ConfigError, DataError
+from expt.worker.build import build_data
 from tests.conftest import Configured
+from tests.worker.conftest import ALONE
 
 VALUES = MaskValues(num_classes=3)
 
@@ -172,6 +174,14 @@ def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured
     before = dataset.fingerprint()
     save(root / "train" / "masks" / "a.png", np.ones((6, 4), np.uint8))
     assert dataset.fingerprint() != before
+
+
+def test_an_example_is_like_a_sample(root: Path, configured: Configured) -> None:
+    data = build_data(configured(*WORDS, f"dataset.root={root}", "batch_size=1"), ALONE)
+    batch = next(iter(data.train.epoch(1)))
+    for example, samples in zip(data.example, (batch.inputs, batch.targets), strict=True):
+        assert example.shape == samples.shape[1:]
+    assert data.example[1].dtype == torch.int64
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A method `collate` of a person's own Dataset whose samples have classes: it makes the batches,
-whatever they hold.
-"""
+whatever they hold."""
 
 from __future__ import annotations
 
@@ -139,10 +138,7 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
             ),
         ),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
-        (
-            "row",
-            ("collate makes inputs of torch.float32 [4, 5]; let them be images [samples, 2,"),
-        ),
+        ("row", ("collate makes inputs of torch.float32 [4, 5]; let them be images [samples, 2,")),
         ("ints", "collate makes inputs of torch.int64 [4, 2, 3, 3]; let them be images"),
     ],
 )
@@ -172,7 +168,6 @@ def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None
     with pytest.raises(RuntimeError, match="one_hot"):
         list(mixed.epoch(1))
     with pytest.raises(
-        DataError,
-        match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$",
+        DataError, match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$"
     ):
         batches("shares")

@@ -1,6 +1,5 @@
 """Batches of a side stream, on streams that only write down what they were told: no GPU is at
-hand.
-"""
+hand."""
 
 from __future__ import annotations
 

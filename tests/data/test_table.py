@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from expt.data import memory
 from expt.data.build import Data, build
 from expt.data.indexing import split
 from expt.data.kinds import table
@@ -562,3 +563,13 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
     torch.manual_seed(0)
     built(Custom(target=f"{__name__}.Years", kwargs={}))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
+    there = table.Rows(
+        np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0]]), ("a", "b", "c"), ("x", "y"), ()
+    )
+    run = {"feature_names": ["c", "a"], "target_names": ["y", "x"], "standardised": {"c": (1, 2)}}
+    found = memory.as_trained_on(run, there)
+    assert (found.feature_names, found.target_names) == (("c", "a"), ("y", "x"))
+    assert (found.features.tolist(), found.targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

@@ -1,6 +1,5 @@
 """Transforms of training images: by the seed, the epoch and the sample alone, and never of an
-evaluation.
-"""
+evaluation."""
 
 from __future__ import annotations
 

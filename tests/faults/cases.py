@@ -1,6 +1,5 @@
 """The faults that expt is to survive, and the tests that hold each; they bear the marker
-`faults`.
-"""
+`faults`."""
 
 from __future__ import annotations
 

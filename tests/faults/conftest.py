@@ -1,6 +1,5 @@
 """After each fault the test looks for what should not be left: processes, listening sockets, names
-in shared memory.
-"""
+in shared memory."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """Looks when the test has ended; what its commands start works in its folder, as do their
-    children.
-    """
+    children."""
     forkserver.warm()  # that of expt.run, which stays for the whole session
     names = set(SHARED_MEMORY.glob("expt-*"))
     others = set(
@@ -45,8 +43,7 @@ Failing = Callable[..., ExptError]
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
     """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a
-    person would see.
-    """
+    person would see."""
 
     def fail(what: str, *arguments: str) -> ExptError:
         words = (

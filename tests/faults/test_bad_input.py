@@ -1,6 +1,5 @@
 """Bad input, as a person types it: one message with key, value and mend, the right exit code, and
-nothing touched.
-"""
+nothing touched."""
 
 from __future__ import annotations
 
@@ -233,8 +232,7 @@ def _state(root: Path) -> dict[str, tuple[int, int]]:
     """Every file, with its size and when it was written, and every folder but outputs/ and those of
     its days.
 
-    That a dataset's files were read may be remembered.
-    """
+    That a dataset's files were read may be remembered."""
     remembered = (root / "cache", root / "cache/checksums", *root.glob("cache/checksums/*"))
     of_all = (root / "outputs", *root.glob("outputs/*"), *remembered)
     found = [
@@ -263,11 +261,9 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     err = capsys.readouterr().err
-    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (
-        case.code,
-        1,
-        False,
-    ), err
+    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
+        err
+    )
     assert case.says.partition(": ")[0] in err, err  # the key; its words may change
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
@@ -297,8 +293,7 @@ def _in_namespace(
     kind: str, prelude: str, *words: str, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
     """`python -m expt WORDS` in a namespace of its own, in which the code `prelude` has been
-    run.
-    """
+    run."""
     program = f"import socket, subprocess, sys\n{prelude}\nfrom expt.__main__ import main\nmain()"
     unshare = ["unshare", "--map-root-user", kind]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:

@@ -1,6 +1,5 @@
 """Bad tasks, metrics, data and models, as a person types them: one line with the value and the
-mend.
-"""
+mend."""
 
 from __future__ import annotations
 

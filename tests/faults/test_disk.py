@@ -1,6 +1,5 @@
 """A disk that fills up, a save that is cut short: the checkpoint before stays, and the run can go
-on from it.
-"""
+on from it."""
 
 from __future__ import annotations
 
@@ -139,10 +138,9 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     checkpoint_file.check(paths.last)
     state = checkpoint.load(paths.last, lazily=True)
     assert state["position"]["epoch"] == 2
-    assert [each.name for each in paths.parts] == [
-        "step-10.parts",
-        "step-5.parts",
-    ], "and nothing that is half written"
+    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], (
+        "and nothing that is half written"
+    )
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     for more in (("hydra.run.dir=run", "resume=auto"), ("hydra.run.dir=whole",)):
         done = run(*words, *more, cwd=disk)

@@ -1,6 +1,5 @@
 """Two commands that want the same folder, port or file; surroundings that another launcher has
-left.
-"""
+left."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ class Net(torch.nn.Sequential):
 @pytest.fixture
 def faulty(tmp_path: Path) -> tuple[str, ...]:
     """What to type for a model that fails, dies or waits, as `model.how` says; its code is in
-    tmp_path.
-    """
+    tmp_path."""
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     content = f"_target_: faulty.Net\nhow: good\nflag: {tmp_path / 'flag'}\n"
@@ -209,10 +208,9 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert capsys.readouterr().err.endswith(
         "warning: 1 of 2 runs failed: how=raise; `failed` of the result has their errors\n"
     )
-    assert [run.folder.name for run in found] == [
-        "how=raise",
-        "how=once",
-    ], "in the order of the grid"
+    assert [run.folder.name for run in found] == ["how=raise", "how=once"], (
+        "in the order of the grid"
+    )
     (failed,), (result,) = found.failed, found.completed
     assert found.best == result
     assert "ValueError" in str(failed.error)
@@ -255,8 +253,7 @@ def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine that has got its GPUs back; the refused point neither stands in the way nor
-    stays behind.
-    """
+    stays behind."""
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     for _ in range(2):
         assert [run.status for run in sweep("gpus=0,2")] == ["completed", "failed"]
@@ -320,8 +317,7 @@ def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]
 
 def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
     """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the
-    runs.
-    """
+    runs."""
     dice, due, spared, killed = (
         random.Random(0),
         dict[str, tuple[float, int]](),

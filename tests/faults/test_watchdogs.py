@@ -1,6 +1,5 @@
 """A rank that hangs, a loss that is not finite, memory that does not suffice: the run ends, and
-says why.
-"""
+says why."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ FOLDER = "hydra.run.dir=here"
 
 def _model(tmp_path: Path, forward: str, *, rank: int, step: int = 30) -> tuple[str, ...]:
     """A model whose forward pass does `forward` (an expression of `images`) on one rank at one of
-    its steps.
-    """
+    its steps."""
     (tmp_path / "faulty.py").write_text(
         "import os, time, torch\n"
         "class Net(torch.nn.Sequential):\n"

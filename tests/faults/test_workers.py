@@ -63,13 +63,9 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
     left = RunFolder(tmp_path / "here")
     assert left.result["status"] == "failed"
     assert text in left.result["error"]
-    assert [step for step, _ in left.curve("running/loss")] == [
-        5,
-        10,
-        15,
-        20,
-        25,
-    ], "what was logged before is kept"
+    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], (
+        "what was logged before is kept"
+    )
 
 
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])

@@ -1,7 +1,6 @@
 """What goes wrong on a GPU, and who is told to have done it: `pytest -m gpu`.
 
-Never run yet: written without a card.
-"""
+Never run yet: written without a card."""
 
 from __future__ import annotations
 

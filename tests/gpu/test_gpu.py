@@ -1,7 +1,6 @@
 """Real runs on a real GPU: `pytest -m gpu`.
 
-Every other test session sees no GPU, and skips these.
-"""
+Every other test session sees no GPU, and skips these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What a step on a GPU computes, and what it waits for: `pytest -m gpu`.
 
-Never run yet: written without a card.
-"""
+Never run yet: written without a card."""
 
 from __future__ import annotations
 

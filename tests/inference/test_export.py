@@ -41,11 +41,7 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
 ) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    settings = (
-        "model.hidden=[8]",
-        "ema=0.9",
-        "channels_last=true",
-    )
+    settings = ("model.hidden=[8]", "ema=0.9", "channels_last=true")
     folder = train(*FEW, *settings).folder
     file = tmp_path / "digits.onnx"
     words = [str(folder), "--format", "onnx", "--which", "last", "--output", str(file)]
@@ -167,8 +163,7 @@ def test_a_model_that_cannot_be_exported_is_told(
 
 
 @pytest.mark.parametrize(
-    ("got", "difference"),
-    [([1.0, 500.0], 0.5), ([math.nan, 500.5], math.nan), ([500.5], math.inf)],
+    ("got", "difference"), [([1.0, 500.0], 0.5), ([math.nan, 500.5], math.nan), ([500.5], math.inf)]
 )
 def test_outputs_that_are_none_are_not_taken_for_equal(got: list[float], difference: float) -> None:
     outputs = torch.tensor(got)

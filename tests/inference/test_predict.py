@@ -1,6 +1,5 @@
 """What a run's model says of files and of parts of its dataset, against plain torch on the same
-weights.
-"""
+weights."""
 
 from __future__ import annotations
 

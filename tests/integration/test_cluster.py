@@ -1,6 +1,5 @@
 """Runs as jobs: of submitit on this machine, and of a real Slurm whose two nodes are this machine
-too.
-"""
+too."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class Slurm:
 
     def preempt(self, job: str, signal_name: str) -> None:
         """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a
-        requeued one.
-        """
+        requeued one."""
         self.ask("scancel", f"--signal={signal_name}", job)
         wait_until(lambda: self._state(job) == "PENDING", timeout_s=LIMIT_S)
         # Slurm kills what it starts within the second in which it took the job from its nodes.

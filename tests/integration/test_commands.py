@@ -1,6 +1,5 @@
 """Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a
-shell.
-"""
+shell."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILIN
 
 def through_bash(commands: Sequence[str]) -> list[list[str]]:
     """The words that each command's program gets; a pattern that no file matches is an error here,
-    as it is in zsh.
-    """
+    as it is in zsh."""
     stubs = [f"{name}() {{ printf '%s\\0' {name} \"$@\" $'\\n'; }}" for name in PROGRAMS]
     script = "\n".join(["shopt -s failglob", "set -e", *stubs, *commands])
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -52,8 +50,7 @@ def through_bash(commands: Sequence[str]) -> list[list[str]]:
 
 def check(words: Sequence[str]) -> None:
     """That expt understands the words: its parsers take them, and what they ask for can be
-    composed.
-    """
+    composed."""
     program, *rest = words
     if rest[:2] == ["-m", "expt"]:
         rest = rest[2:]
@@ -105,8 +102,7 @@ def compositions(settings: Iterable[str]) -> list[list[str]]:
 
 def written_in(document: Path) -> list[str]:
     """Its commands, in blocks and among the text, but those that are mistakes or ask for YAML
-    beside the command.
-    """
+    beside the command."""
     text = document.read_text()
     found = list(steps(text))
     parts = [Path(step.name).parts for step in found if isinstance(step, File)]

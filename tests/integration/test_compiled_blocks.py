@@ -1,6 +1,5 @@
 """compile=blocks, really compiled: the numbers of a run without it, its names, and runs that go
-on.
-"""
+on."""
 
 from __future__ import annotations
 

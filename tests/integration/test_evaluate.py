@@ -1,6 +1,5 @@
 """`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of
-one that failed.
-"""
+one that failed."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of a model with batch norm and a moving average, trained by two, in a folder that has moved
-    since.
-    """
+    since."""
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
     run = trained("model=convnet", "epochs=2", "ema=0.9", "dataset.train_limit=320", *quiet)
     recorded, best = run.result["metrics"], run.result["best"]

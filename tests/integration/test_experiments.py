@@ -1,6 +1,5 @@
 """The published settings of conf/experiment: what each asks for, and that it trains on its real
-data.
-"""
+data."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def of_real_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str, int], str]:
     """`of_real_data("mnist", root, 300)` gives a folder with the first images of each part of that
-    dataset.
-    """
+    dataset."""
 
     @functools.cache
     def cut(name: Any, root: str, size: int) -> str:
@@ -212,10 +210,9 @@ def test_the_parameters_that_paddle_mnist_saves_make_its_network(
     accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
     assert accuracy == pytest.approx(done.result["metrics"]["accuracy/test"], abs=1e-9)
     assert accuracy > 0.5
-    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == [
-        "0",
-        "1",
-    ], "a log for each worker"
+    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], (
+        "a log for each worker"
+    )
 
 
 def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Trained) -> None:

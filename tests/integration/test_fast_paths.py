@@ -23,13 +23,10 @@ def test_the_loss_of_each_step_is_that_of_the_plain_path(model: str, trained: Tr
 CURVE = ("max_steps=30", "log_every=1", "threads=1")
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_the_curve_is_gloos(world_size: int, trained: Trained) -> None:
-    size = f"world_size={world_size}"
+def test_the_curve_is_gloos(trained: Trained) -> None:
+    """A sum of two does not depend on their order."""
+    size = "world_size=2"
     shared = trained(*CURVE, size, name="shared").curve("running/loss")
     gloo = trained(*CURVE, size, "ddp.shared_memory=false", name="gloo").curve("running/loss")
     assert len(shared) == 30
-    if world_size == 2:
-        assert shared == gloo  # a sum of two does not depend on their order
-    for one, other in zip(shared, gloo, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
+    assert shared == gloo

@@ -1,6 +1,5 @@
 """`fork=RUN@STEP` as a person types it: with the settings of the other run, also where that is gone
-later.
-"""
+later."""
 
 from __future__ import annotations
 

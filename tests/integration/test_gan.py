@@ -24,8 +24,7 @@ def test_it_is_the_same_on_any_number_of_workers_resumed_and_drawn(
     train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
     """Of the 718 images that are trained on the last batch has 118, which are not the same number
-    for each worker.
-    """
+    for each worker."""
     words = (*WORDS, "callbacks=[{_target_: expt.training.callback.Generated, noise: 32}]")
     one = train_alone(*words, name="one")
     several = train_together(3, *words, name="several")

@@ -1,6 +1,5 @@
 """`preflight=true`: every kind of run tried, those named that cannot run, and nothing left
-behind.
-"""
+behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another
-experiment is refused.
-"""
+experiment is refused."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ def _assert_equal(first: RunFolder, second: RunFolder) -> None:
 
 def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
     """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
-    `step`.
-    """
+    `step`."""
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.pt"
     end = time.monotonic() + 60

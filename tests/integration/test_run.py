@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Trained, as_typed, ended, environment, run, start, start_cold
+from tests.conftest import Trained, ended, environment, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {
@@ -198,18 +199,23 @@ def test_parameters_that_get_no_gradient_or_none_any_more_are_named(
     assert whole.result["status"] == "completed"
 
 
-def by_torchrun(*words: str, cwd: Path) -> tuple[int, str, str]:
-    """Two workers of it: their exit code, and what they print."""
-    torchrun = as_typed("-m torch.distributed.run --standalone --nproc-per-node 2 -m expt")
-    done = subprocess.run(
-        [sys.executable, *torchrun, *words],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    return done.returncode, done.stdout, done.stderr
+def by_torchrun(*words: str, cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two workers in the surroundings that torchrun gives them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    workers = [
+        start(*words, cwd=cwd, RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", **common)
+        for rank in "01"
+    ]
+    return [ended(worker) for worker in workers]
 
 
 def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
@@ -220,8 +226,11 @@ def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
         "        super().__init__(nn.Flatten(), nn.Linear(64, 12))\n"
     )
     own = ("+model._target_=wide.Net", "~model.hidden", "~model.dropout")
-    code, out, err = by_torchrun("epochs=2", *own, cwd=tmp_path)
-    assert code == 0, err
+    workers = by_torchrun("epochs=2", *own, cwd=tmp_path)
+    assert [done.returncode for done in workers] == [0, 0], workers
+    out, err = (
+        "".join(texts) for texts in zip(*((w.stdout, w.stderr) for w in workers), strict=True)
+    )
     (folder,) = (tmp_path / "outputs").glob("*/*")
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["world_size"]) == ("completed", 2)

@@ -1,6 +1,5 @@
 """Each sampler and each kind of rungs: a search that is killed and interrupted ends as one that
-never was.
-"""
+never was."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def _written(folder: Path) -> int:
 
 def _ends(folder: Path) -> dict[int, Any]:
     """All that a search has come to, but for times: of each run its place, its name, its numbers
-    and checkpoints.
-    """
+    and checkpoints."""
     found = {}
     for path in folder.glob("*/result.json"):
         record = json.loads(path.read_text())

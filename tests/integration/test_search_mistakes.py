@@ -1,6 +1,5 @@
 """What is mistyped beside a search's space: told in one line before it begins, and mended by what
-is typed next.
-"""
+is typed next."""
 
 from __future__ import annotations
 

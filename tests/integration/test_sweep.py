@@ -68,8 +68,7 @@ def most_at_once(times: Sequence[tuple[float, float, list[str]]], device: str | 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where a sweep of two models by two learning rates has completed, with a callback of
-    one's own.
-    """
+    one's own."""
     folder = tmp_path_factory.mktemp("grid")
     (folder / "recorder.py").write_text(RECORDER)
     (folder / "my_conf" / "hydra" / "callbacks").mkdir(parents=True)

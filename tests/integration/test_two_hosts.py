@@ -65,8 +65,7 @@ class Hosts:
         self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
         """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has
-        for itself.
-        """
+        for itself."""
         space = self.names[name]
         nodes = "" if "--nnodes" in options else "--nnodes 2"
         own_disk = "mount -t tmpfs none own && " if name == "b" else ""
@@ -141,8 +140,7 @@ OWN = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS)
 
 def _local(trained: Trained) -> RunFolder:
     """The same run by four workers of this machine, whose gradients gloo adds up as it does on two
-    hosts.
-    """
+    hosts."""
     return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
 
 

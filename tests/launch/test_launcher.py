@@ -21,7 +21,7 @@ from expt.launch.launcher import (
     tasks_per_node,
 )
 from expt.launch.part import Launcher
-from tests.conftest import environment
+from tests.conftest import environment, run
 
 TORCHRUN = {
     "LOCAL_RANK": "0",
@@ -79,13 +79,7 @@ def test_only_rank_0_says_that_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "expt"],
-        env=environment(RANK="0", WORLD_SIZE="2"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = run(cwd=tmp_path, RANK="0", WORLD_SIZE="2")
     assert (done.returncode, done.stdout) == (2, "")
     missing = "LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
     assert f"{missing} must be set too; " in done.stderr

@@ -39,8 +39,7 @@ def simulate(
     packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]
 ) -> Timeline:
     """Run to the end: the first of `added` waits from the start, each other from the next end of a
-    run.
-    """
+    run."""
     timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
     packing.add(next(more, ()))
     while True:
@@ -110,8 +109,7 @@ def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
 ) -> None:
     """All wait from the start.
 
-    Each in its turn: when those before it have started, it waits for them, at most.
-    """
+    Each in its turn: when those before it have started, it waits for them, at most."""
     devices, batches, lengths = machine
     packing = Packing(devices, share=share)
     demands = [demand for batch in batches for demand in batch]
@@ -181,8 +179,7 @@ def test_two_runs_of_two_gpus_each_share_evenly() -> None:
 
 def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
     """A run of two was passed over, and claimed a and b; then b turns out to be another
-    command's.
-    """
+    command's."""
     packing = Packing(["a", "b", "c"])
     packing.add([Demand(0, 2), Demand(1, 2)])
     assert packing.start_next() == (0, ("a", "b"))

@@ -1,6 +1,5 @@
 """Where workers that another launcher has started meet: a store in this process, a worker in a
-thread.
-"""
+thread."""
 
 from __future__ import annotations
 

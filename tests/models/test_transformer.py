@@ -44,11 +44,9 @@ def test_a_decoder_as_llama_is() -> None:
         "it sees what comes before alone"
     )
     assert not torch.allclose(changed[:, 3:], logits[:, 3:], atol=1e-3)
-    assert model(torch.zeros(1, 99, dtype=torch.int64)).shape == (
-        1,
-        99,
-        7,
-    ), "its positions have no end"
+    assert model(torch.zeros(1, 99, dtype=torch.int64)).shape == (1, 99, 7), (
+        "its positions have no end"
+    )
     names = set(model.state_dict())
     assert not any("bias" in name or name.startswith("positions") for name in names)
     assert names.isdisjoint(model._buffers), "DistributedDataParallel would send them in each step"

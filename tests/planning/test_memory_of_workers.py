@@ -88,8 +88,7 @@ def kib(field: str) -> int:
 
 def taken(config: RunConfig, worker: Worker) -> float:
     """Bytes beyond those of a process that has done the same with a sample in each part, at most,
-    in two steps.
-    """
+    in two steps."""
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(
         -3, 65536

@@ -1,6 +1,5 @@
 """Keyword arguments as words: each value comes out as it went in, and what cannot be said is
-refused in a line.
-"""
+refused in a line."""
 
 from __future__ import annotations
 

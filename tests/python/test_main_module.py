@@ -19,7 +19,7 @@ import expt
 from expt.config import user_code
 from expt.errors import ConfigError
 from expt.python import main_module
-from tests.conftest import environment
+from tests.conftest import environment, python
 
 Script = Callable[..., types.ModuleType]
 
@@ -101,7 +101,8 @@ def test_it_is_the_same_class_elsewhere(name: str, script: Script) -> None:
     elsewhere = "import sys, pickle; sys.path.append(sys.argv[1])\n" + inspect.getsource(check)
     call = f"{elsewhere}check(**{names!r})"
     folder = Path(sys.modules[names["Net"].partition(".")[0]].__file__ or "").parent
-    subprocess.run([sys.executable, "-c", call, folder], env=environment(), check=True)
+    done = python(call, str(folder), cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 def check(Net: str, Wider: str) -> None:

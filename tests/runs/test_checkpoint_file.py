@@ -1,6 +1,5 @@
 """What is known of a checkpoint without torch: as much as with it, but for tensors, and no sooner
-trusted.
-"""
+trusted."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def test_no_code_is_run(tmp_path: Path) -> None:
 
 def cut(path: Path, leave_out: str, shorter: str) -> None:
     """Write the file anew without an entry, and with another that ends too soon; there is no
-    checksum beside it.
-    """
+    checksum beside it."""
     with zipfile.ZipFile(path) as file:
         entries = {
             name: file.read(name) for name in file.namelist() if not name.endswith(leave_out)

@@ -1,6 +1,5 @@
 """What a run begins from: the checkpoint that is found, the best that comes with it, what may have
-changed.
-"""
+changed."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def config(configured: Configured) -> RunConfig:
 @pytest.fixture
 def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
     """A run whose last checkpoint is of step 3, the one before of step 2, and the best of step
-    1.
-    """
+    1."""
     paths = RunPaths(tmp_path / "run")
     for step in (1, 2, 3):
         checkpoint.save(paths.last, state(config, step, best=1), keep=1)

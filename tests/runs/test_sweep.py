@@ -91,6 +91,10 @@ def test_records_that_are_nearly_alike_are_told_apart(
     assert repr(list(results_of_sweep(tmp_path))) == first
     written = json.loads((tmp_path / SWEEP_INDEX).read_text())
     assert len(written["bases"]) < 2 * len(changed), "what they have in common is written once"
+    differences = [rest for _, _, (_, rest) in written["runs"].values()]
+    assert not any("command" in each for each in differences), (
+        "of two commands each is written once"
+    )
 
 
 @pytest.mark.parametrize(

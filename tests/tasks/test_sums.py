@@ -128,8 +128,7 @@ def test_sums_of_rounded_numbers_are_the_same_to_the_bit_whenever_they_are_count
     task: Task,
 ) -> None:
     """As a checkpoint does between two log points: squared errors, shares of mixed labels, weights
-    of classes.
-    """
+    of classes."""
     generator = torch.Generator().manual_seed(0)
     sums, watched = Sums(task, CPU), Sums(task, CPU)
     for step in range(2 * MAX_KEPT + 3):
@@ -276,18 +275,12 @@ BINS = torch.zeros(3), 1
     [
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
         ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is a tensor of the shape \[2\]"),
-        (
-            {"mean": (torch.zeros(()), "3"), "bins": BINS},
-            "mean has the weight '3'",
-        ),
+        ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "mean has the weight '3'"),
         (
             {"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS},
             "mean has the weight a tensor .*complex64",
         ),
-        (
-            {"mean": (torch.tensor(2 + 1j), 1), "bins": BINS},
-            "mean is a tensor .*complex64",
-        ),
+        ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is a tensor .*complex64"),
     ],
 )
 def test_what_is_not_a_sum_is_refused(
@@ -335,19 +328,13 @@ def counted(*weights: Any) -> Sums:
 
 
 def test_a_metrics_weight_below_0_or_not_finite_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^Counted.measure: mean has the weight -1; give",
-    ):
+    with pytest.raises(ConfigError, match=r"^Counted.measure: mean has the weight -1; give"):
         counted(3, -1)
     sums = counted(3, torch.tensor(-1))
     with pytest.raises(ConfigError, match=r"^Counted.measure: the weights of mean add up to -inf"):
         sums.averages(sums.values)
     sums = counted(3, math.nan)
-    with pytest.raises(
-        ConfigError,
-        match=r"^Counted\.measure: the weights of mean add up to nan",
-    ):
+    with pytest.raises(ConfigError, match=r"^Counted\.measure: the weights of mean add up to nan"):
         sums.averages(sums.values)
 
 
@@ -376,10 +363,7 @@ def test_the_method_is_named_that_gave_a_weight() -> None:
         sums.add((torch.tensor(1.0), math.nan), outputs, Batch(outputs, None, 2))
         with pytest.raises(ConfigError, match=f"^{method}: the weights of loss add up to nan"):
             sums.averages(sums.values)
-        with pytest.raises(
-            ConfigError,
-            match=f"^{method} has the weight -2; give",
-        ):
+        with pytest.raises(ConfigError, match=f"^{method} has the weight -2; give"):
             check_loss((outputs.sum(), -2), task, learns=learns)
 
 

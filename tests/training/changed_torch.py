@@ -1,6 +1,5 @@
 """Models that meet, in their worker, a torch whose private parts are others; and one that looks
-around there.
-"""
+around there."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def _rewrite(method: str, old: str, new: str) -> None:
 
 class Looking(MLP):
     """Prints whether torch's compiler has been imported, and whether memory that was freed is
-    kept.
-    """
+    kept."""
 
     def forward(self, images: Tensor) -> Tensor:
         """See MLP."""

@@ -1,6 +1,5 @@
 """What tests of training share: a run's numbers without its folder, and a step of gradient descent
-by hand.
-"""
+by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ CPU = torch.device("cpu")
 
 def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
     """The averages of each step, of both evaluations at the end, and the weights; plain containers
-    alone.
-    """
+    alone."""
     torch.manual_seed(config.seed)
     data = build_data(config, worker)
     learner, position, seen = (

@@ -39,8 +39,7 @@ def trained(
     build: Callable[[], nn.Module], inputs: Tensor, wanted: Wanted
 ) -> tuple[list[float], dict[str, Tensor], int]:
     """Losses and the state of three steps, and how many numbers were kept for the last backward
-    pass.
-    """
+    pass."""
     torch.manual_seed(0)
     model = build()
     if wanted:

@@ -1,6 +1,5 @@
 """A batch norm over all workers' images computes what one layer does that has them all; one in
-groups, for each.
-"""
+groups, for each."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ def _carried(
     then: Any, now: Any, schedules: tuple[Any, Any] = (CONSTANT, CONSTANT), **how: Any
 ) -> tuple[Built, Built]:
     """What was trained for three steps by `then`, and what goes on from it by `now`, over the same
-    parameters.
-    """
+    parameters."""
     module = _module()
     earlier = _built(module, then, schedules[0])
     _trained(module, earlier)

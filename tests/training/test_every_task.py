@@ -39,7 +39,7 @@ from tests.every_task import (
 from tests.ranks import together
 from tests.training.plain import trained_on
 
-CPU = torch.device("cpu")
+CPU, SLOW = torch.device("cpu"), pytest.mark.slow
 HOW, MORE = ((3, False), (1, True)), ((1, False), (3, True))
 """Parts of gradient accumulation, and drop_last."""
 Found = Mapping[str, Any]
@@ -58,8 +58,7 @@ def plain_loop(
     name: str, drop_last: bool, workers: int | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and last weights, of whole batches; or, with `workers`, of the average of their
-    averages.
-    """
+    averages."""
     case = CASES[name]
     torch.manual_seed(SEED)
     model, rows = case.model(), case.dataset(train=True)
@@ -111,7 +110,9 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
 @pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "workers", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
     workers: int, how: Sequence[tuple[int, bool]], configured: Configured, tmp_path: Path
 ) -> None:

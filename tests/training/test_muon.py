@@ -1,6 +1,5 @@
 """Muon takes the hidden weight matrices and AdamW the rest, as two optimisers of torch's would; one
-state is saved.
-"""
+state is saved."""
 
 from __future__ import annotations
 
@@ -61,10 +60,9 @@ def test_hidden_matrices_are_neither_embeddings_nor_the_head() -> None:
     assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}
     module.head = nn.Linear(4, 7)
     module.head.weight = module.words.weight
-    assert names(module, hidden_matrices(module)) == {
-        "first.weight",
-        "second.weight",
-    }, "the head is the embedding"
+    assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}, (
+        "the head is the embedding"
+    )
 
 
 @pytest.mark.parametrize("unguarded", [True, False])

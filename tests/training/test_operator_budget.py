@@ -1,6 +1,5 @@
 """How many kernels a step asks for, and that it waits for none: counted on a CPU, which no GPU has
-confirmed.
-"""
+confirmed."""
 
 from __future__ import annotations
 

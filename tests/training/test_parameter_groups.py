@@ -87,10 +87,7 @@ def test_biases_and_norms_need_not_decay(make: Any) -> None:
     head = ParameterGroup(match="head", weight_decay=0.5)
     assert grouped(
         build_optimizer(make(decay_biases_and_norms=False, groups=(head,)), module), module
-    )[2:] == [
-        (["head.weight"], 0.1, 0.5),
-        (["head.bias"], 0.1, 0.0),
-    ]
+    )[2:] == [(["head.weight"], 0.1, 0.5), (["head.bias"], 0.1, 0.0)]
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())

@@ -1,6 +1,5 @@
 """Where torch's private parts are not those that expt knows, a run says so and gives the numbers
-that it always did.
-"""
+that it always did."""
 
 from __future__ import annotations
 

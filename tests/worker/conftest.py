@@ -1,6 +1,5 @@
 """Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction
-of a second.
-"""
+of a second."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ TrainAlone = Callable[..., Trained]
 @pytest.fixture
 def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     """`train_alone("epochs=2", name="a", source=None)` trains in tmp_path/a; `before` may change
-    the run it gets.
-    """
+    the run it gets."""
 
     def train(
         *overrides: str,
@@ -84,6 +82,9 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
             run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
             return run.train(None, lambda *_: Observer())
 
+        if size == 1:
+            assert each(ALONE) == "completed"
+            return RunFolder(folder)
         (store := tmp_path / f"store of {name}").mkdir()
         assert together(store, size, each) == ["completed"] * size
         return RunFolder(folder)

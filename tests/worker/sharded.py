@@ -1,6 +1,5 @@
 """What tests of sharded models share: runs of forked ranks in folders of their own, and their
-losses side by side.
-"""
+losses side by side."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def trained(
     until_epoch: int | None = None,
 ) -> str:
     """Carry a run out as one of its workers; TensorBoard looks on where it is to have
-    histograms.
-    """
+    histograms."""
     folder.mkdir(exist_ok=True)
     paths = RunPaths(folder)
     if worker.rank == 0 and not paths.result.exists():

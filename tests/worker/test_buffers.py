@@ -1,6 +1,5 @@
 """Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
-counts, as ever.
-"""
+counts, as ever."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ WORDS = (*SMALL, "model.paddings=[same,same]", "batch_size=16", "ema=0.5")
 def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any, Any, int]:
     """The state and the evaluation after three steps, and how often buffers were sent in them.
 
-    With `broadcast` they are to be after each step, or not, whatever the model is.
-    """
+    With `broadcast` they are to be after each step, or not, whatever the model is."""
     parallel._trains_by_buffers = lambda *_: broadcast  # in this process alone
     sent, send = list[int](), collectives.broadcast
 

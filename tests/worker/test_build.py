@@ -1,9 +1,9 @@
 """Every setting that shapes a step arrives there: curves of whole runs against a loop written out
-by hand.
-"""
+by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,10 @@ from torch.nn import functional
 
 from expt.data import indexing
 from expt.data.kinds.originals import Digits
-from tests.worker.conftest import TrainAlone
+from expt.training.precision import Precision
+from expt.worker import parallel
+from tests.conftest import Configured
+from tests.worker.conftest import ALONE, TrainAlone
 
 STEPS, SEED = 8, 3
 MEAN, STD = 0.3053, 0.3760
@@ -126,3 +129,16 @@ def test_points_of_the_learning_rate_stand_at_the_steps_that_used_it(
     assert dict(done.curve("lr")) == pytest.approx(
         {step: 0.05 * cosine(step - 1) for step in (2, 4, 6, 8)}
     )
+
+
+def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(configured(), strategy="dp")
+    worker = dataclasses.replace(ALONE, gpus=(1, 3))
+    monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
+    made: Any
+    made, measured = parallel.parallelise(
+        torch.nn.Linear(1, 1), config, worker, None, precision=Precision(False, ALONE.device)
+    )
+    assert (made, measured(1)) == ([1, 3], None)

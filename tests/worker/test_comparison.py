@@ -161,36 +161,26 @@ ALL = [("fsdp", 2, {*EQUAL, *REFUSED}), ("hsdp", 4, {*EQUAL, *REFUSED})]
 
 
 @each_way
-def test_what_trains_as_the_whole_is_taken(
+def test_what_trains_as_the_whole_is_taken_and_else_refused_on_all_workers(
     strategy: str, size: int, some: set[str], configs: Configs, tmp_path: Path
 ) -> None:
     more = ("sharding.shards=2",) if strategy == "hsdp" else ()
     cases = {name: words for name, words in EQUAL.items() if name in some}
+    refused = {name: case for name, case in REFUSED.items() if name in some}
+    cases |= {name: words for name, (words, _) in refused.items()}
     wanted = {name: configs(strategy, size, *words, *more) for name, words in cases.items()}
     for found in outcomes(tmp_path, wanted, size):
+        for name, (_, told) in refused.items():
+            assert found[name].startswith(f"ConfigError: strategy={strategy}: the "), name
+            assert told in found.pop(name), name
         assert {name: told for name, told in found.items() if told != "whole"} == {}
 
 
-@each_way
-def test_what_would_train_to_other_weights_is_refused_on_all_workers(
-    strategy: str, size: int, some: set[str], configs: Configs, tmp_path: Path
-) -> None:
-    more = ("sharding.shards=2",) if strategy == "hsdp" else ()
-    cases = {name: case for name, case in REFUSED.items() if name in some}
-    wanted = {name: configs(strategy, size, *words, *more) for name, (words, _) in cases.items()}
-    for found in outcomes(tmp_path, wanted, size):
-        for name, (_, told) in cases.items():
-            assert found[name].startswith(f"ConfigError: strategy={strategy}: the "), name
+def test_what_torch_cannot_shard_is_said_in_its_words(configs: Configs, tmp_path: Path) -> None:
+    wanted = {name: configs("fsdp", 2, *words) for name, (words, _) in FAILS.items()}
+    for found in outcomes(tmp_path, wanted, 2):
+        for name, (_, told) in FAILS.items():
             assert told in found[name], name
-
-
-@pytest.mark.parametrize("name", FAILS)
-def test_what_torch_cannot_shard_is_said_in_its_words(
-    name: str, configs: Configs, tmp_path: Path
-) -> None:
-    words, told = FAILS[name]
-    for found in outcomes(tmp_path, {name: configs("fsdp", 2, *words)}, 2):
-        assert told in found[name]
 
 
 def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(
@@ -212,10 +202,7 @@ def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = (*UNEVEN, "model=mlp", "model.hidden=[8,8,8,8]")
-    wanted = {
-        "deep": configs("fsdp", 2, *deep),
-        "flat": configs("fsdp", 2, *model("Sequence")),
-    }
+    wanted = {"deep": configs("fsdp", 2, *deep), "flat": configs("fsdp", 2, *model("Sequence"))}
     monkeypatch.setattr(comparison, "LARGE", 600)
     assert outcomes(tmp_path, wanted, 2) == [{"deep": "fewer_blocks", "flat": "whole"}] * 2
     monkeypatch.setattr(comparison, "available_memory", lambda: 2 * 2 * 4 * 10 * 750)

@@ -1,6 +1,5 @@
 """A run that has ended is trained longer: it is then what it would have been at once, to the
-bit.
-"""
+bit."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def _longer(
 
 def _drawn(folder: Path) -> dict[str, Any]:
     """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of
-    it.
-    """
+    it."""
     drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
     found = drawn.Tags()
     start = drawn.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.tasks.custom import Config as TargetTask
+from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, as_typed
@@ -554,3 +556,18 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
     assert {*events.Tags()["images"]} == {"confusion/test", "mistakes/test"}
     assert not [tag for tag in events.Tags()["tensors"] if "hparams" in tag]
     assert json.loads((paths.folder / "result.json").read_text())["evaluation_of"]["step"] == 2
+
+
+def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three workers, each with thirty samples in batches of ten."""
+    monkeypatch.setattr("time.perf_counter", iter([0.0, 2.0]).__next__)
+    monkeypatch.setattr(evaluation, "evaluate", lambda learner, batches, device: list(batches))
+    loader = SimpleNamespace(size=90, evaluation=lambda: [SimpleNamespace(size=10)] * 3)
+    run: Any = SimpleNamespace(
+        data=SimpleNamespace(val=loader),
+        config=SimpleNamespace(eval_split="val"),
+        worker=SimpleNamespace(world_size=3, device=None),
+        learner=None,
+        beat=lambda: None,
+    )
+    assert evaluation._evaluation(run, 2) == pytest.approx(2.0 * 30 / 20)

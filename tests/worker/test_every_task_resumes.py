@@ -1,12 +1,10 @@
-"""A run of any task that was killed goes on to the same bits."""
+"""A run of any task that broke off goes on to the same bits."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +35,15 @@ def trained(folder: Path, config: RunConfig, worker: Worker, source: Path | None
     return run.train(source, lambda *_: Observer())
 
 
-def killed(folder: Path, config: RunConfig, worker: Worker) -> None:
-    patch = pytest.MonkeyPatch()  # of this process alone, which is to die
-    patch.setenv(fault.VARIABLE, f"{worker.rank}:{KILLED_IN}:kill")
-    trained(folder, config, worker)
+def broken_off(folder: Path, config: RunConfig, worker: Worker) -> None:
+    """Train until an exception in the middle of a step, which leaves what was saved before."""
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fault.VARIABLE, f"{worker.rank}:{KILLED_IN}:raise")
+        run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
+    with pytest.raises(Exception, match="a fault on purpose"):
+        run.train(None, lambda *_: Observer())
+    run.checkpoints.wait()
 
 
 def values(folder: Path) -> dict[tuple[str, int], float]:
@@ -53,7 +56,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
 @pytest.mark.parametrize("names", HALVES, ids=", ".join)
-def test_killed_runs_go_on_to_the_same_bits(
+def test_runs_that_broke_off_go_on_to_the_same_bits(
     names: list[str], configured: Configured, tmp_path: Path
 ) -> None:
     importlib.import_module("torchmetrics")  # once, and not in each rank
@@ -69,31 +72,20 @@ def test_killed_runs_go_on_to_the_same_bits(
         }
         configs[name] = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
 
-    def whole(worker: Worker) -> list[str]:
-        return [
-            trained(tmp_path / f"{name}, whole", config, worker) for name, config in configs.items()
-        ]
-
-    def resumed(worker: Worker) -> list[str]:
-        ended = []
+    def each(worker: Worker) -> list[int]:
+        steps = []
         for name, config in configs.items():
-            folder = tmp_path / f"{name}, killed"
-            ended.append(trained(folder, config, worker, RunPaths(folder).last))
-        return ended
+            trained(tmp_path / f"{name}, whole", config, worker)
+            folder = tmp_path / f"{name}, broken off"
+            broken_off(folder, config, worker)
+            if worker.rank == 0:
+                steps.append(checkpoint.load(RunPaths(folder).last)["position"]["step"])
+            trained(folder, config, worker, RunPaths(folder).last)
+        return steps
 
-    for name, config in configs.items():
-        (store := tmp_path / f"store of {name}").mkdir()
-        ends = ranks.ends_of(
-            store, size, functools.partial(killed, tmp_path / f"{name}, killed", config)
-        )
-        assert ends[0] == -signal.SIGKILL
-        position = checkpoint.load(RunPaths(tmp_path / f"{name}, killed").last)["position"]
-        assert position["step"] in (6, 8)
-    for each in (whole, resumed):
-        (store := tmp_path / each.__name__).mkdir()
-        assert ranks.together(store, size, each) == [["completed"] * len(configs)] * size
+    assert ranks.together(tmp_path, size, each)[0] == [8] * len(configs)
     for name in configs:
-        folders = [tmp_path / f"{name}, {how}" for how in ("whole", "killed")]
+        folders = [tmp_path / f"{name}, {how}" for how in ("whole", "broken off")]
         states = [checkpoint.load(RunPaths(folder).last) for folder in folders]
         for key, weights in states[0]["model"].items():
             assert torch.equal(weights, states[1]["model"][key]), (name, key)

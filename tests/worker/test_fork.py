@@ -1,6 +1,5 @@
 """A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise
-with others.
-"""
+with others."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def run(
     train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Forking:
     """Carries a run out in tmp_path/NAME as its driver would; `looks` has TensorBoard's file
-    written too.
-    """
+    written too."""
     monkeypatch.chdir(tmp_path)
 
     def carry_out(*words: str, name: str, looks: bool = False, **more: Any) -> Trained:
@@ -231,3 +229,12 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     )
     record = read_result(RunPaths(tmp_path / "fork"))
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
+
+
+def test_another_optimizer_begins_anew_and_rank_0_says_so(
+    run: Forking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "epochs=4")
+    run(*words, name="parent")
+    run(*words, "optimizer=adam", "fork=parent@20", name="fork")
+    assert "fork=parent@20: was trained by " in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """What a worker holds of a sharded model, as the kernel counts it: its share, and a moment's
-gathered blocks.
-"""
+gathered blocks."""
 
 from __future__ import annotations
 

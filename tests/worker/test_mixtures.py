@@ -1,6 +1,5 @@
 """Settings that each go on exactly, together: a run that is stopped within an epoch ends as one
-that was not.
-"""
+that was not."""
 
 from __future__ import annotations
 

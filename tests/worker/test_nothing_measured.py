@@ -1,6 +1,5 @@
 """A split, or a stretch of training, of which all is to be ignored: that nothing was measured is
-said.
-"""
+said."""
 
 from __future__ import annotations
 

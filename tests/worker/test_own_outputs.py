@@ -1,6 +1,5 @@
 """How many outputs a model has where neither a dataset nor a task of a person's own says a number
-of classes.
-"""
+of classes."""
 
 from __future__ import annotations
 
@@ -62,10 +61,7 @@ def test_the_models_own_number_stands_where_there_is_no_other(
             ("model=mlp",),
             "model=mlp: needs num_classes, and the dataset has not; give dataset.num_classes=N, or",
         ),
-        (
-            ("~model", f"+model._target_={OWN}.Named"),
-            "'num_classes'",
-        ),
+        (("~model", f"+model._target_={OWN}.Named"), "'num_classes'"),
         (
             (*NET, "+model.num_classes=9", "+dataset.num_classes=10"),
             "model.num_classes: the dataset says what it is;",

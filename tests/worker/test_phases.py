@@ -1,6 +1,5 @@
 """Tasks whose step is several updates: those of a plain loop, on any number of workers, and when
-resumed.
-"""
+resumed."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ WORDS = (
 
 def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Configured) -> None:
     """With an optimiser for each network; and the same from an interruption in the second epoch
-    on.
-    """
+    on."""
     weights: list[nn.Module] = []
     done = train_alone(*WORDS, before=lambda run: weights.append(copy.deepcopy(run.learner.module)))
     config, model = configured(*WORDS), weights[0]
@@ -129,7 +127,7 @@ def test_the_same_on_any_number_of_workers(
         (
             "Adversarial",
             ["on_nan=skip"],
-            r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip",
+            r"^Adversarial\.phases: go with strategy=ddp only, and with neither on_nan=skip",
         ),
     ],
 )

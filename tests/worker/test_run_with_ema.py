@@ -1,6 +1,5 @@
 """A run with a moving average of its weights: what is evaluated, saved and tested, and how it goes
-on.
-"""
+on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """An own dataset of other sizes is not the one that a run was trained on: it does not go on with
-it.
-"""
+it."""
 
 from __future__ import annotations
 

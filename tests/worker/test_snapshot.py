@@ -1,6 +1,5 @@
 """A moment of training, saved and loaded: into the same, into longer runs, into other numbers of
-workers.
-"""
+workers."""
 
 from __future__ import annotations
 

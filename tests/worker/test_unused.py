@@ -1,6 +1,5 @@
 """Sharded models of which a worker uses other parameters than the next, and own buffers that
-training reads.
-"""
+training reads."""
 
 from __future__ import annotations
 
@@ -21,6 +20,13 @@ from expt.worker import comparison
 from tests.conftest import as_typed
 from tests.worker.odd_models import Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
+
+
+@pytest.fixture(autouse=True)
+def _not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before the first epoch takes as long as three, and has its own tests."""
+    monkeypatch.setattr(comparison, "compare", lambda *_: None)
+
 
 FIND = "ddp.find_unused_parameters=true"
 SHORT = (
@@ -52,8 +58,7 @@ def test_experts_that_some_workers_use_train_as_with_ddp(
     size: int, parts: int, configs: Configs, tmp_path: Path
 ) -> None:
     """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does
-    not decay.
-    """
+    not decay."""
     words = (
         *of(Mixture),
         *SHORT,
@@ -89,7 +94,6 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
             return str(error)
 
     monkeypatch.setattr(sharding, "Unused", Older)
-    monkeypatch.setattr(comparison, "compare", lambda *_: None)
     config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
     told, _ = together(tmp_path, 2, each)
     assert told.startswith("the parameter body.weight was used by some workers only in a step")

@@ -9,8 +9,7 @@ from expt.worker.watchdog import TICKS, Watchdog
 
 def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | None:
     """After how many naps it calls `on_hang`, where the worker beats after some; None if not within
-    `most`.
-    """
+    `most`."""
     naps, ended, hung = list[float](), threading.Event(), list[int]()
     ready = threading.Event()
     dog: Watchdog

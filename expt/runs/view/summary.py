@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -266,18 +267,8 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
 
     One whose classes are not found from here is not known to be stale.
     """
-    today: dict[tuple[str, ...], str | None] = {}
-    found = []
-    for folder, record in runs:
-        content = record.get("content")
-        if content is None or (then := content["code"]) is None:
-            continue
-        targets = user_code.targets(record.get("config") or {})
-        if targets not in today:
-            today[targets] = user_code.fingerprint(targets)
-        if today[targets] is not None and (today[targets] != then or user_code.changed(record)):
-            found.append(folder)
-    return found
+    today = functools.cache(user_code.fingerprint)
+    return [folder for folder, record in runs if user_code.has_other_source(record, today)]
 
 
 def print_stale(console: Console, folders: Sequence[Path]) -> None:
