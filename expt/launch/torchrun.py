@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -356,24 +357,17 @@ def of_environment() -> Rendezvous:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     where = f"MASTER_ADDR={address} MASTER_PORT={port}"
-    if rank != 0 and not _answers(address, int(port)):
-        _say_waiting(where, ARRIVE_S)
+    waiting = threading.Timer(QUIET_S, _say_waiting, (where, ARRIVE_S))
+    waiting.daemon = True
+    waiting.start()
     try:  # of a store for one, rank 0 does not wait for the others: `gather` does, and says so
         handler = dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=ARRIVE_S))
         store, _, _ = next(handler)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
+    finally:
+        waiting.cancel()
     return Rendezvous(store, rank=rank, world_size=world_size)
-
-
-def _answers(address: str, port: int) -> bool:
-    """Return whether somebody listens there, or begins to within QUIET_S."""
-    end = time.monotonic() + QUIET_S
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), QUIET_S):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def _say_waiting(what: str, within_s: float) -> None:
