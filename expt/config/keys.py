@@ -134,13 +134,11 @@ def holders() -> tuple[str, ...]:
     """Return the keys that have others below them, each of which is set by itself."""
     found = [name for name in names_of(RunConfig) if name not in GROUPS]
     found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
-    return tuple(key for key in found if any(dataclasses.is_dataclass(hint) for hint in _bare(key)))
 
+    def is_bare(hint: Any) -> bool:  # and not in a union or a list
+        return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
 
-def _bare(key: str) -> list[Any]:
-    """Return the types of a key without their annotations."""
-    hints = _hints_of(key)
-    return [typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint for hint in hints]
+    return tuple(key for key in found if any(map(is_bare, _hints_of(key))))
 
 
 def _hints_of(key: str) -> list[Any]:
