@@ -346,7 +346,8 @@ class Checksums:
     def __enter__(self) -> Checksums:
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
-            self._known = known if isinstance(known, dict) else {}
+            known = known.items() if isinstance(known, dict) else ()
+            self._known = {key: text for key, text in known if isinstance(text, str)}
         return self
 
     def __exit__(self, *_: object) -> None:

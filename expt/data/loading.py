@@ -150,9 +150,9 @@ class Loader(ABC):
             batches = options.mixing.mixed(
                 self._batches(order.at(positions), wider), options.seed, epoch, skip
             )
-        return (
-            self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
-        )
+        if options.device.type == "cuda":
+            return self._with_next_order(batches, epoch + 1)
+        return batches
 
     def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
         """Yield the batches; then prepare the next epoch's order, while a GPU computes."""
@@ -310,9 +310,7 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
         yield from batches
         return
     side = _side_stream(device.index if device.index is not None else torch.cuda.current_device())
-    side.wait_stream(
-        torch.cuda.current_stream(device)
-    )  # it may still be copying the dataset to the device
+    side.wait_stream(torch.cuda.current_stream(device))  # the dataset may still be copied there
     while True:
         with torch.cuda.stream(side):
             made = next(batches, None)
@@ -321,9 +319,8 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
         using = torch.cuda.current_stream(device)
         using.wait_stream(side)
         for tensor in leaves(made[:2]):
-            tensor.record_stream(
-                using
-            )  # its memory is free for the side stream once this one is done with it
+            # its memory is free for the side stream once this one is done with it
+            tensor.record_stream(using)
         yield made
 
 
