@@ -31,9 +31,10 @@ from expt.config.constraints import DOTTED_NAME, plain
 from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
-TRUST = "EXPT_TRUST_CODE"
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
+
+TRUST = "EXPT_TRUST_CODE"
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:

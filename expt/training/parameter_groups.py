@@ -114,6 +114,11 @@ def scale_rates(optimizer: Optimizer) -> None:
             group["lr"] = group["lr"] * group[LR_SCALE]
 
 
+def members(groups: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield the parameters of an optimizer's groups, one group after another."""
+    return itertools.chain.from_iterable(group["params"] for group in groups)
+
+
 def rate_of(optimizer: Optimizer) -> float:
     """Return the learning rate of a group that has all of it."""
     group, *others = optimizer.param_groups

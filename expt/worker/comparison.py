@@ -224,7 +224,9 @@ class _Comparison:
                 with self._failing():
                     self._resume()
                 self._check_weights("weights")
-            self._step(scale, advances=number < build.total_steps(self._config, self._data))
+            self._step(
+                scale, advances=number < build.total_steps(self._config, len(self._data.train))
+            )
             beat()
         if self._config.is_sharded:
             self._check_outputs()

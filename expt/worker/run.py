@@ -39,7 +39,7 @@ from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
-from expt.worker.steps import Agreement
+from expt.worker.steps import Agreement, SaveTimes
 
 Observe = Callable[..., Observer]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -94,7 +94,7 @@ class Run:
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
         self.agreement = Agreement(worker)
-        self.save_times = build.build_save_times(config, worker)
+        self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         self.steps = build.build_steps(
