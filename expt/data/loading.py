@@ -150,9 +150,9 @@ class Loader(ABC):
             batches = options.mixing.mixed(
                 self._batches(order.at(positions), wider), options.seed, epoch, skip
             )
-        if options.device.type == "cuda":
-            return self._with_next_order(batches, epoch + 1)
-        return batches
+        return (
+            self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
+        )
 
     def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
         """Yield the batches; then prepare the next epoch's order, while a GPU computes."""
@@ -310,7 +310,8 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
         yield from batches
         return
     side = _side_stream(device.index if device.index is not None else torch.cuda.current_device())
-    side.wait_stream(torch.cuda.current_stream(device))  # the dataset may still be copied there
+    # it may still be copying the dataset to the device
+    side.wait_stream(torch.cuda.current_stream(device))
     while True:
         with torch.cuda.stream(side):
             made = next(batches, None)

@@ -111,9 +111,8 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
-            user_code.keep(
-                request_of(job).config, job.paths.code
-            )  # else nobody there could import it
+            # else nobody there could import it
+            user_code.keep(request_of(job).config, job.paths.code)
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array

@@ -190,9 +190,8 @@ def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
         for key in group
         if key in saved and key not in new and _equal(group[key], built.get(key))
     ]
-    more = {
-        key: saved[key] for key in saved if key not in group and key not in built
-    }  # the state of a custom optimizer
+    # the state of a custom optimizer
+    more = {key: saved[key] for key in saved if key not in group and key not in built}
     return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
 
 

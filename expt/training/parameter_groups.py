@@ -178,9 +178,8 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
     found: dict[nn.Parameter, int] = {}
     number, begun_by = -1, None
     for part, parameters in _parts(module):
-        new = [
-            parameter for parameter in parameters if parameter not in found
-        ]  # a weight may be used twice
+        # a weight may be used twice
+        new = [parameter for parameter in parameters if parameter not in found]
         another_embedding = isinstance(part, _EMBEDDINGS) and isinstance(begun_by, _EMBEDDINGS)
         if part is not None and any(one.dim() >= 2 for one in new) and not another_embedding:
             number, begun_by = number + 1, part

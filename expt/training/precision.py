@@ -124,9 +124,8 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     A collective for sharded tensors.
     """
     given = list(tensors)
-    with_values = [
-        local(tensor) for tensor in given if local(tensor).numel()
-    ]  # torch knows no largest of none
+    # torch knows no largest of none
+    with_values = [local(tensor) for tensor in given if local(tensor).numel()]
     finite = torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
     if not any(map(is_sharded, given)):
         return finite

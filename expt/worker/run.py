@@ -105,10 +105,10 @@ class Run:
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
+        begun: Mapping[str, Any] = {}
         if source is not None:
             self._resume(source)
-        begun: Mapping[str, Any] = {}
-        if source is None:
+        else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
             )
