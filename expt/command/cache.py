@@ -10,26 +10,20 @@ from rich.table import Table
 
 from expt.command.words import Parser
 from expt.data import cache
+from expt.runs.view.text import say
 
 
 def main(words: Sequence[str]) -> int:
     """List what is there, or remove it. Raises ConfigError for words that are not understood."""
-    parser = Parser(
-        "cache",
-        "List datasets that were decoded for later runs. If space is short, those not used for"
-        " longest are removed.",
-    )
-    parser.add_argument(
-        "--clear", action="store_true", help="remove all of them, except those being written"
-    )
+    about = "List datasets decoded for later runs; those not used for longest go if space is short."
+    parser, clears = Parser("cache", about), "remove all of them, except those being written"
+    parser.add_argument("--clear", action="store_true", help=clears)
     asked = parser.parse_args(list(words))
     cache.remove_left_over()
     console, found = Console(), cache.entries()
     if asked.clear:
         removed = [entry for entry in found if cache.remove(entry.path)]
-        console.print(
-            f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets", highlight=False
-        )
+        say(console, f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets")
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("dataset", "size", "last used"):
@@ -39,12 +33,7 @@ def main(words: Sequence[str]) -> int:
         table.add_row(entry.path.name, _size([entry]), used)
     console.print(table)
     limit = f"{cache.limit_bytes() / 1e9:g} GB (EXPT_CACHE_GB)"
-    console.print(
-        f"{_size(found)} of at most {limit} in {cache.cache_dir()}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"{_size(found)} of at most {limit} in {cache.cache_dir()}")
     return 0
 
 

@@ -125,11 +125,8 @@ def readable(word: str) -> str:
         return changed
     if key in FOLDERS:
         return f"{key}={quoted(value)}"
-    if (
-        key in NAMES_A_RUN
-        and "," in value
-        and len(names := values_of(value)) < value.count(",") + 1
-    ):
+    names = values_of(value) if key in NAMES_A_RUN and "," in value else []
+    if names and len(names) <= value.count(","):
         several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
         return f"{key}={','.join(several)}"
     if key in TEXTS and value[:1] in ("[", "{") and not is_readable(changed):
@@ -266,11 +263,9 @@ def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], lis
 
 def _values(override: Override) -> list[str]:
     """Return what it names; of several values Hydra's grammar has escaped texts."""
-    if not override.is_sweep_override():
-        several = [override]
-    else:
-        texts = override.sweep_string_iterator()
-        several = [parse_one(f"fork={text}") for text in texts]
+    several = [override]
+    if override.is_sweep_override():
+        several = [parse_one(f"fork={text}") for text in override.sweep_string_iterator()]
     return [str(value) for each in several if (value := each.value())]
 
 
@@ -300,14 +295,10 @@ class Parents:
             return list(point)
         known = self._known.get(values[0])
         try:
-            arguments = (
-                known[0]["arguments"]
-                if known
-                else continuing.record_of(values[0]).get("arguments", [])
-            )
+            record = known[0] if known else continuing.record_of(values[0])
         except ConfigError:
             return list(point)
-        return [*inherited(arguments, point), *point]
+        return [*inherited(record["arguments"], point), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
         """Return what a run of the sweep is made of, at the checkpoint that its first fork had.

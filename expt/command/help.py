@@ -85,7 +85,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         section("Groups", rows, about)
         for title, rows in every:
             section(title, [(row, _with_effect(row, meaning)) for row, meaning in rows])
-        commands = [(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]
+        commands = [(f"python -m expt {word}", meaning) for word, meaning in WORDS.items()]
         section("Commands", commands, "(each with --help)")
         section("More", (*MORE, *REST))
         return
@@ -233,12 +233,8 @@ def _settings(word: str) -> list[str]:
     """Return what a setting may become: a key up to its next dot, or its values."""
     key, equals, _ = word.partition("=")
     if equals:
-        values: Iterable[str] = [*choices_of(key), *_options(key)]
-        return [
-            each
-            for each in dict.fromkeys(f"{key}={value}" for value in values)
-            if each.startswith(word)
-        ]
+        found = dict.fromkeys(f"{key}={value}" for value in (*choices_of(key), *_options(key)))
+        return [each for each in found if each.startswith(word)]
     depth = word.count(".") + 1
     found = dict.fromkeys(".".join(each.split(".")[:depth]) for each in keys())
     known = {*keys()}
@@ -249,6 +245,4 @@ def _settings(word: str) -> list[str]:
 
 def _options(group: str) -> list[str]:
     own = conf_here([f"{group}="])
-    folders = [conf_dir(), *([Path(own)] if own else [])]
-    files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
-    return [path.stem for path in files] if group in groups() or own else []
+    return _names([conf_dir(), *([Path(own)] if own else [])]).get(group, [])

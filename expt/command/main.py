@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 
 from expt import __version__, machine, signals
 from expt.command import terminal
-from expt.command.words import WORDS, Options, options_of
+from expt.command.words import WORDS, Options, call, options_of
 from expt.errors import (
     INTERRUPTED_BEFORE,
     ConfigError,
@@ -59,7 +58,7 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     refuse_undecoded(arguments)
     first = arguments[0] if arguments else ""
     if first in WORDS:
-        return int(importlib.import_module(WORDS[first].module).main(arguments[1:]))
+        return call(first, arguments[1:])
     if {"--help", "-h"} & {*arguments} or first == "help":
         return _help(arguments)
     if "--version" in arguments:
@@ -107,7 +106,7 @@ def _refuse_lost_folder() -> None:
 
 def _help(arguments: Sequence[str]) -> int:
     if word := next((word for word in arguments if word in WORDS), None):
-        return int(importlib.import_module(WORDS[word].module).main(["--help"]))
+        return call(word, ["--help"])
     from rich.console import Console
 
     from expt.command.help import print_help

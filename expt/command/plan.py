@@ -86,11 +86,8 @@ def _show(console: Console, config: RunConfig, found: Planned) -> None:
     blocks = f" in {found.num_blocks} blocks" if found.num_blocks else ""
     say(console, f"model   {word(config.model)}: {found.num_parameters:,} parameters{blocks}")
     what = "GPU" if config.num_gpus else "CPU worker"
-    say(
-        console,
-        f"step    {config.batch_size} samples on {config.world_size} {what}s, {found.micro_batch}"
-        " at a time on each",
-    )
+    samples = f"{config.batch_size} samples on {config.world_size} {what}s"
+    say(console, f"step    {samples}, {found.micro_batch} at a time on each")
     largest = max(plan.total for plan in found.plans)
     unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -138,12 +138,10 @@ class SearchCommand:
         return found
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
-        found: dict[str, Any] = self._sweep.composer.settings([*self._fixed, *words], sweep=True)
-        return found
+        return self._sweep.composer.settings([*self._fixed, *words], sweep=True)
 
     def _config_of(self, values: Values) -> RunConfig:
-        words = [*self._fixed, *self._space.words(values)]
-        return self._sweep.open().config_of(words)
+        return self._sweep.open().config_of([*self._fixed, *self._space.words(values)])
 
     def _checked(self) -> RunConfig:
         """Return the configuration of one trial, after a look at each choice and each end.
@@ -168,18 +166,16 @@ class SearchCommand:
 
     def _samples(self) -> list[Values]:
         """Return the corners; the values of one that is refused also with those of valid ones."""
-        corners = self._space.corners()
+        corners, every = self._space.corners(), self._space.parameters
         valid = [values for values in corners if self._is_valid(values)]
         for values in [values for values in corners if values not in valid]:
             for name, value in values.items():
                 if any(point.get(name) == value for point in valid):
                     continue
+                known = ({**point, name: value} for point in valid)
                 others = (
-                    self._space.point(
-                        value if each.name == name else point.get(each.name, each.at(0.5))
-                        for each in self._space.parameters
-                    )
-                    for point in valid
+                    self._space.point(point.get(each.name, each.at(0.5)) for each in every)
+                    for point in known
                 )
                 valid += [other for other in others if self._is_valid(other)][:1]
         return [*corners, *(values for values in valid if values not in corners)]
@@ -199,15 +195,15 @@ class SearchCommand:
         whole = [p for p in self._space.parameters if p.kind == "int" and p.is_active(values)]
         if not whole or self._is_valid(values):
             return values
-        valid = values
+        valid = list[Values]()
         for distance, each, way in itertools.product(range(1, NEAR + 1), whole, (-1, 1)):
             near = int(values[each.name]) + way * distance * int(each.step or 1)
             point = {**values, each.name: near}
             if each.low <= near <= each.high and self._is_valid(point):
+                valid.append(point)
                 if point not in tried:
                     return point
-                valid = point if valid is values else valid
-        return valid
+        return valid[0] if valid else values
 
     def _differences(self, values: Values, record: Record) -> list[str]:
         """Return the settings in which a run of these values differs from this command's."""
@@ -386,12 +382,7 @@ def _parted(text: str) -> tuple[str, str, str]:
 
 
 def _is_fixed(
-    key: str,
-    name: str,
-    choice: str,
-    settings: Any,
-    composer: Composer,
-    space: Sequence[Parameter],
+    key: str, name: str, choice: str, settings: Any, composer: Composer, space: Sequence[Parameter]
 ) -> bool:
     """Return whether all trials have that choice of a key that is not searched.
 
@@ -418,10 +409,8 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
     if isinstance(sweep, IntervalSweep | RangeSweep):
         if composer.is_group(override.key_or_group):
             raise ConfigError(f"{word}: {name} is chosen by name; give several, e.g. {name}=A,B")
-        if isinstance(sweep, IntervalSweep):
-            found = _interval(name, str(word), sweep, log, typed)
-        else:
-            found = _range(name, str(word), sweep, log, typed)
+        read = _interval if isinstance(sweep, IntervalSweep) else _range
+        found = read(name, str(word), sweep, log, typed)
         if not (math.isfinite(found.low) and math.isfinite(found.high)):
             raise ConfigError(f"{word}: needs two finite ends")
         if found.low > found.high or (found.step is None and found.low == found.high):
@@ -439,21 +428,16 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
     return Parameter(name, "categorical", choices=tuple(texts), meant=tuple(meant), typed=typed)
 
 
-def _interval(name: str, word: str, sweep: IntervalSweep, log: bool, typed: str) -> Parameter:
+def _interval(name: str, word: str, sweep: Any, log: bool, typed: str) -> Parameter:
     low, high = sweep.start, sweep.end
-    assert low is not None
-    assert high is not None
     is_int = isinstance(low, int) and isinstance(high, int)  # by int(interval(1,8))
     if re.search(_WHOLE, word):  # whole numbers, of which Hydra makes floats
         low, high = int(low), int(high)
     return Parameter(name, "int" if is_int else "float", low, high, log, typed=typed)
 
 
-def _range(name: str, word: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
+def _range(name: str, word: str, sweep: Any, log: bool, typed: str) -> Parameter:
     start, stop, step = sweep.start, sweep.stop, sweep.step
-    assert start is not None
-    assert stop is not None
-    assert step
     count = math.ceil((stop - start) / step - 1e-9)
     if count < 1:
         raise ConfigError(f"{word}: the range is empty; its end is exclusive")
@@ -482,9 +466,7 @@ def _typed(
     def wrong(*values: Any) -> list[str]:
         return wrong_values(settings, {parameter.name: values}, machine)
 
-    if parameter.choices:
-        problems = wrong(*parameter.meant)
-    elif parameter.kind == "float" and parameter.step is None:
+    if parameter.kind == "float" and parameter.step is None:
         between = parameter.low + (parameter.high - parameter.low) * 0.41421
         low, high = math.ceil(parameter.low), math.floor(parameter.high)
         is_whole = wrong(between) and not wrong(max(low, round(between)))
@@ -492,10 +474,8 @@ def _typed(
             parameter = replace(parameter, kind="int", low=low, high=high)
         else:
             parameter = replace(parameter, low=float(parameter.low), high=float(parameter.high))
-        problems = wrong(parameter.low, parameter.high)
-    else:
-        problems = wrong(parameter.low, parameter.high)
-    if problems:
+    values = parameter.meant if parameter.choices else (parameter.low, parameter.high)
+    if problems := wrong(*values):
         raise ConfigError(list(dict.fromkeys(problems)))
     return parameter
 

@@ -17,12 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from expt import machine
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
-from expt.command.hydra_files import (
-    last_of_each,
-    launcher_name,
-    launcher_options,
-    remove_unused,
-)
+from expt.command.hydra_files import last_of_each, launcher_name, launcher_options, remove_unused
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
@@ -153,10 +148,7 @@ class Sweep:
         preflight(jobs, self.machine, Options(**self._options), samples)
 
     def carry_out(
-        self,
-        rounds: Rounds,
-        observer: SweepObserver,
-        spared: tuple[type[ExptError], ...] = (),
+        self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
     ) -> None:
         """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
 

@@ -41,11 +41,9 @@ class SweepDisplay(Observer):
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         self._console, self.total, self._folder, self._what = console, total, folder, what
-        self._live = (
-            Live(console=console, refresh_per_second=4, transient=True)
-            if console.is_terminal and not console.is_dumb_terminal
-            else None
-        )
+        is_live = console.is_terminal and not console.is_dumb_terminal
+        live = Live(console=console, refresh_per_second=4, transient=True)
+        self._live = live if is_live else None
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
@@ -165,13 +163,8 @@ class SweepDisplay(Observer):
     def _line(
         self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False
     ) -> None:
-        self._lines.append(
-            (
-                f"[{self._num_ended}/{self.total}] ",
-                (f"{what:<11}", style),
-                printable(f" {job.name}  {text}"),
-            )
-        )
+        place, run = f"[{self._num_ended}/{self.total}] ", printable(f" {job.name}  {text}")
+        self._lines.append((place, (f"{what:<11}", style), run))
         if not may_wait:
             self._print_lines()
 

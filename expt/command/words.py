@@ -6,40 +6,29 @@ Free of Hydra and torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from expt.errors import ConfigError
 
-
-class Word(NamedTuple):
-    """A subcommand: `main` of its module takes the rest of the words, and returns the exit code."""
-
-    module: str
-    meaning: str
-
-
 WORDS = {
-    "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
-    "rerun": Word("expt.command.rerun", "repeat a run with all its settings and the same numbers"),
-    "evaluate": Word(
-        "expt.command.evaluate", "measure a trained run on its test set, or on other data"
-    ),
-    "export": Word(
-        "expt.command.export", "write a run's model for other programs: torch.export or ONNX"
-    ),
-    "send": Word("expt.command.send", "send runs, or what is missing of them, to MLflow or W&B"),
-    "predict": Word(
-        "expt.command.predict", "predict for files, folders, or a split of the dataset"
-    ),
-    "plan": Word("expt.command.plan", "show the memory of each GPU that a run would need"),
-    "cache": Word("expt.command.cache", "show the disk space of decoded datasets, or free it"),
-    "doctor": Word(
-        "expt.command.doctor",
-        "test whether this machine can train: torch, GPUs, memory, data, two workers",
-    ),
+    "report": "list and compare runs; the leaderboard of a sweep",
+    "rerun": "repeat a run with all its settings and the same numbers",
+    "evaluate": "measure a trained run on its test set, or on other data",
+    "export": "write a run's model for other programs: torch.export or ONNX",
+    "send": "send runs, or what is missing of them, to MLflow or W&B",
+    "predict": "predict for files, folders, or a split of the dataset",
+    "plan": "show the memory of each GPU that a run would need",
+    "cache": "show the disk space of decoded datasets, or free it",
+    "doctor": "test whether this machine can train: torch, GPUs, memory, data, two workers",
 }
-"""All else is a run or a sweep. A module is imported when its subcommand is typed."""
+"""Subcommands, each with what it does; all else is a run or a sweep."""
+
+
+def call(word: str, arguments: Sequence[str]) -> int:
+    """Do what a subcommand does, and return the exit code; its module is imported only now."""
+    return int(importlib.import_module(f"expt.command.{word}").main(arguments))
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,14 +66,8 @@ class Options(NamedTuple):
     """Hydra's options that print something, and start no run."""
 
 
-_WITH_VALUE = {
-    "--config-dir": "config_dir",
-    "-cd": "config_dir",
-    "--config-path": "config_path",
-    "-cp": "config_path",
-    "--config-name": "config_name",
-    "-cn": "config_name",
-}
+_WITH_VALUE = {"-cd": "config_dir", "-cp": "config_path", "-cn": "config_name"}
+_WITH_VALUE |= {f"--{name.replace('_', '-')}": name for name in _WITH_VALUE.values()}
 _FLAGS = {"-m": "sweep", "--multirun": "sweep", "-q": "quiet", "--quiet": "quiet"}
 _PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 0, "-sc": 0}
 _PRINTING |= {"--info": 0, "-i": 0, "--hydra-help": 0, "--resolve": 0}

@@ -49,11 +49,9 @@ def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
     for group in ("model", "dataset", "optimizer", "scheduler"):
         if shown.get(group) == "_target_":
             shown[group] = shown.pop(f"{group}.target")
-        owner = (
-            str(shown[group]).rpartition(".")[2]
-            if group in ("model", "dataset") and group in shown
-            else group
-        )
+        owner = group
+        if group in ("model", "dataset"):
+            owner = str(shown.get(group, group)).rpartition(".")[2]
         for key in [key for key in shown if key.startswith(f"{group}.")]:
             name = key.removeprefix(f"{group}.").removeprefix("kwargs.")
             shown[f"{owner}.{name}"] = shown.pop(key)

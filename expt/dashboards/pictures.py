@@ -276,18 +276,17 @@ class RunPictures:
         if events is None or seen is None:
             return
         total, mistakes = seen
+        names = all_names(self._names, len(total))
         if self._first is not None:
             targets = self._first.targets.cpu()
             captions = [caption(self._names, target) for target in targets]
             self._draw_grid(events, tags.TRAIN_IMAGES, self._first.inputs.cpu(), captions, 1)
             self._first = None
         if len(total) <= MOST_CLASSES:
-            picture = confusion_matrix(total.numpy(), all_names(self._names, len(total)))
-            events.picture(tags.confusion(split), picture, step)
+            events.picture(tags.confusion(split), confusion_matrix(total.numpy(), names), step)
         worst = worst_of(mistakes, MISTAKES)
         if worst is not None:
             each = zip(worst.predicted, worst.probabilities, worst.labels, strict=True)
-            names = all_names(self._names, len(total))
             captions = [
                 f"{names[int(wrong)]} {float(sure):.0%}\nis {names[int(right)]}"
                 for wrong, sure, right in each

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from expt.config.schema import MLflow, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot
@@ -16,7 +16,6 @@ from expt.errors import warn
 from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 
-T = TypeVar("T")
 KEY = "expt.key"
 MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
 """Characters of a parameter, and entries of one request, as MLflow documents."""
@@ -92,8 +91,8 @@ class MLflowCopy:
         return bool(metrics)
 
     def _log(self, kind: str, entries: Sequence[Any]) -> None:
-        def send(some: Sequence[Any]) -> None:
-            self._client.log_batch(self._id, **{kind: some})  # type: ignore[arg-type]
+        def send(some: _Named) -> None:
+            self._client.log_batch(self._id, **{kind: [entry for _, entry in some]})  # type: ignore[arg-type]
 
         _send([(entry.key, entry) for entry in entries], send, self._reach)
 
@@ -112,32 +111,30 @@ class MLflowCopy:
         for path in run.files(checkpoints=self._settings.checkpoints):
             inside = path.parent.relative_to(run.paths.folder)
             where = None if inside == Path() else str(inside).lstrip(".")
-            each = (self._id, str(path), where)
-            _send(
-                [(path.name, each)], lambda some: self._client.log_artifact(*some[0]), self._reach
-            )
+            send = functools.partial(self._client.log_artifact, self._id, str(path), where)
+            _send([(path.name, send)], lambda some: some[0][1](), self._reach)
         status = _STATUS.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status, int(at * 1000))
         if run.sweep is not None:
-            self._client.update_run(
-                self._sweep.info.run_id, status=_STATUS.get(sweep_status, "RUNNING")
-            )
+            status = _STATUS.get(sweep_status, "RUNNING")
+            self._client.update_run(self._sweep.info.run_id, status=status)
 
     def leave(self) -> None:
         """Leave a run that is still under way; the server keeps it as it is."""
 
 
+_Named = Sequence[tuple[str, Any]]
+
+
 def _send(
-    named: Sequence[tuple[str, T]],
-    send: Callable[[list[T]], object],
-    reach: Callable[[Exception], object],
+    named: _Named, send: Callable[[_Named], object], reach: Callable[[Exception], object]
 ) -> None:
     """Send these together, or else all but what is refused, of which a line warns.
 
     `reach` raises where nothing can be sent now.
     """
     try:
-        send([value for _, value in named])
+        send(named)
     except Exception as error:
         reach(error)
         if half := len(named) // 2:
@@ -215,8 +212,7 @@ class WandbCopy:
             if not isinstance(error, TypeError | ValueError | self._wandb.errors.UsageError):
                 raise error
 
-        named = [(key, (key, value)) for key, value in values.items()]
-        _send(named, lambda some: send(dict(some)), reach)
+        _send([*values.items()], lambda some: send(dict(some)), reach)
 
     def add(self, points: Sequence[Point], at: float) -> bool:
         """Send a row for each step that is not there yet; return whether there was any."""

@@ -117,7 +117,7 @@ def digest(value: Tensor | np.ndarray[Any, Any]) -> Any:
     try:
         flat, total = value.reshape(-1), ""
         some: Any = flat[:: max(1, len(flat) // MOST)]
-        if isinstance(value, Tensor):
+        if isinstance(flat, Tensor):
             total = str(flat.detach().sum().item()) if MOST < len(flat) <= MANY else ""
             some = some.detach().cpu().contiguous().view(torch.uint8).numpy()
         found = hashlib.blake2b(some.tobytes(), digest_size=16).digest()

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from expt.config import secrets, user_code
 from expt.config.user_code import own_frame
 from expt.data.image_files import in_mode
+from expt.data.loading import described
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed
 
 Check = Callable[[Any], Any]
@@ -80,18 +81,9 @@ def to_tensor(image: Any) -> Tensor:
         )
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
     if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
-        raise DataError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
+        raise DataError(f"expected an image of uint8 or float, CHW, found {described(image)}")
     tensor = tensor[None] if tensor.ndim == 2 else tensor
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
-
-
-def _describe(image: Any) -> str:
-    shape = getattr(image, "shape", None)
-    return (
-        type(image).__name__
-        if shape is None
-        else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
-    )
 
 
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:

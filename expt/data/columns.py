@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import re
@@ -38,7 +37,7 @@ MISSING = frozenset(
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 _FEW = 20
-"""Rows of which numbers may rise by chance."""
+"""Rows of which numbers may follow each other by chance."""
 
 
 class Columns(dict[str, Column]):
@@ -66,11 +65,16 @@ def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Columns:
 
 
 def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
+    rows = list[list[str]]()
     with opened(path, "utf-8-sig") as file:
         try:
-            rows = [row for row in csv.reader(file, skipinitialspace=True, strict=True) if row]
-        except csv.Error as error:
-            raise _misquoted(path, error) from error
+            rows.extend(csv.reader(file, skipinitialspace=True, strict=True))
+        except csv.Error as error:  # a quote that is never closed is noticed at the file's end
+            line = 1 + len(rows) + sum(cell.count("\n") for row in rows for cell in row)
+            raise DataError(
+                f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
+            ) from error
+    rows = [row for row in rows if row]
     if not rows:
         raise DataError(f"{path}: is empty; its first line names the columns")
     names = _names(path, rows.pop(0))
@@ -83,16 +87,6 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
             damaged[number], rows[number] = why, [""] * len(names)
     cells = zip(*rows, strict=True) if rows else [()] * len(names)
     return Columns(zip(names, cells, strict=True))
-
-
-def _misquoted(path: Path, error: csv.Error) -> DataError:
-    """Find where the row begins: a quote that is never closed is noticed at the end of the file."""
-    begin = 1
-    with opened(path, "utf-8-sig") as file, contextlib.suppress(csv.Error):
-        reader = csv.reader(file, skipinitialspace=True, strict=True)
-        for _ in reader:
-            begin = reader.line_num + 1
-    return DataError(f"{path}: a quote is wrong in the row of line {begin} ({error}); fix it there")
 
 
 def _names(path: Path, first: Iterable[str]) -> list[str]:
@@ -215,7 +209,9 @@ def _read(column: Column) -> np.ndarray:
         return np.full((len(column), 1), np.nan)
     try:
         values = np.asarray(column, dtype=np.float64)
-        texts = column if dtype is None else map(str, column) if dtype.kind in "USO" else ()
+        texts: Iterable[str] = column if isinstance(next(iter(column), None), str) else ()
+        if dtype is not None and dtype.kind in "USO":
+            texts = map(str, column)
         if not (joined := "".join(texts)).isascii() or "_" in joined:
             raise ValueError("these may be numbers to Python only")
     except (TypeError, ValueError):
@@ -247,18 +243,13 @@ def are_numbers(column: Column) -> bool:
 
 
 def counts_rows(values: np.ndarray) -> bool:
-    """Return whether integers [N] number the rows, whichever order these are in now.
-
-    They rise or fall from row to row, or are a running number in another order.
-    """
+    """Return whether integers [N] number the rows, in whichever order these are now."""
     import numpy as np
 
-    if len(values) < _FEW or (values != np.floor(values)).any():
+    number = len(values)
+    if number < _FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
         return False
-    steps = np.diff(values)
-    if (steps > 0).all() or (steps < 0).all():
-        return True
-    return bool(np.ptp(values) == len(values) - 1 and len(np.unique(values)) == len(values))
+    return len(np.unique(values)) == number
 
 
 def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> DataError:
@@ -310,17 +301,20 @@ def _classes_of_texts(
         raise DataError(
             f"{path}: column {name}, row {row + 1}: {what}; give it a class, or remove the row{fix}"
         )
-    order: dict[str, Any] = {text: text for text in different}
+    names = {text: text for text in different}
+    key: Callable[[str], Any] | None = None
     if all(map(_NUMBER.fullmatch, different)) and not any(map(_PADDED.match, different)):
         _refuse_fractions(path, name, map(float, texts))
-        order = {text: (float(text), text) for text in different}
+        key = _value_and_text
         if all(map(_INTEGER.fullmatch, different)):
-            order = {text: int(text.partition(".")[0]) for text in different}
-    found = sorted({*order.values()})
-    places = {value: place for place, value in enumerate(found)}
-    numbers = {text: places[value] for text, value in order.items()}
-    names = (each[1] if isinstance(each, tuple) else str(each) for each in found)
-    return np.array([numbers[text] for text in texts], np.int64), tuple(names)
+            names, key = {text: str(int(text.partition(".")[0])) for text in different}, int
+    found = sorted({*names.values()}, key=key)
+    places = {each: place for place, each in enumerate(found)}
+    return np.array([places[names[text]] for text in texts], np.int64), tuple(found)
+
+
+def _value_and_text(text: str) -> tuple[float, str]:
+    return float(text), text
 
 
 def _refuse_fractions(path: Path, name: str, numbers: Iterable[float]) -> None:

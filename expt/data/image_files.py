@@ -30,6 +30,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 MODES = {1: "L", 3: "RGB"}
 """Pillow's, by channels"""
 ORIENTATION = 0x0112  # the EXIF tag
+FOUND = {
+    "turned": "turned upright by EXIF",
+    "masks": "with masks that were turned with them",
+    "transparent": "with transparency laid on white",
+    "frames": "of several frames, of which the first is taken",
+}
+"""What the `info` of an opened picture may say."""
 MOST_PROBLEMS = 100
 """Files that an error names."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
@@ -119,33 +126,37 @@ def names_of_parts(root: str | Path, splits: Sequence[str] | None = None) -> lis
     return names
 
 
+def read_of(paths: Iterable[str], root: str | Path, splits: Sequence[str] | None) -> list[str]:
+    """Return those of the paths that are read beforehand, as for a fingerprint; see `sampled`."""
+    from expt.data.cache import sampled
+
+    chosen = {*sampled(names_of_parts(root, splits))}
+    return [path for path in paths if os.path.relpath(path, root) in chosen]
+
+
 def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
     """Return the paths with such a suffix, in any case."""
     return [path for path in paths if path.lower().endswith(suffixes)]
 
 
-def left_out(paths: Iterable[str], taken: Iterable[str]) -> Counter[str]:
-    """Return how many of the paths are not `taken`, by suffix."""
+def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
+    """Return how many of the paths are not `taken`, and of the commonest suffixes; "" for none."""
     rest = {*paths}.difference(taken)
-    return Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
+    suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
+    each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
+    return f"{len(rest)} ({each})" if rest else ""
 
 
 @functools.cache
-def report(text: str) -> None:
-    """Warn once, and not for each run of a sweep."""
+def warn_once(text: str) -> None:
+    """Warn, and not again for each run of a sweep."""
     warn(text)
 
 
-def counted(files: Counter[str]) -> str:
-    """Return how many files there are, and of the commonest suffixes."""
-    each = ", ".join(f"{suffix} {number}" for suffix, number in files.most_common(8))
-    return f"{files.total()} ({each})" if files else "none"
-
-
-def report_left_out(where: object, files: Counter[str], noun: str) -> None:
-    """Warn of files that are left out, in a line."""
+def report_left_out(where: object, files: str, noun: str) -> None:
+    """Warn of files that are left out, if there are any; see `left_out`."""
     if files:
-        report(f"{where}: left out what is no {noun}: {counted(files)}")
+        warn_once(f"{where}: left out what is no {noun}: {files}")
 
 
 def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
@@ -229,51 +240,54 @@ def in_mode(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def look(path: str, mode: str | None) -> tuple[Any, str]:
-    """Return a picture, or None, and words for what its file has beside; `!` begins an error."""
+def look(path: str, mode: str | None) -> Any:
+    """Return the picture of a file; its `info` says whether it has other `frames`, too."""
     from PIL import Image
 
-    try:
-        with refuse_damaged(path), Image.open(path) as file:
-            frames = getattr(file, "n_frames", 1)
-            picture = open_picture(file, mode, path)
-    except DataError as error:
-        return None, f"!{error}"
-    words = [word for word in ("turned", "transparent") if word in picture.info]
-    return picture, " ".join([*words, *(["frames"] if frames > 1 else [])])
+    with refuse_damaged(path), Image.open(path) as file:
+        frames = getattr(file, "n_frames", 1)
+        picture = open_picture(file, mode, path)
+    picture.info |= {"frames": frames} if frames > 1 else {}
+    return picture
 
 
-def looks(
-    sums: Checksums, samples: Sequence[Sequence[str]], how: str, look_at: Callable[..., str]
-) -> list[str]:
-    """Return what `look_at` says of the files of each sample, in threads, once for a content."""
+def look_at(
+    sums: Checksums,
+    how: str,
+    samples: Sequence[Sequence[str]],
+    look: Callable[..., Any],
+    *,
+    anew: bool = False,
+) -> Counter[str]:
+    """Return how many pictures have each of `FOUND` in their `info`.
+
+    `look` returns the picture of a sample's files. It is called in threads, once for a content,
+    which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
+    """
     keys = [" ".join((how, *(sums.of(Path(path)) for path in paths))) for paths in samples]
-    new = [place for place, key in enumerate(keys) if sums.noted(key) is None]
-    found = {}
+    new = [place for place, key in enumerate(keys) if anew or sums.noted(key) is None]
+
+    def note(place: int) -> Sequence[str]:
+        try:
+            picture = look(*samples[place])
+        except DataError as error:
+            return error.problems
+        sums.note(keys[place], " ".join(word for word in FOUND if word in picture.info))
+        return ()
+
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        words = pool.map(lambda place: look_at(*samples[place]), new)
-        for place, text in zip(new, words, strict=True):
-            found[place] = text
-            if not text.startswith("!"):
-                sums.note(keys[place], text)
-    return [found.get(place) or sums.noted(key) or "" for place, key in enumerate(keys)]
+        problems = [problem for found in pool.map(note, new) for problem in found]
+    if more := problems[MOST_PROBLEMS:]:
+        problems = [*problems[:MOST_PROBLEMS], f"and {len(more)} more"]
+    if problems:
+        raise DataError(problems)
+    return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 
 
-def report_looks(root: object, found: Iterable[str]) -> None:
-    """Warn in a line of what `look` has found. Raise DataError for all that is damaged."""
-    found = [line for text in found for line in text.split("\n")]
-    if problems := [text[1:] for text in found if text.startswith("!")]:
-        more = len(problems) - MOST_PROBLEMS
-        raise DataError([*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
-    counts = Counter(word for text in found for word in text.split())
-    what = {
-        "turned": "turned upright by EXIF",
-        "masks": "with masks that were turned with them",
-        "transparent": "with transparency laid on white",
-        "frames": "of several frames, of which the first is taken",
-    }
-    if told := [f"{counts[word]} {text}" for word, text in what.items() if counts[word]]:
-        report(f"{root}: pictures: {', '.join(told)}")
+def report_found(root: object, counts: Counter[str]) -> None:
+    """Warn in a line of what `look_at` has found."""
+    if told := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
+        warn_once(f"{root}: pictures: {', '.join(told)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,11 +314,11 @@ def values_of(dataset: Any, task: Any) -> MaskValues:
     return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
-def numbers_of_mask(mask: Any, image: Any, name: str) -> tuple[np.ndarray, bool]:
-    """Return the number of each pixel, int64 [height, width], and whether it was turned.
+def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
+    """Return the number of each pixel, int64 [height, width].
 
-    A mask that is as large as its image lies, and not as a viewer shows it, is turned with it.
-    Raise DataError for one in colours, or of another size.
+    A mask that is as large as its image lies, and not as a viewer shows it, is turned with it;
+    `info["masks"]` of the image says so. Raise DataError for one in colours, or of another size.
     """
     import numpy as np
 
@@ -314,25 +328,28 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> tuple[np.ndarray, bool]
             " pixel, as a grey or palette PNG"
         )
     orientation = image.info.get("turned", 1)
-    lies = orientation >= 5 and mask.size == image.size[::-1] != image.size
-    mask = turn(mask, orientation) if lies else mask
+    if orientation >= 5 and mask.size == image.size[::-1] != image.size:
+        mask, image.info["masks"] = turn(mask, orientation), True
     if mask.size != image.size:
         one, other = (f"{each.height}x{each.width}" for each in (mask, image))
         raise DataError(f"{name} is {one}, and its image {other}; make them one size")
-    return np.array(mask).astype(np.int64), lies
+    return np.array(mask).astype(np.int64)
 
 
-def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> str:
-    """Return the words of `look` for a picture and its mask, which may hold such values."""
-    picture, words = look(path, mode)
-    try:
-        opened = open_picture(mask)
-        numbers, turned = numbers_of_mask(opened, picture or opened, mask)
-        if values:
-            values.check(numbers, mask)
-    except DataError as error:
-        return f"!{error}" if picture else f"{words}\n!{error}"
-    return f"{words} masks" if turned else words
+def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
+    """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
+    found, problems = list[Any](), list[str]()
+    for each, opened in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
+        try:
+            found.append(opened(each))
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    numbers = numbers_of_mask(found[1], found[0], mask)
+    if values:
+        values.check(numbers, mask)
+    return found[0]
 
 
 def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> np.ndarray:

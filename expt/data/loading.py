@@ -353,6 +353,14 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
+def described(value: Any) -> str:
+    """Return the dtype and shape of a tensor or an array, and the type of anything else."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
+
+
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield its tensors, each with where it is, such as `inputs['row'][0]` of `inputs`."""
     if isinstance(tree, Tensor):

@@ -44,7 +44,7 @@ class MaskPictures(Pictures):
 
     def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
         mask = open_picture(source, name=name)
-        numbers: np.ndarray = self.target(numbers_of_mask(mask, image or mask, name)[0])
+        numbers: np.ndarray = self.target(numbers_of_mask(mask, image or mask, name))
         return numbers
 
     def occurring(self, indices: Tensor) -> Tensor:

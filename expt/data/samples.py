@@ -28,6 +28,7 @@ from expt.data.loading import (
     Loader,
     LoaderOptions,
     Order,
+    described,
     leaves,
     mapped,
 )
@@ -178,7 +179,7 @@ class Labelled:
             is_batch = isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_pixels(inputs)
             if not is_batch or inputs.shape[1] != self.channels:
                 raise DataError(
-                    f"collate makes inputs of {_told(inputs)}; let them be images [samples,"
+                    f"collate makes inputs of {described(inputs)}; let them be images [samples,"
                     f" {self.channels}, height, width] as the first, uint8, or float in [0, 1]"
                 )
             inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
@@ -199,7 +200,7 @@ class Labelled:
             return targets.float()  # type: ignore[no-any-return]
         also = f", or shares of the classes, [samples, {self.num_classes}]" if takes_shares else ""
         raise DataError(
-            f"collate makes targets of {_told(targets)}; let them be class numbers, int64"
+            f"collate makes targets of {described(targets)}; let them be class numbers, int64"
             f" [samples]{also}"
         )
 
@@ -210,11 +211,6 @@ def _has_pixels(tensor: Tensor) -> bool:
 
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
-
-
-def _told(value: Any) -> str:
-    is_tensor = isinstance(value, Tensor)
-    return f"{value.dtype} {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
 
 
 class IterableLoader(ReadingLoader):

@@ -167,8 +167,6 @@ class Options:
     max_concurrent: int | None = None
     runs_per_gpu: int = 1
     fail_fast: bool = False
-    is_trial: bool = False
-    """Of a search, in which one that was killed is tried again before it is judged."""
     retries: int = 0
     stagger_s: float = 0.0
 

@@ -36,11 +36,8 @@ def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
     """Return what a run takes: GPUs, or cores of the machine where it uses none."""
     if not config.num_gpus:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
-    devices = (
-        None
-        if isinstance(config.gpus, int)
-        else tuple(machine.gpus[index] for index in config.gpus)
-    )
+    named = None if isinstance(config.gpus, int) else config.gpus
+    devices = None if named is None else tuple(machine.gpus[index] for index in named)
     return Demand(run, config.num_gpus, devices)
 
 

@@ -242,11 +242,8 @@ class Pool:
         job.devices, self._active[number] = devices, job
         try:
             if not job.retries:
-                refuse_changed(
-                    request.config,
-                    request.content,
-                    to_train=not isinstance(request.instead, Evaluation),
-                )
+                to_train = not isinstance(request.instead, Evaluation)
+                refuse_changed(request.config, request.content, to_train=to_train)
             lock = self._folders[number] = FolderLock(
                 job.paths, 0.0 if self._waits_for_folders else None
             )
@@ -285,11 +282,9 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 # A worker that has only just begun dies of the question.
-                error = (
-                    failure
-                    if self._asked_at is None
-                    else Interrupted(self._finishing or "interrupted (Ctrl-C)")
-                )
+                error = failure
+                if self._asked_at is not None:
+                    error = Interrupted(self._finishing or "interrupted (Ctrl-C)")
                 record_end(job.paths, error)
             if error and job.may_retry(error, self._options.retries):
                 self._retry(number, error)

@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -134,11 +135,7 @@ class ExternalWorker(Launcher):
             with attempt.recorded(on_start) as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-                told = {
-                    **sent,
-                    "source": str(source) if source else None,
-                    "attempt": attempt.number,
-                }
+                told = {**sent, "source": source and str(source), "attempt": attempt.number}
                 meeting.tell(arrivals, told)
                 with (
                     last_word.kept(paths.folder, attempt.number),
@@ -321,9 +318,7 @@ class Rendezvous:
                 self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
             if current and self._store.check([self._key("told")]):
                 told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
-                if (
-                    token in told["tokens"]
-                ):  # else it is the word of an earlier round, whose rank 0 is gone
+                if token in told["tokens"]:  # else it is of an earlier round, whose rank 0 is gone
                     return told
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
@@ -362,24 +357,17 @@ def of_environment() -> Rendezvous:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     where = f"MASTER_ADDR={address} MASTER_PORT={port}"
-    if rank != 0 and not _answers(address, int(port)):
-        _say_waiting(where, ARRIVE_S)
+    waiting = threading.Timer(QUIET_S, _say_waiting, (where, ARRIVE_S))
+    waiting.daemon = True
+    waiting.start()
     try:  # of a store for one, rank 0 does not wait for the others: `gather` does, and says so
         handler = dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=ARRIVE_S))
         store, _, _ = next(handler)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
+    finally:
+        waiting.cancel()
     return Rendezvous(store, rank=rank, world_size=world_size)
-
-
-def _answers(address: str, port: int) -> bool:
-    """Return whether somebody listens there, or begins to within QUIET_S."""
-    end = time.monotonic() + QUIET_S
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), QUIET_S):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def _say_waiting(what: str, within_s: float) -> None:
@@ -407,9 +395,8 @@ def interface_towards(address: str) -> str | None:
 
 def _address_of(probe: socket.socket, interface: str) -> str | None:
     try:
-        answer = fcntl.ioctl(
-            probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
-        )  # SIOCGIFADDR
+        name = struct.pack("256s", interface.encode()[:15])
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, name)  # SIOCGIFADDR
     except OSError:  # it has no address
         return None
     return socket.inet_ntoa(answer[20:24])

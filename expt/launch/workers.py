@@ -126,13 +126,8 @@ class Workers:
             # As all are under NCCL: who has come the least far was waited for.
             if after.was_stuck():
                 after = Aftermath(self.paths, self.attempt, self._exit_codes())
-            after.dump_stacks(
-                {
-                    rank: worker.pid
-                    for rank, worker in enumerate(self.processes)
-                    if worker.exitcode is None
-                }
-            )
+            alive = {rank: one for rank, one in enumerate(self.processes) if one.exitcode is None}
+            after.dump_stacks({rank: worker.pid for rank, worker in alive.items()})
         self.stop()
         return after.in_words(self.timeout_s)
 
@@ -189,10 +184,8 @@ def _bind_free_port() -> socket.socket:
 
 
 def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
-    stdout, stderr = (
-        attempt.paths.stdout(attempt.number, rank),
-        attempt.paths.stderr(attempt.number, rank),
-    )
+    paths, number = attempt.paths, attempt.number
+    stdout, stderr = paths.stdout(number, rank), paths.stderr(number, rank)
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
     kept = [Kept(attempt.lock.descriptor)] if attempt.lock else []

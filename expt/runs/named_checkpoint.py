@@ -139,22 +139,15 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
             return found
         except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
             damage = damage or error
-    there = {each.step: each for each in reversed([*checkpoints(run)]) if _is_whole(each.file)}
-    listed = ", ".join(str(there[step]) for step in sorted(there)) or "none"
+    listed = reversed([*checkpoints(run)])
+    there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
+    names = ", ".join(str(there[step]) for step in sorted(there)) or "none"
     name = f"of step {which}" if which.isdigit() else which
     what = damage or f"{run} has no checkpoint {name}"
     raise ConfigError(
-        f"{word}={given}: {what}; it has {listed}: use {word}=RUN@STEP (checkpoint.keep=N keeps N"
+        f"{word}={given}: {what}; it has {names}: use {word}=RUN@STEP (checkpoint.keep=N keeps N"
         " more)"
     )
-
-
-def _is_whole(file: Path) -> bool:
-    try:
-        _check(file)
-    except (CheckpointError, OSError):
-        return False
-    return True
 
 
 def _check(file: Path) -> None:

@@ -16,17 +16,7 @@ from typing_extensions import TypedDict
 
 from expt import machine
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "hydra-core",
-    "omegaconf",
-    "tensorboard",
-    "numpy",
-    "pydantic",
-    "pillow",
-    "timm",
-)
+PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
 MAX_DIFF_BYTES = 200_000
 
 
@@ -88,16 +78,12 @@ def _short(git: Mapping[str, str]) -> str:
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Return the processor, its cores that may be used, the memory, and the GPUs."""
+    cpu = _after_colon(Path("/proc/cpuinfo"), "model name")
+    memory_kib = int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0])
     return {
-        "cpu": (
-            _after_colon(Path("/proc/cpuinfo"), "model name")
-            or platform.processor()
-            or platform.machine()
-        ),
+        "cpu": cpu or platform.processor() or platform.machine(),
         "cores": machine.usable_cpus(),
-        "memory_gib": round(
-            int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0]) / 2**20, 1
-        ),
+        "memory_gib": round(memory_kib / 2**20, 1),
         "gpus": machine.gpu_names(),
     }
 

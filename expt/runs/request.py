@@ -99,18 +99,14 @@ class RunRequest:
     def to_send(self) -> dict[str, Any]:
         """Return the request for another process, in JSON, without secrets; see `received`."""
         folder = str(self.paths.folder.resolve())
-        begins = (
-            {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
-        )
-        pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
         settings = {key: value for key, value in self.settings.items() if key != "secrets"}
         return {
             **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}),
             "settings": secrets.hidden(settings, self.config.secrets),
             "may_have_run": self.may_have_run,
             "content": self.content._asdict(),
-            **begins,
-            **pauses,
+            "goes_on_from": self.goes_on_from and str(self.goes_on_from.resolve()),
+            "until_epoch": self.until_epoch,
         }
 
 
@@ -125,8 +121,8 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         env=secrets.restored(sent["env"]),
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
-        goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,
-        until_epoch=sent.get("until_epoch"),
+        goes_on_from=Path(sent["goes_on_from"]) if sent["goes_on_from"] else None,
+        until_epoch=sent["until_epoch"],
     )
 
 

@@ -424,15 +424,10 @@ def cost_until_now(record: Record, ended_at: float | None = None) -> Record:
     if "started" not in record:
         return {}
     lasted_s = max(0.0, (time.time() if ended_at is None else ended_at) - record["started"])
-    spent: Record = {
-        "device_s": record.get("device_s_before", 0.0) + num_devices(record) * lasted_s
-    }
-    here = record.get("node") == socket.gethostname()
-    shown = (
-        machine.energy_j(record.get("devices") or ())
-        if here and "energy_j_before" in record
-        else None
-    )
+    before = record.get("device_s_before", 0.0)
+    spent: Record = {"device_s": before + num_devices(record) * lasted_s}
+    is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()
+    shown = machine.energy_j(record.get("devices") or ()) if is_metered else None
     if shown is not None:
         spent["energy_j"] = record["energy_j_before"] + shown
     return spent

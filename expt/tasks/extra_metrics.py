@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
-from expt.data.loading import Batch, mapped
+from expt.data.loading import Batch, described, mapped
 from expt.errors import ConfigError
 from expt.tasks.task import Task
 
@@ -46,10 +46,10 @@ class ExtraMetrics:
         if batch.weightless or not self._metrics:
             return
         predictions, targets = task.predictions(outputs, batch)
-        for name, metric in self._metrics.items():
-            with _explained(name, metric, (predictions, targets)):
-                metric.update(predictions, targets)
         self._given, self._batches = (predictions, targets), self._batches + 1
+        for name, metric in self._metrics.items():
+            with _explained(name, metric, self._given):
+                metric.update(predictions, targets)
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
@@ -61,11 +61,12 @@ class ExtraMetrics:
             warnings.simplefilter("ignore")  # of so few samples
             self.update(task, outputs, batch)
             for name, metric in self._metrics.items():
-                with (
-                    contextlib.suppress(ValueError, RuntimeError),  # too few samples, maybe
-                    _explained(name, metric, self._given, (TypeError, IndexError)),
-                ):
-                    _refuse_several(name, metric.compute())
+                value = None
+                few = contextlib.suppress(ValueError, RuntimeError)  # too few samples, maybe
+                with _explained(name, metric, self._given), few:
+                    value = metric.compute()
+                if value is not None:
+                    _refuse_several(name, value)
                 metric.reset()
         self._batches = 0
 
@@ -168,12 +169,6 @@ def _refuse_several(name: str, value: Any) -> None:
         )
 
 
-def _described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-
-
 def _fix(name: str, predictions: Any) -> str:
     """Return what to take instead of a metric of two classes, where each has a score."""
     import torchmetrics.classification as classes
@@ -185,25 +180,19 @@ def _fix(name: str, predictions: Any) -> str:
     return f"; each class has a score: take {target}"
 
 
-_THEIRS = (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError)
-
-
 @contextlib.contextmanager
 def _explained(
-    name: str,
-    metric: Metric | None = None,
-    given: tuple[Any, Any] = (None, None),
-    errors: tuple[type[Exception], ...] = _THEIRS,
+    name: str, metric: Metric | None = None, given: tuple[Any, Any] = (None, None)
 ) -> Iterator[None]:
     """Name the metric, and what it is given, in what torchmetrics raises."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except errors as error:
+    except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
         said, kind = secrets.said(error), type(metric).__name__
         if metric is not None:
-            predictions, targets = map(_described, given)
+            predictions, targets = map(described, given)
             said = f"{kind} of predictions {predictions} and targets {targets}: {said}"
             said += _fix(kind, given[0])
         raise ConfigError(f"task.metrics.{name}: {said}") from error

@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -274,14 +273,11 @@ def evaluate(
     """
     sums = Sums(learner.task, device, learns=False)
     learner.evaluated.eval()
-    left, most = deque[Batch](), math.inf
+    most = math.inf
     for whole in learner.in_step(batches):
-        left.append(whole)
+        left = in_parts(whole, most)
         while left:
-            batch, found = left.popleft(), None
-            if len(parts := in_parts(batch, most)) > 1:
-                left.extendleft(reversed(parts))
-                continue
+            batch, found = left.pop(0), None
             # What it notes of no sample is dropped
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
@@ -291,7 +287,7 @@ def evaluate(
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)
-                left.appendleft(batch)
+                left = [part for each in (batch, *left) for part in in_parts(each, most)]
             elif found[1] is not None:
                 sums.add(found[1], found[0], batch)
                 learner.extra_metrics.update(task, found[0], batch)

@@ -22,26 +22,27 @@ KERNEL = ("foreach", "fused", "capturable", "differentiable")
 """Settings of a group that say how it is updated, and not to what numbers."""
 
 
-def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> bool:
-    """Call the method `to` of an optimizer that has `train` and `eval`; return whether it has.
+def _toggles(optimizer: Optimizer) -> bool:
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> None:
+    """Call the method `to` of an optimizer that has `train` and `eval`.
 
     Such as a schedule-free one, which trains at other weights than those that are to be used.
     """
-    methods = [getattr(optimizer, name, None) for name in ("train", "eval")]
-    if not all(map(callable, methods)):
-        return False
-    getattr(optimizer, to)()
-    return True
+    if _toggles(optimizer):
+        getattr(optimizer, to)()
 
 
 @contextlib.contextmanager
 def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
     """Have the weights that are to be used within the body, which gets copies of the others."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    before = [one.detach().clone() for one in parameters] if hasattr(optimizer, "eval") else []
-    if not switch(optimizer, "eval"):
+    if not _toggles(optimizer):
         yield []
         return
+    before = [one.detach().clone() for one in _members(optimizer.param_groups)]
+    switch(optimizer, "eval")
     yield before
     train_at(optimizer, before)
 
@@ -50,8 +51,7 @@ def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
     """Continue to train at exactly these weights, which `in_use` has returned."""
     switch(optimizer, "train")
-    parameters = (one for group in optimizer.param_groups for one in group["params"])
-    for parameter, weight in zip(parameters, weights, strict=True):
+    for parameter, weight in zip(_members(optimizer.param_groups), weights, strict=True):
         parameter.copy_(weight)
 
 

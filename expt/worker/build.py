@@ -373,19 +373,18 @@ def one_first(worker: Worker, target: str) -> Iterator[None]:
     """
     from filelock import FileLock  # late: only for custom datasets
 
-    meet = collectives.patient_barrier()
+    meet, lock = collectives.patient_barrier(), FileLock(lock_of(target))
     if worker.local_rank:
         meet()
-        yield
     else:
-        lock = FileLock(lock_of(target))
         with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
             lock_of(target).parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+    try:
+        yield
+    finally:
+        lock.release()
+    if not worker.local_rank:
         meet()
     meet()  # all have it
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch, Loader, named_leaves
+from expt.data.loading import Batch, Loader, described, named_leaves
 from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
@@ -63,7 +63,7 @@ def _note_batch(error: Exception, config: RunConfig) -> None:
     if batch is None or not hasattr(error, "add_note"):  # Python 3.10
         return
     tensors = [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
-    given = (f"{name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for name, x in tensors)
+    given = (f"{name} {described(tensor)}" for name, tensor in tensors)
     chosen = {"model": config.model, "task": config.task}
     of = (f"{key}={getattr(one, 'target', one.name)}" for key, one in chosen.items())
     error.add_note(f"{NOTE}{', '.join(of)}, given {', '.join(given)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -99,25 +99,19 @@ def _lay_out_buffers(module: nn.Module) -> None:
                 f"model: the buffer {name} is sparse, and workers can't send it to each other; use"
                 " world_size=1, or a dense one"
             )
-        dense = torch.empty_like(buffer, device="meta", memory_format=torch.contiguous_format)
-        if not buffer.is_meta and buffer.stride() != dense.stride():
-            by_channels = buffer.dim() == 4 and buffer.is_contiguous(
-                memory_format=torch.channels_last
-            )
-            if not by_channels:
-                buffer.data = buffer.clone(memory_format=torch.contiguous_format)
+        dense = torch.empty(buffer.shape, device="meta").stride()
+        as_images = buffer.dim() == 4 and buffer.is_contiguous(memory_format=torch.channels_last)
+        if not (buffer.is_meta or as_images or buffer.stride() == dense):
+            buffer.data = buffer.clone(memory_format=torch.contiguous_format)
 
 
-_NORMS = (
-    *(*batch_norm.KINDS, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def _warn_of_unequal(module: nn.Module, worker: Worker) -> None:
     """Warn of buffers, other than of norms, that differ between the workers; a collective."""
-    norms = (each for each in module.modules() if isinstance(each, _NORMS))
-    statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+    norms = (*batch_norm.KINDS, nn.SyncBatchNorm, *_INSTANCE_NORMS)
+    statistics = _buffers_in(each for each in module.modules() if isinstance(each, norms))
     mine = {
         name: changes.digest(buffer)
         for name, buffer in module.named_buffers()
@@ -185,8 +179,12 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
-    statistics = {id(buffer) for layer in norms for buffer in layer.buffers(recurse=False)}
+    statistics = _buffers_in(norms)
     return any(id(buffer) not in statistics for buffer in module.buffers())
+
+
+def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
+    return {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
 
 
 def without_broadcasts(module: nn.Module) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tests.conftest import run
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("eva", {"evaluate", "eval_split=", "eval_batch_size="}),
-        ("epochs=2 eva", {"eval_split=", "eval_batch_size="}),
+        ("eval_s", {"evaluate", "eval_split="}),
+        ("epochs=2 eval_s", {"eval_split="}),
         ("amp=b", {"amp=bf16"}),
         ("model=m", {"model=mlp"}),
         ("evaluate ", set()),

@@ -18,6 +18,7 @@ from PIL import Image
 
 from expt.config.kinds import Augment
 from expt.data import cache as theirs
+from expt.data import image_files
 from expt.data.image_files import decode
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, list_images
@@ -65,13 +66,13 @@ def entries(cache: Path) -> list[str]:
 def test_the_images_are_decoded_once_on_all_cores(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folder, "usable_cpus", lambda: 2)  # the training part is two chunks
+    monkeypatch.setattr(image_files, "usable_cpus", lambda: 2)  # the training part is two chunks
     dataset = config(root)
     dataset.prepare()
     assert len(entries(cache)) == 2
     listing = list_images(root, "train")
     expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
-    monkeypatch.setattr(image_folder, "_decode_chunk", None)
+    monkeypatch.setattr(image_folder, "pixels_of", None)
     dataset.prepare()
     arrays = image_folder.decoded_folder(listing, dataset)
     assert arrays is not None
@@ -150,7 +151,7 @@ def test_a_cache_that_cannot_be_written(
 def test_all_unreadable_images_are_named(
     root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folder, "usable_cpus", lambda: cores)
+    monkeypatch.setattr(image_files, "usable_cpus", lambda: cores)
     wrong = "train/cat/7.png", "train/dog/39.png", "test/dog/0.png"
     for name in wrong:
         (root / name).write_bytes(b"no image")
@@ -164,17 +165,15 @@ def test_all_unreadable_images_are_named(
 
 def prepare_and_count(dataset: ImageFolder, barrier: Any, counts: Any) -> None:
     decoded = 0
-    original = image_folder._decode_chunk
+    original = image_folder.pixels_of
 
-    def counting(
-        images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
-    ) -> list[str]:
+    def counting(*args: Any) -> Any:
         nonlocal decoded
-        decoded += len(files)
-        return original(images, start, files, image_size, channels)
+        decoded += 1
+        return original(*args)
 
-    image_folder._decode_chunk = counting
-    image_folder.usable_cpus = lambda: 1  # type: ignore[attr-defined]
+    image_folder.pixels_of = counting
+    image_files.usable_cpus = lambda: 1  # type: ignore[attr-defined]
     barrier.wait(60)
     dataset.prepare()
     counts.put(decoded)

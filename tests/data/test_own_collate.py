@@ -132,14 +132,11 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
         ("labels", "collate makes the label 2, expected 0 to 1; fix it, or dataset.num_classes"),
         (
             "fractions",
-            (
-                "collate makes targets of torch.float32 [4]; let them be class numbers, int64"
-                " [samples]"
-            ),
+            ("collate makes targets of float32 [4]; let them be class numbers, int64 [samples]"),
         ),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
-        ("row", ("collate makes inputs of torch.float32 [4, 5]; let them be images [samples, 2,")),
-        ("ints", "collate makes inputs of torch.int64 [4, 2, 3, 3]; let them be images"),
+        ("row", ("collate makes inputs of float32 [4, 5]; let them be images [samples, 2,")),
+        ("ints", "collate makes inputs of int64 [4, 2, 3, 3]; let them be images"),
     ],
 )
 @pytest.mark.parametrize("name", ["Pictures", "Stream"])
@@ -168,6 +165,6 @@ def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None
     with pytest.raises(RuntimeError, match="one_hot"):
         list(mixed.epoch(1))
     with pytest.raises(
-        DataError, match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$"
+        DataError, match=r"float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$"
     ):
         batches("shares")

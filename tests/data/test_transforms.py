@@ -206,7 +206,7 @@ def test_a_list_that_cannot_be_built_is_refused(
         ),
         (
             f"{{_target_: {__name__}.Wrong, factor: 0}}",
-            "no image: expected an image of uint8 or float, CHW, found str",
+            "no image: expected an image of uint8 or float, CHW, found a str",
         ),
     ],
 )

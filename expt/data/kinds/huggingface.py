@@ -22,13 +22,14 @@ from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
 from expt.data.cache import Checksums, cache_dir, of_files, sampled
 from expt.data.image_files import (
+    PARTS,
     look,
-    looks,
+    look_at,
     names_below,
     of_suffix,
     open_picture,
     picture_suffixes,
-    report_looks,
+    report_found,
 )
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from expt.data.images import Pictures
     from expt.data.source import Source
 
-_PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -99,8 +99,8 @@ class HuggingFace(Images):
         names = [] if self.has_rows else of_suffix(sampled(self._files()), picture_suffixes())
         files = [(os.path.join(self.path, name),) for name in names]
         with Checksums.below(Path(self.path)) as sums:
-            found = looks(sums, files, "look", lambda path: look(path, None)[1])
-        report_looks(self.path, found)
+            found = look_at(sums, "look", files, lambda path: look(path, None))
+        report_found(self.path, found)
 
     def _check(self) -> None:
         """Raise ConfigError without the library, DataError without the folder or for none."""
@@ -317,7 +317,7 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
     splits = {}
-    for part, names in _PARTS.items():
+    for part, names in PARTS.items():
         split = next((found[name] for name in names if name in found), None)
         if split is not None and len(split):
             splits[part] = split

@@ -10,9 +10,7 @@ import functools
 import itertools
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -24,34 +22,32 @@ from expt.data import cache
 from expt.data.cache import Checksums, of_files
 from expt.data.image_files import (
     MODES,
-    counted,
     files_below,
     left_out,
     look,
+    look_at,
     look_at_pair,
-    looks,
     names_of_parts,
     of_suffix,
     parts_there,
     picture_suffixes,
     pixels_of,
-    report,
+    read_of,
+    report_found,
     report_left_out,
-    report_looks,
     subfolders,
     values_of,
+    warn_once,
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.errors import DataError
-from expt.machine import available_memory, usable_cpus
+from expt.machine import available_memory
 
 if TYPE_CHECKING:
     import torch
 
     from expt.data.source import Source
 
-CHUNK = 64
-"""Images that a thread decodes at a time."""
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
@@ -93,45 +89,58 @@ class ImageFolder(Images):
         for part, listing in listings.items():
             listing.report(part)
         decodes = self.cache is not False and not self.transforms
+        decodes = decodes and (self.cache is True or _fits(listings.values(), self))
+        files = [file for listing in listings.values() for file in listing.files]
         with Checksums.below(Path(self.root)) as sums:
-            if decodes and (self.cache is True or _fits([*listings.values()], self)):
-                found = self._decoded([*listings.values()], sums)
+            if decodes:
+                for listing in listings.values():
+                    self._decode(listing, sums)
             else:
-                chosen = {*cache.sampled(names_of_parts(self.root, self.splits))}
-                files = [each for listing in listings.values() for each in listing.files]
-                files = [each for each in files if os.path.relpath(each, self.root) in chosen]
-                found = looks(sums, [(each,) for each in files], self._look, self._words)
-        report_looks(self.root, found)
+                files = read_of(files, self.root, self.splits)
+            found = look_at(sums, self._how, [(file,) for file in files], self._look)
+        report_found(self.root, found)
 
     @property
-    def _look(self) -> str:
+    def _how(self) -> str:
         return f"look {MODES[self.channels]}"
 
-    def _words(self, path: str) -> str:
-        return look(path, MODES[self.channels])[1]
+    def _look(self, path: str) -> Any:
+        return look(path, MODES[self.channels])
 
-    def _decoded(self, listings: Sequence[Listing], sums: Checksums) -> list[str]:
-        """Decode what the cache has not, and return the words of `look` for each image."""
-        found = list[str]()
-        for listing in listings:
-            name = _name(listing, self, [sums.of(Path(file)) for file in listing.files])
-            words = list[str]()
-            if cache.read(name) is None:
-                try:
-                    cache.fill(name, functools.partial(_decode, listing, self, words))
-                except DataError:  # reported with those of the other parts
-                    found += words
-                    continue
-                except (OSError, NotImplementedError) as error:  # a full disk, one without locks
-                    if self.cache is True:
-                        raise DataError(
-                            f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error});"
-                            " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
-                        ) from error
-            for file, text in zip(listing.files, words, strict=False):
-                sums.note(f"{self._look} {sums.of(Path(file))}", text)
-            found += looks(sums, [(file,) for file in listing.files], self._look, self._words)
-        return found
+    def _decode(self, listing: Listing, sums: Checksums) -> None:
+        """Decode what the cache has not; what can't be is found when it is looked at."""
+        name = _name(listing, self, [sums.of(Path(file)) for file in listing.files])
+        if cache.read(name) is not None:
+            return
+        try:
+            cache.fill(name, functools.partial(self._write, listing, sums))
+        except DataError:
+            return
+        except (OSError, NotImplementedError) as error:  # a full disk, one without locks
+            if self.cache is True:
+                raise DataError(
+                    f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error});"
+                    " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
+                ) from error
+
+    def _write(self, listing: Listing, sums: Checksums, folder: Path) -> None:
+        """Decode a part into a folder of the cache."""
+        import numpy as np
+
+        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
+        rows = {file: row for row, file in enumerate(listing.files)}
+        # Threads are enough: Pillow decodes and resizes without Python's lock.
+        with cache.new_images(folder, labels, shape) as file:
+            images = np.load(file, mmap_mode="r+")
+
+            def store(path: str) -> Any:
+                picture = self._look(path)
+                pixels = pixels_of(picture, self.image_size, self.channels)
+                images[rows[path]] = pixels.transpose(2, 0, 1)
+                return picture
+
+            look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
+            images.flush()
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
@@ -174,8 +183,8 @@ class Listing(NamedTuple):
     files: list[str]
     labels: list[int]
     classes: tuple[str, ...]
-    left_out: Counter[str]
-    """The number of other files, by suffix."""
+    left_out: str
+    """The number of other files, and of each suffix."""
 
     def report(self, part: str) -> None:
         """Warn of files that are left out, and of classes without an image."""
@@ -183,10 +192,10 @@ class Listing(NamedTuple):
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
             more = ", ..." if len(lacking) > 8 else ""
             names = ", ".join(self.classes[label] for label in lacking[:8])
-            report(f"{self.folder}: {part} has no image of {names}{more}")
+            warn_once(f"{self.folder}: {part} has no image of {names}{more}")
 
 
-NO_IMAGES = Listing(Path(), [], [], (), Counter())
+NO_IMAGES = Listing(Path(), [], [], (), "")
 
 
 def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
@@ -195,7 +204,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
     Classes are the folders of train, or of all parts without train. Raise DataError for a folder
     that is missing or has no images, a class that train has none of, and files that are none.
     """
-    parts, suffixes, problems = parts_there(root, splits), picture_suffixes(), list[str]()
+    parts = parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
     classes = tuple(sorted({name for folder in named for name in subfolders(folder)}))
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
@@ -204,37 +213,43 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
             f"dataset.root={root}: {what} {named[0]}: expected {root}/train/CLASS/IMAGE, and so in"
             f" val and test, or {root}/CLASS/IMAGE of several classes"
         )
-    listings = {}
+    listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
+        every, start = files_below(folder), len(str(folder)) + 1
         images: dict[str, list[str]] = {name: [] for name in classes}
-        taken, start = set[str](), len(str(folder)) + 1
-        every = files_below(folder)
-        for file in of_suffix(every, suffixes):
+        for file in of_suffix(every, picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
             if inside:
                 images.setdefault(name, []).append(file)
-                taken.add(file)
-        if unknown := [name for name in images if name not in classes]:
-            problems.append(f"{folder}: train has no class {', '.join(unknown)}; add it, or remove"
-                            f" the folder here")  # fmt: skip
-        rest = left_out(every, taken)
-        empty = [str(folder / name) for name in classes if not images[name]]
-        if part == "train" and empty:
-            problems.append(
-                f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
-                f" (other files in {part}: {counted(rest)})"
-            )
-        elif len(empty) == len(classes):
-            problems.append(
-                f"{folder}: no images in its class folders; add some, or leave {part} out by"
-                " dataset.splits"
-            )
-        files = [file for name in classes for file in images[name]]
-        labels = [label for label, name in enumerate(classes) for _ in images[name]]
+        files = [file for several in images.values() for file in several]
+        rest = left_out(every, files)
+        problems += _problems(part, folder, images, len(classes), rest)
+        labels = [label for label, several in enumerate(images.values()) for _ in several]
         listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
+
+
+def _problems(
+    part: str, folder: Path, images: dict[str, list[str]], known: int, rest: str
+) -> Iterator[str]:
+    """Yield what is wrong with a part, of which the first `known` classes are train's."""
+    if unknown := [*images][known:]:
+        yield (
+            f"{folder}: train has no class {', '.join(unknown)}; add it, or remove the folder here"
+        )
+    empty = [str(folder / name) for name, files in images.items() if not files]
+    if part == "train" and empty:
+        yield (
+            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
+            f" (other files in {part}: {rest or 'none'})"
+        )
+    elif len(empty) == known:
+        yield (
+            f"{folder}: no images in its class folders; add some, or leave {part} out by"
+            " dataset.splits"
+        )
 
 
 def list_images(root: str | Path, part: str) -> Listing:
@@ -263,7 +278,7 @@ def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) ->
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
-def _fits(listings: list[Listing], dataset: ImageFolder) -> bool:
+def _fits(listings: Iterable[Listing], dataset: ImageFolder) -> bool:
     height, width = dataset.image_size
     size = sum(len(listing.files) for listing in listings) * dataset.channels * height * width
     return size <= _SHARE * min(available_memory(), _free_disk())
@@ -274,42 +289,6 @@ def _free_disk() -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _decode(listing: Listing, dataset: ImageFolder, words: list[str], folder: Path) -> None:
-    """Decode a part into a folder of the cache; add the words of `look` for each image."""
-    import numpy as np
-
-    labels, shape = np.array(listing.labels, np.int64), (dataset.channels, *dataset.image_size)
-    how = dataset.image_size, dataset.channels
-    # Threads are enough: Pillow decodes and resizes without Python's lock.
-    with (
-        cache.new_images(folder, labels, shape) as images,
-        ThreadPoolExecutor(usable_cpus()) as pool,
-    ):
-        starts = range(0, len(listing.files), CHUNK)
-        chunks = [listing.files[start : start + CHUNK] for start in starts]
-        found = pool.map(
-            lambda start, files: _decode_chunk(images, start, files, *how), starts, chunks
-        )
-        words += [text for several in found for text in several]
-    if any(text.startswith("!") for text in words):
-        raise DataError("images cannot be read")
-
-
-def _decode_chunk(
-    images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int
-) -> list[str]:
-    """Decode `files` into the array stored in `images`, from row `start` on; return their words."""
-    import numpy as np
-
-    array, words = np.load(images, mmap_mode="r+"), []
-    for row, file in enumerate(files, start):
-        picture, text = look(file, MODES[channels])
-        words.append(text)
-        if picture:
-            array[row] = pixels_of(picture, image_size, channels).transpose(2, 0, 1)
-    return words
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -361,18 +340,16 @@ class SegmentationFolder(DatasetConfig):
         for part, folder in parts_there(self.root, self.splits).items():
             taken = itertools.chain.from_iterable(pairs[part])
             beside = folder if folder != Path(self.root) else folder / "images"
-            report_left_out(
-                beside, left_out(files_below(beside), taken), "picture in images or masks"
-            )
+            rest = left_out(files_below(beside), taken)
+            report_left_out(beside, rest, "picture in images or masks")
         values = values_of(self, task) if task else None
         mode = MODES[self.channels]
-        several = [each for part in pairs.values() for each in part]
-        chosen = {*cache.sampled(names_of_parts(self.root, self.splits))}
-        several = [each for each in several if os.path.relpath(each.image, self.root) in chosen]
+        mask_of = dict(itertools.chain.from_iterable(pairs.values()))
+        chosen = [(each, mask_of[each]) for each in read_of(mask_of, self.root, self.splits)]
         with Checksums.below(Path(self.root)) as sums:
-            look_at = functools.partial(look_at_pair, mode=mode, values=values)
-            found = looks(sums, several, f"pair {mode} {values}", look_at)
-        report_looks(self.root, found)
+            look = functools.partial(look_at_pair, mode=mode, values=values)
+            found = look_at(sums, f"pair {mode} {values}", chosen, look)
+        report_found(self.root, found)
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""

@@ -16,8 +16,9 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Key, Size
 from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest, fetch, md5
+from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Place
-from expt.errors import DataError, warn
+from expt.errors import DataError
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +196,7 @@ class Downloaded(Images):
                 f" dataset={known}, or another dataset.root"
             )
         if known is None:
-            _warn_once(
+            warn_once(
                 f"dataset={self.name}: the files in {paths[0].parent} are not the published ones"
             )
         return None if known else digest(sums)
@@ -302,11 +303,6 @@ class Downloaded(Images):
             wanted = f"{', '.join(missing.names)} (plain or .gz)"
             fix = f"put the files into {missing.folders[0]}; {original.hint}"
         return DataError(f"dataset={self.name}: {wanted} not found in {folders}{why}; {fix}")
-
-
-@functools.cache
-def _warn_once(text: str) -> None:  # not for each run of a sweep
-    warn(text)
 
 
 def _sums_of_members(archive: Path, names: Sequence[str]) -> str:

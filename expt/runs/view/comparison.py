@@ -202,21 +202,14 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
             f" {max(seeds, default=0)} seeds)"
         )
     measured = [index for index, number in enumerate(seeds) if number]
-    p = _holm(
-        {
-            pair: _test(*map(finite.__getitem__, pair))[3]
-            for pair in itertools.combinations(measured, 2)
-        }
-    )
-    several = [index for index in measured if seeds[index] > 1]
-    # Of a row with a run that is not finite the mean of the others says nothing.
-    best = max(
-        several,
-        key=lambda index: (
-            finite[index] == values[index],
-            sign * statistics.fmean(finite[index].values()),
-        ),
-    )
+    pairs = itertools.combinations(measured, 2)
+    p = _holm({(one, other): _test(finite[one], finite[other])[3] for one, other in pairs})
+
+    def merit(index: int) -> tuple[bool, float]:
+        # Of a row with a run that is not finite the mean of the others says nothing.
+        return finite[index] == values[index], sign * statistics.fmean(finite[index].values())
+
+    best = max((index for index in measured if seeds[index] > 1), key=merit)
     others = []
     for index, row in enumerate(found):
         if index != best and seeds[index]:
@@ -227,8 +220,7 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
     known = sum(not math.isnan(each) for each in p.values())
     notes = [
         "lead and interval of each pair separately, of runs with the same seed; p by a paired"
-        " t-test,"
-        f" corrected (Holm) for {known} comparison{'s' * (known != 1)}"
+        f" t-test, corrected (Holm) for {known} comparison{'s' * (known != 1)}"
     ]
     if len({frozenset(each) for each in finite if each}) > 1:
         notes.append("the rows have unequal seeds: the best is that by the mean of its own")

@@ -128,14 +128,10 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
             for split, style in _STYLES.items():
                 tag = f"{metric}/{split}"
                 curve = [(point.step, point.value) for point in points if point.tag == tag]
+                label = shown_path(folder) if split == "train" else None
+                how = {"color": f"C{number % 10}", "label": label, "linewidth": 1.2}
                 if curve:
-                    axes.plot(
-                        *zip(*curve, strict=True),
-                        style,
-                        color=f"C{number % 10}",
-                        label=shown_path(folder) if split == "train" else None,
-                        linewidth=1.2,
-                    )
+                    axes.plot(*zip(*curve, strict=True), style, **how)
     for metric, axes in panels.items():
         axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
         axes.grid(alpha=0.3)

@@ -97,16 +97,12 @@ def rows(
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
     groups = experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
-    keys = _columns(settings, [_typed(group[0]) for group in groups])
+    keys = _columns(settings, [list(_overrides(group[0])) for group in groups])
     objective = objective_of(runs)
-    found = [
-        Row(
-            {key: _parents(group) if key == "fork" else known.get(key) for key in keys},
-            tuple(group),
-            objective,
-        )
-        for known, group in zip(settings, groups, strict=True)
-    ]
+    found = list[Row]()
+    for known, group in zip(settings, groups, strict=True):
+        own = {key: _parents(group) if key == "fork" else known.get(key) for key in keys}
+        found.append(Row(own, tuple(group), objective))
     by = objective if sort in (None, "best", objective) else str(sort)
 
     def value(row: Row) -> Any:
@@ -227,7 +223,7 @@ def _keys(found: Sequence[Row]) -> list[str]:
 def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     """Write summary.csv, a line for each run, and summary.md, the leaderboard."""
     found, objective = rows(runs), objective_of(runs)
-    keys = list(dict.fromkeys([*(key for run in runs for key in _typed(run)), *_keys(found)]))
+    keys = list(dict.fromkeys([*(key for run in runs for key in _overrides(run)), *_keys(found)]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
     before = ["run", "status", "identity"]
@@ -279,10 +275,6 @@ def _parents(group: Sequence[FoundRecord]) -> Any:
 
 def _overrides(run: FoundRecord) -> dict[str, Any]:
     return run.get("overrides") or {}
-
-
-def _typed(run: FoundRecord) -> list[str]:
-    return list(_overrides(run))
 
 
 class _Settings:

@@ -29,12 +29,7 @@ T = TypeVar("T")
 Values: TypeAlias = Mapping[str, Any]
 """Columns, settings and metrics of a run."""
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
 
     def within(run: Values) -> bool:
         value = _number(run.get(key))
-        return value is not None and _COMPARE[how](value, limit)
+        return value is not None and bool(_COMPARE[how](value, limit))
 
     return within
 
