@@ -14,7 +14,7 @@ from tests.conftest import run
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("eval_s", {"evaluate", "eval_split="}),
+        ("eva", {"evaluate", "eval_split=", "eval_batch_size="}),
         ("epochs=2 eval_s", {"eval_split="}),
         ("amp=b", {"amp=bf16"}),
         ("model=m", {"model=mlp"}),
