@@ -174,7 +174,9 @@ def of_numbers(outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
     return {
         "mae": measured.mean_absolute_error(ours, theirs),
         "rmse": measured.mean_squared_error(ours, theirs, squared=False),
-        "r2": measured.r2_score(outputs.double(), targets.double()),
+        "r2": measured.r2_score(
+            *(each.double().reshape(len(each), -1).squeeze(1) for each in (outputs, targets))
+        ),
     }
 
 

@@ -218,9 +218,7 @@ class Composer:
                 self._bases.pop(next(iter(self._bases)))
             with self._initialized():
                 composed = compose(
-                    self.where.config_name,
-                    [*self._hydra_words, *choices],
-                    return_hydra_config=True,
+                    self.where.config_name, [*self._hydra_words, *choices], return_hydra_config=True
                 )
             self._bases[choices] = _Base(composed)
         return self._bases[choices], values

@@ -328,11 +328,8 @@ class Grid:
             composer.values(each) if each.is_sweep_override() else [str(each.input_line)]
             for each in overrides
         ]
-        self._axes = [
-            (each, values)
-            for each, values in zip(overrides, self._lists, strict=True)
-            if each.is_sweep_override()
-        ]
+        pairs = zip(overrides, self._lists, strict=True)
+        self._axes = [(each, values) for each, values in pairs if each.is_sweep_override()]
         self.keys = [key_of(each) for each, _ in self._axes]
 
     def __len__(self) -> int:

@@ -75,7 +75,9 @@ def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float
     """
     settings = flat(settings)
     return {
-        key.removesuffix(".name"): value if isinstance(value, _SHOWN) else _text(value)
+        key.removesuffix(".name"): value
+        if isinstance(value, bool | int | float | str)
+        else str(list(value) if isinstance(value, tuple) else value)  # as in YAML and JSON
         for key, value in settings.items()
         if keys.meaning_in(settings, key).result != "none"
     }
@@ -96,10 +98,3 @@ def typed_hyperparameters(
     }
     typed = {key: value for key, value in shown.items() if key.replace(".kwargs", "") in words}
     return choices | typed
-
-
-def _text(value: Any) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)  # as in YAML and JSON
-
-
-_SHOWN = (bool, int, float, str)

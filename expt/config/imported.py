@@ -109,11 +109,10 @@ def own_files() -> dict[str, str]:
     found = dict[str, str]()
     for name, module in [*sys.modules.items()]:
         spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
-        file = spec.origin if isinstance(spec, importlib.machinery.ModuleSpec) else None
-        is_made = name.startswith((PREFIX, "__"))
-        if file is None or is_made or not spec or not spec.has_location:
+        if not isinstance(spec, importlib.machinery.ModuleSpec) or not spec.has_location:
             continue
-        if not is_installed(file) and os.path.isfile(file):
+        file, is_made = str(spec.origin), name.startswith((PREFIX, "__"))
+        if not is_made and not is_installed(file) and os.path.isfile(file):
             found[name] = os.path.abspath(file)
     return found
 

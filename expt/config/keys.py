@@ -134,13 +134,11 @@ def holders() -> tuple[str, ...]:
     """Return the keys that have others below them, each of which is set by itself."""
     found = [name for name in names_of(RunConfig) if name not in GROUPS]
     found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
-    return tuple(key for key in found if any(dataclasses.is_dataclass(hint) for hint in _bare(key)))
 
+    def is_bare(hint: Any) -> bool:  # and not in a union or a list
+        return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
 
-def _bare(key: str) -> list[Any]:
-    """Return the types of a key without their annotations."""
-    hints = _hints_of(key)
-    return [typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint for hint in hints]
+    return tuple(key for key in found if any(map(is_bare, _hints_of(key))))
 
 
 def _hints_of(key: str) -> list[Any]:
@@ -248,14 +246,11 @@ def varying(*by: str) -> tuple[str, ...]:
 def described(key: str, member: str | None = None) -> str:
     """Return in words what a change of the setting does; nothing where it makes another run."""
     meant = meaning(key, member)
-    parts = [
-        {"none": "changes no number", "rounding": "changes rounding only"}.get(str(meant.result))
-    ]
+    of_results = {"none": "changes no number", "rounding": "changes rounding only"}
+    of_forks = {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}
+    parts = [of_results.get(str(meant.result))]
     if meant.result == "changes":
-        parts.append("may change on resume" if meant.resume else None)
-        parts.append(
-            {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}.get(meant.fork)
-        )
+        parts += ["may change on resume" if meant.resume else None, of_forks.get(meant.fork)]
     return "; ".join([*filter(None, parts), *_conditions(meant)])
 
 
@@ -332,10 +327,8 @@ def _collect(
 def _counted_fields(
     kind: Any, prefix: str, member: str | None
 ) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
-    meant = {name: meaning(prefix + name, member) for name in names_of(kind)}
-    return tuple(
-        (name, prefix + name, key.only_if) for name, key in meant.items() if key.result == "changes"
-    )
+    every = ((name, meaning(prefix + name, member)) for name in names_of(kind))
+    return tuple((x, prefix + x, key.only_if) for x, key in every if key.result == "changes")
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

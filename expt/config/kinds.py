@@ -89,10 +89,9 @@ def _kind(task: Any) -> Any:
 
 def _better(metric: Any) -> Better:
     """Return which way is better of a metric as a task, its YAML or a record has it."""
-    found: Any = (
-        metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
-    )
-    return cast(Better, found)
+    if isinstance(metric, Mapping):
+        return cast(Better, metric.get("better"))
+    return cast(Better, getattr(metric, "better", metric))
 
 
 def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:

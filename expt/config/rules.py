@@ -6,20 +6,11 @@ A rule yields the key at fault, what is wrong with its value, and how to fix it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from expt.config import groups
 from expt.config.constraints import Target
-from expt.config.groups import (
-    ConvNet,
-    DefaultInit,
-    NamedModel,
-    Plateau,
-    TargetOptimizer,
-    TargetScheduler,
-    Transformer,
-    UNet,
-)
 from expt.config.keys import typed
 from expt.config.kinds import in_evaluations_alone, metrics_of, task_kinds
 from expt.config.schema import problems_of_trackers
@@ -62,11 +53,8 @@ def _gpus(config: RunConfig, machine: Machine) -> Problems:
     have, gpus = len(machine.gpus), config.gpu_indices
     if any(index >= have for index in gpus):
         counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
-        yield (
-            "gpus",
-            f"this machine has {_count(have, 'GPU')}{counted}",
-            "use gpus=0 to run on the CPU",
-        )
+        why = f"this machine has {_count(have, 'GPU')}{counted}"
+        yield "gpus", why, "use gpus=0 to run on the CPU"
     elif len({*gpus}) < len(gpus):
         fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
         yield "gpus", "names a GPU twice", fix
@@ -98,10 +86,10 @@ def _compile(config: RunConfig, machine: Machine) -> Problems:
 
 def _model(config: RunConfig, machine: Machine) -> Problems:
     model = config.model
-    is_loaded = isinstance(model, NamedModel) and model.pretrained
-    if is_loaded and not isinstance(config.init, DefaultInit):
+    is_loaded = isinstance(model, groups.NamedModel) and model.pretrained
+    if is_loaded and not isinstance(config.init, groups.DefaultInit):
         yield "init.name", "would replace what model.pretrained=true loads", "use init=default"
-    if isinstance(model, Transformer):
+    if isinstance(model, groups.Transformer):
         if model.width % model.heads:
             below = model.width // model.heads * model.heads
             near = f"{below or model.heads} or {below + model.heads}"
@@ -109,7 +97,7 @@ def _model(config: RunConfig, machine: Machine) -> Problems:
         elif model.positions == "rotary" and model.width // model.heads % 2:
             why = f"turns pairs of channels, and each head has {model.width // model.heads}"
             yield "model.positions", why, "use an even number, or model.positions=learned"
-    if isinstance(model, ConvNet):
+    if isinstance(model, groups.ConvNet):
         lengths = {key: len(getattr(model, key)) for key in ("kernels", "strides", "paddings")}
         if {*lengths.values()} != {len(model.widths)}:
             others = ", ".join(f"model.{key} has {length}" for key, length in lengths.items())
@@ -159,13 +147,13 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
-    if config.offload and isinstance(config.optimizer, TargetOptimizer):
+    if config.offload and isinstance(config.optimizer, groups.TargetOptimizer):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         why = "powersgd would carry a nan into later steps"
         yield "on_nan", why, "use another ddp.comm_hook"
     if any(group.epochs for group in config.optimizer.groups) and isinstance(
-        config.scheduler, Plateau | TargetScheduler
+        config.scheduler, groups.Plateau | groups.TargetScheduler
     ):
         why = "can't end for some parameters only, as optimizer.groups has it"
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
@@ -284,12 +272,12 @@ def _transforms(config: RunConfig) -> list[str]:
 def _of_pixels(config: RunConfig) -> list[str]:
     """Models of a class for each pixel go with such a task only, and the other way round."""
     model, task = config.model, config.task
-    if isinstance(model, UNet) and task.TARGETS not in ("mask", "any"):
+    if isinstance(model, groups.UNet) and task.TARGETS not in ("mask", "any"):
         return [
             f"model=unet: gives a class for each pixel, and task={task.name} takes one for a"
             " sample; use model=mlp"
         ]
-    if task.TARGETS == "mask" and not isinstance(model, UNet | Target):
+    if task.TARGETS == "mask" and not isinstance(model, groups.UNet | Target):
         return [
             f"model={model.name}: gives a class for each image; task={task.name} needs model=unet,"
             " or one of your own"
@@ -300,11 +288,11 @@ def _of_pixels(config: RunConfig) -> list[str]:
 def of_tokens(config: RunConfig) -> list[str]:
     """Models for tokens go with data of such only, and the other way round."""
     model, dataset = config.model, config.dataset
-    if dataset.has_tokens and not isinstance(model, Transformer | Target):
+    if dataset.has_tokens and not isinstance(model, groups.Transformer | Target):
         return [
             f"model={model.name}: takes images, and dataset=text has tokens; use model=transformer"
         ]
-    if isinstance(model, Transformer) and "language_model" not in dataset.TASKS:
+    if isinstance(model, groups.Transformer) and "language_model" not in dataset.TASKS:
         return [
             f"model=transformer: takes tokens, and dataset={dataset.name} has no vocabulary; use"
             " dataset=text"
@@ -346,9 +334,7 @@ def _objective(config: RunConfig) -> list[str]:
             f"{key}: dataset.test_fraction=0.0 leaves no test set; use dataset.test_fraction=0.2"
         )
     metrics, (metric, _, split) = metrics_of(config.task), config.objective.partition("/")
-    tags = _tags(
-        config, ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
-    )
+    tags = _tags(config, dict.fromkeys(("train", config.eval_split, "test")))
     if metric in metrics and split == "val" and config.eval_split == "test":
         problems.append(
             f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test"
@@ -359,7 +345,7 @@ def _objective(config: RunConfig) -> list[str]:
     return problems
 
 
-def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
+def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     """Return the tags that are measured of these splits."""
     metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
     return [
@@ -377,10 +363,10 @@ def measured_each_epoch(config: RunConfig) -> list[str]:
 
 def _watched(config: RunConfig) -> list[str]:
     """Return the problems of what early stopping and a plateau watch."""
-    watched: dict[str, EarlyStop | Plateau] = {}
+    watched: dict[str, EarlyStop | groups.Plateau] = {}
     if config.early_stop is not None:
         watched["early_stop"] = config.early_stop
-    if isinstance(config.scheduler, Plateau):
+    if isinstance(config.scheduler, groups.Plateau):
         watched["scheduler"] = config.scheduler
     measured = measured_each_epoch(config) if watched else []
     return [

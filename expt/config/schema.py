@@ -26,11 +26,7 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
-
-
 TrackerName = Literal["mlflow", "wandb"]
-
-
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 

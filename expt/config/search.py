@@ -60,9 +60,8 @@ def parse_search(node: Mapping[str, Any]) -> Search:
     for key in ("constraints", "when", "warm_start"):
         found[key] = _as_list(key, found.get(key) or [])
     try:
-        search = (
-            TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
-        )
+        text = json.dumps({"search": found}, default=str)
+        search = TypeAdapter(_Composed).validate_json(text).search
     except ValidationError as error:
         raise ConfigError(explain(error, {"search": found}, _Composed)) from None
     if problems := [*_ignored(search)]:

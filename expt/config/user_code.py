@@ -31,9 +31,10 @@ from expt.config.constraints import DOTTED_NAME, plain
 from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
 
-TRUST = "EXPT_TRUST_CODE"
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
+
+TRUST = "EXPT_TRUST_CODE"
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
@@ -154,13 +155,10 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return where in the person's own code an error was raised, or None."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    own = (
-        frame
-        for frame in frames
-        if not (frame.filename.startswith("<") or is_installed(Path(frame.filename)))
-    )
-    return next(own, None)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not (frame.filename.startswith("<") or is_installed(frame.filename)):
+            return frame
+    return None
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:
@@ -252,10 +250,8 @@ def resolve(path: str, base: type[T]) -> type[T]:
         near = did_you_mean(name, dir(module))
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{near}")
     if not (isinstance(found, type) and issubclass(found, base)):
-        kind = "" if base is object else f" of {base.__module__}.{base.__qualname__}"
-        raise ConfigError(
-            f"_target_={path}: refused, it is not a {'sub' if kind else ''}class{kind}"
-        )
+        kind = "class" if base is object else f"subclass of {base.__module__}.{base.__qualname__}"
+        raise ConfigError(f"_target_={path}: refused, it is not a {kind}")
     return found
 
 

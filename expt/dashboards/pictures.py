@@ -180,6 +180,9 @@ class Mistakes(NamedTuple):
     images: Tensor
 
 
+Seen = tuple[Tensor, Sequence[Mistakes]]
+
+
 class Review:
     """This worker's confusion matrix of an evaluation, and its `keep` worst mistakes.
 
@@ -215,7 +218,7 @@ class Review:
         )
         self._parts.append(Mistakes(*picked))
 
-    def gathered(self) -> tuple[Tensor, Sequence[Mistakes]] | None:
+    def gathered(self) -> Seen | None:
         """Return on rank 0 all workers' confusion matrix and their mistakes; a collective."""
         confusion = None if self.confusion is None else self.confusion.cpu()
         found = collectives.gather_across_workers((confusion, self.mistakes()))
@@ -265,13 +268,7 @@ class RunPictures:
         """Return what observes an evaluation."""
         return Review(len(self._names), keep=MISTAKES)
 
-    def draw(
-        self,
-        seen: tuple[Tensor, Sequence[Mistakes]] | None,
-        split: str,
-        events: Writer | None,
-        step: int,
-    ) -> None:
+    def draw(self, seen: Seen | None, split: str, events: Writer | None, step: int) -> None:
         """Add what all workers have `seen`, see Review.gathered, to rank 0's `events`."""
         if events is None or seen is None:
             return
@@ -302,8 +299,7 @@ class RunPictures:
     def _visible(self, images: Tensor) -> Bytes:
         """Return normalised images [N, C, H, W] as bytes [N, H, W, C]."""
         pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
-        array: Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
-        return array
+        return np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
 
 
 def all_names(names: Sequence[str], outputs: int) -> list[str]:

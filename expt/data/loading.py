@@ -310,9 +310,8 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
         yield from batches
         return
     side = _side_stream(device.index if device.index is not None else torch.cuda.current_device())
-    side.wait_stream(
-        torch.cuda.current_stream(device)
-    )  # it may still be copying the dataset to the device
+    # it may still be copying the dataset to the device
+    side.wait_stream(torch.cuda.current_stream(device))
     while True:
         with torch.cuda.stream(side):
             made = next(batches, None)
@@ -321,9 +320,8 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
         using = torch.cuda.current_stream(device)
         using.wait_stream(side)
         for tensor in leaves(made[:2]):
-            tensor.record_stream(
-                using
-            )  # its memory is free for the side stream once this one is done with it
+            # its memory is free for the side stream once this one is done with it
+            tensor.record_stream(using)
         yield made
 
 

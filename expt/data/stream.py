@@ -305,9 +305,8 @@ def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
 
 
 def _start_process(_worker: int, parent: int | None) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the worker decides what it means
+    # Ctrl-C reaches the whole group; the worker decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
         _open_anew()
@@ -325,10 +324,7 @@ def _open_anew() -> None:
             if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
                 continue
             flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-            place = os.lseek(number, 0, os.SEEK_CUR)
             anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
-            try:
-                os.lseek(anew, place, os.SEEK_SET)
-                os.dup2(anew, number, inheritable=os.get_inheritable(number))
-            finally:
-                os.close(anew)
+            os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(anew, number, inheritable=os.get_inheritable(number))
+            os.close(anew)

@@ -71,7 +71,9 @@ class Job:
             restarts = max(restarts, 1)
         if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:
             return False
-        if alike := self.fails_alike(error):
+        before, points = self._mistake, MetricsReader(self.paths).read()
+        self._mistake = mistake_in(str(error)), points[-1].step if points else 0
+        if alike := bool(before[0]) and before == self._mistake:
             warn(
                 f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not"
                 " tried again"
@@ -82,12 +84,6 @@ class Job:
         """Queue the run, which has failed, for another start."""
         self.retries, self.status = self.retries + 1, QUEUED
         self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
-
-    def fails_alike(self, error: ExptError) -> bool:
-        """Whether this attempt fails by the same mistake as the one before, and no further on."""
-        before, points = self._mistake, MetricsReader(self.paths).read()
-        self._mistake = mistake_in(str(error)), points[-1].step if points else 0
-        return bool(before[0]) and before == self._mistake
 
     def end(self, error: ExptError | None, now: float) -> None:
         """Record that it has completed or was pruned, or failed by `error`."""

@@ -76,21 +76,12 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
     from expt.runs.paths import RunPaths
 
     paths = RunPaths(folder)
-    raised = {
-        rank: found
-        for rank in range(world_size)
-        if (found := read_error(paths.error(attempt, rank)))
-    }
-    signals = {
-        rank: number
-        for rank in range(world_size)
-        if (number := _signal_in(paths.stderr(attempt, rank)))
-    }
-    if signals:
-        codes = {**dict.fromkeys(raised, 1), **{rank: -number for rank, number in signals.items()}}
-        return Aftermath(paths, attempt, [codes.get(rank) for rank in range(world_size)]).in_words(
-            0.0
-        )
+    ranks = range(world_size)
+    raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}
+    by = {rank: -number for rank in ranks if (number := _signal_in(paths.stderr(attempt, rank)))}
+    if by:
+        codes = {**dict.fromkeys(raised, 1), **by}
+        return Aftermath(paths, attempt, [*map(codes.get, ranks)]).in_words(0.0)
     others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
     return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")

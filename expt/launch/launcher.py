@@ -51,33 +51,22 @@ def adopt(environment: MutableMapping[str, str]) -> None:
 def _adopt_slurm(environment: MutableMapping[str, str]) -> None:
     node = environment["SLURM_NODEID"]
     environment.update(
-        {
-            "RANK": environment["SLURM_PROCID"],
-            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": environment["SLURM_LOCALID"],
-            "LOCAL_WORLD_SIZE": str(
-                tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])[int(node)]
-            ),
-            "GROUP_RANK": node,
-            "TORCHELASTIC_RESTART_COUNT": environment.get("SLURM_RESTART_COUNT", "0"),
-        }
+        RANK=environment["SLURM_PROCID"],
+        WORLD_SIZE=environment["SLURM_STEP_NUM_TASKS"],
+        LOCAL_RANK=environment["SLURM_LOCALID"],
+        LOCAL_WORLD_SIZE=str(tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])[int(node)]),
+        GROUP_RANK=node,
+        TORCHELASTIC_RESTART_COUNT=environment.get("SLURM_RESTART_COUNT", "0"),
     )
+    port = _port(environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"])
     environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
-    environment.setdefault(
-        "MASTER_PORT", _port(environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"])
-    )
+    environment.setdefault("MASTER_PORT", port)
 
 
 def _adopt_submitit_local(environment: MutableMapping[str, str]) -> None:
     tasks = environment["SUBMITIT_LOCAL_NTASKS"]
-    environment.update(
-        {
-            "RANK": environment["SUBMITIT_LOCAL_GLOBALID"],
-            "WORLD_SIZE": tasks,
-            "LOCAL_RANK": environment["SUBMITIT_LOCAL_LOCALID"],
-            "LOCAL_WORLD_SIZE": tasks,
-        }
-    )
+    rank, local = environment["SUBMITIT_LOCAL_GLOBALID"], environment["SUBMITIT_LOCAL_LOCALID"]
+    environment.update(RANK=rank, WORLD_SIZE=tasks, LOCAL_RANK=local, LOCAL_WORLD_SIZE=tasks)
     environment.setdefault("MASTER_ADDR", "127.0.0.1")
     environment.setdefault("MASTER_PORT", _port(environment["SUBMITIT_LOCAL_JOB_ID"], "0"))
 

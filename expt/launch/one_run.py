@@ -53,9 +53,7 @@ ABOUT_DP = (
 
 
 def run(
-    request: RunRequest,
-    on_start: Callable[[], None] | None = None,
-    console: Console | None = None,
+    request: RunRequest, on_start: Callable[[], None] | None = None, console: Console | None = None
 ) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 

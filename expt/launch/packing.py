@@ -162,16 +162,10 @@ class Packing:
             return frozenset(demand.devices)
         # Those of the longest-running runs come first: they should be free the soonest. Nobody
         # knows when another command gives up the devices that it holds: those come last.
-        busy = [
-            device
-            for device in itertools.chain(*self._running.values())
-            if load[device] >= self._share
-        ]
-        idle = [
-            device
-            for device in self._devices
-            if device not in busy and device not in self._unavailable
-        ]
+        running = itertools.chain(*self._running.values())
+        busy = [device for device in running if load[device] >= self._share]
+        taken = {*busy, *self._unavailable}
+        idle = [device for device in self._devices if device not in taken]
         return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
 
     def _load(self) -> dict[str, int]:

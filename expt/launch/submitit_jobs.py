@@ -43,23 +43,16 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
         import submitit
 
         timeouts = {f"{name}_max_num_timeout": options["max_num_timeout"]}
-        executor = submitit.AutoExecutor(
-            folder=options["submitit_folder"], cluster=name, **timeouts
-        )
+        folder = options["submitit_folder"]
+        executor = submitit.AutoExecutor(folder=folder, cluster=name, **timeouts)
     except ImportError:
         raise ConfigError(
             f"hydra/launcher=submitit_{name}: needs submitit; pip install 'expt[slurm]'"
         ) from None
     except RuntimeError as error:  # no srun
         raise ConfigError(f"hydra/launcher=submitit_{name}: {error}") from None
-    known = {
-        "_target_",
-        "executor",
-        "submitit_folder",
-        "max_num_timeout",
-        "tasks_per_node",
-        *OF_SUBMITIT,
-    }
+    known = {"_target_", "executor", "submitit_folder", "max_num_timeout", "tasks_per_node"}
+    known |= {*OF_SUBMITIT}
     shared = {key: options[key] for key in OF_SUBMITIT if options.get(key) is not None}
     own = {
         f"{name}_{key}": value
@@ -118,9 +111,8 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
-            user_code.keep(
-                request_of(job).config, job.paths.code
-            )  # else nobody there could import it
+            # else nobody there could import it
+            user_code.keep(request_of(job).config, job.paths.code)
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array

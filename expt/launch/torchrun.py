@@ -127,11 +127,8 @@ class ExternalWorker(Launcher):
                 about={**request.about, **_where(arrivals)},
             )
             # The logs of the first attempt may be on another machine's disk.
-            attempt = Attempt(
-                request=request,
-                number=max(request.next_attempt(), int(ran)),
-                started_at=time.monotonic(),
-            )
+            number = max(request.next_attempt(), int(ran))
+            attempt = Attempt(request=request, number=number, started_at=time.monotonic())
             with attempt.recorded(on_start) as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}

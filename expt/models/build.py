@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -74,16 +73,13 @@ def build(
             )
         module: nn.Module = user_code.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
-        module = named.build(
-            config, **_wanted(named.build, config.name, shapes, example), fetch=fetch
-        )
+        wanted = _wanted(named.build, config.name, shapes, example)
+        module = named.build(config, **wanted, fetch=fetch)
     else:
-        names = (field.name for field in dataclasses.fields(config) if field.name not in NAMES)
-        cls = _CLASSES[type(config)]
-        module = cls(
-            **_wanted(cls, config.name, shapes, example),
-            **{name: getattr(config, name) for name in names},
-        )
+        kind: Any = type(config)
+        names = (name for name in constraints.names_of(kind) if name not in NAMES)
+        cls, own = _CLASSES[kind], {name: getattr(config, name) for name in names}
+        module = cls(**_wanted(cls, config.name, shapes, example), **own)
     _refuse_sparse(module)
     _give_shapes(module, example)
     if isinstance(config, constraints.Target):
@@ -98,9 +94,8 @@ def _give_memory(module: nn.Module) -> None:
 
     Not where another parameter or buffer shows the same memory: it is to follow that one.
     """
-    every = [
-        one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided
-    ]
+    tensors = (*module.parameters(), *module.buffers())
+    every = [one for one in tensors if one.layout == torch.strided]
     memory = [StorageWeakRef(one.untyped_storage()) for one in every]
     shown = Counter(memory)
     for tensor, its in zip(every, memory, strict=True):

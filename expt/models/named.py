@@ -6,6 +6,7 @@ Neither is imported where no such model is chosen.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import pickle
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from expt.config import secrets
 from expt.config.groups import NamedModel
 from expt.errors import ConfigError, did_you_mean
-from expt.models.partial_load import load_what_fits
+from expt.models.partial_load import load_some, what_fits
 
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
 _CONNECT_TIMEOUT_S = 10.0
@@ -52,9 +53,8 @@ def build(
         raise
     except Exception as error:
         # OSError, ValueError, RuntimeError, AssertionError, ... of the library
-        raise ConfigError(
-            _in_words(error, config, f"{channels} x {image_size[0]} x {image_size[1]}")
-        ) from error
+        images = f"{channels} x {image_size[0]} x {image_size[1]}"
+        raise ConfigError(_in_words(error, config, images)) from error
     return module
 
 
@@ -75,17 +75,12 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
 def _in_words(error: Exception, config: NamedModel, images: str) -> str:
     why = " ".join(str(error).split()) or type(error).__name__
     if config.pretrained and isinstance(error, OSError):
-        return (
-            f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use"
-            " model.pretrained=false"
-        )
-    wanted, remedy = (
-        (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
-    )
-    return (
-        f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use"
-        f" another arch{remedy}"
-    )
+        problem = f"the weights of {config.arch} can't be fetched ({why})"
+        return f"model.pretrained=true: {problem}; use model.pretrained=false"
+    wanted = " with published weights" * config.pretrained
+    remedy = "use another arch" + " or model.pretrained=false" * config.pretrained
+    problem = f"can't be built{wanted} for images of {images} ({why})"
+    return f"model.arch={config.arch}: {problem}; {remedy}"
 
 
 def _torchvision(
@@ -104,11 +99,11 @@ def _torchvision(
     if fetches:
         state = _published(config, models.get_model_weights(config.arch).DEFAULT)
         if isinstance(module, models.VisionTransformer):
-            patches = importlib.import_module(
-                "torchvision.models.vision_transformer"
-            ).interpolate_embeddings
-            state = patches(module.image_size, module.patch_size, state)
-        load_what_fits(module, state)  # all but the classifier, where there are other classes
+            transformer: Any = importlib.import_module("torchvision.models.vision_transformer")
+            sizes = module.image_size, module.patch_size
+            state = transformer.interpolate_embeddings(*sizes, state)
+        fit = what_fits(module, state)  # all but the classifier, where there are other classes
+        load_some(module, {name: state[name] for name in fit.loaded})
     if channels != 3:
         _adapt_first_convolution(module, channels)
     return module
@@ -133,11 +128,8 @@ def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
 def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
     # The published weights saw images normalised otherwise
     if config.arch in _WITH_AUXILIARY_HEADS:
-        return {
-            "aux_logits": False,
-            "init_weights": True,
-            "transform_input": config.pretrained and channels == 3,
-        }
+        of_three = config.pretrained and channels == 3
+        return {"aux_logits": False, "init_weights": True, "transform_input": of_three}
     if config.arch == "maxvit_t":
         return {"input_size": image_size}
     if not config.arch.startswith("vit_"):
@@ -180,18 +172,15 @@ def _timm(
         raise ConfigError("model=timm: needs timm; pip install 'expt[timm]'") from None
     if not timm.is_model(config.arch):
         raise _unknown(config, timm.list_models())
-    create: dict[str, Any] = {
-        "pretrained": fetches,
-        "num_classes": num_classes,
-        "in_chans": channels,
-    }
+    sizes = {"num_classes": num_classes, "in_chans": channels}
+    create = functools.partial(timm.create_model, config.arch, pretrained=fetches, **sizes)
     try:
-        module: nn.Module = timm.create_model(config.arch, **create, img_size=image_size)
+        module: nn.Module = create(img_size=image_size)
     except TypeError as error:
         # Of a network that takes images of any size; nothing has been drawn yet
         if "img_size" not in str(error):
             raise
-        module = timm.create_model(config.arch, **create)
+        module = create()
     return module
 
 

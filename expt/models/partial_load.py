@@ -100,12 +100,10 @@ class Fit:
 
     def misfits(self) -> str:
         """Return what did not fit, in a few words; empty where all did."""
-        kinds = (
-            ("missing", self.missing),
-            ("unexpected", self.unexpected),
-            ("of another shape", self.other_shape),
-        )
-        return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
+        kinds = {"missing": self.missing, "unexpected": self.unexpected}
+        kinds["of another shape"] = self.other_shape
+        found = ((kind, names) for kind, names in kinds.items() if names)
+        return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in found)
 
 
 def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -121,13 +119,6 @@ def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def load_what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
-    """Copy each tensor of `state` into that of the same name and shape in `module`, in place."""
-    fit = what_fits(module, state)
-    load_some(module, {name: state[name] for name in fit.loaded})
-    return fit
-
-
 @torch.no_grad()
 def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy each tensor of `state` into that of the same name in `module`, in place."""
@@ -139,16 +130,15 @@ def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
     """Return which tensors of `state` have the name and the shape of one in `module`."""
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    both = [name for name in own if name in state]
+    both = {
+        name: (state[name].shape, tensor.shape) for name, tensor in own.items() if name in state
+    }
+    others = {name: shapes for name, shapes in both.items() if shapes[0] != shapes[1]}
     return Fit(
-        loaded=tuple(name for name in both if own[name].shape == state[name].shape),
+        loaded=tuple(name for name in both if name not in others),
         missing=tuple(name for name in own if name not in state),
         unexpected=tuple(name for name in state if name not in own),
-        other_shape=tuple(
-            f"{name} {[*state[name].shape]}, the model's {[*own[name].shape]}"
-            for name in both
-            if own[name].shape != state[name].shape
-        ),
+        other_shape=tuple(f"{x} {[*a]}, the model's {[*b]}" for x, (a, b) in others.items()),
     )
 
 

@@ -144,10 +144,8 @@ def _of_search(value: Any) -> Iterator[str]:
     yield Exact(f"search={text_of('search', settings['name'])}")
     for name, setting in settings.items():
         if name == "when" and isinstance(setting, Mapping):
-            several = {
-                key: [words] if isinstance(words, str) else words for key, words in setting.items()
-            }
-            setting = [f"{key}: {word}" for key, words in several.items() for word in words]
+            several = ((key, [x] if isinstance(x, str) else x) for key, x in setting.items())
+            setting = [f"{key}: {word}" for key, words in several for word in words]
         if name != "name":
             yield Exact(f"search.{name}={text_of(f'search.{name}', setting)}")
 

@@ -216,9 +216,8 @@ class SweepResult(Runs):
 
     def _best_of_search(self) -> Result | None:
         """None where the runs are not those of one search."""
-        if len({run.folder.parent for run in self}) != 1 or not any(
-            "search" in run.record for run in self
-        ):
+        are_searched = any("search" in run.record for run in self)
+        if not are_searched or len({run.folder.parent for run in self}) != 1:
             return None
         from expt.search.conclusion import search_in  # late: a grid has no need of it
 
@@ -230,9 +229,7 @@ class SweepResult(Runs):
                 "no run of the search has completed, measured its objectives and kept its"
                 " constraints"
             )
-        return next(
-            (run for run in self if best is not None and run.folder == best["folder"]), None
-        )
+        return next((run for run in self if best and run.folder == best["folder"]), None)
 
     def _found(self) -> list[FoundRecord]:
         return [{**run.record, "folder": run.folder} for run in self]
@@ -257,10 +254,7 @@ class Predictions(list[dict[str, Any]]):
     """What could not be read, a line each; it is left out of the list."""
 
     def __repr__(self) -> str:
-        lines = [
-            f"expt.Predictions of {len(self):,} samples",
-            *(f"  {record}" for record in self[:3]),
-        ]
+        lines = [f"expt.Predictions of {len(self):,} samples", *(f"  {each}" for each in self[:3])]
         more = [f"  ... {len(self) - 3:,} more; .to_pandas() is a table"] if len(self) > 3 else []
         return "\n".join([*lines, *more])
 

@@ -136,9 +136,8 @@ class Attempt:
             record["until_epoch"] = self.request.until_epoch
         earlier = read_result(self.paths) if self.request.resumes else Record()
         identified = _identified(config, content)
-        if (source and source.rule == "resume") or earlier.get("identity") == identified[
-            "identity"
-        ]:
+        is_same = earlier.get("identity") == identified["identity"]
+        if is_same or (source and source.rule == "resume"):
             # It is still its search's when a person resumes it.
             if "search" in earlier:
                 record["search"] = earlier["search"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -112,16 +113,12 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     return cast("list[float]", largest.tolist())
 
 
-def patient_barrier() -> Callable[[], None]:
+def patient_barrier() -> Callable[[], object]:
     """Return what waits for all workers as long as it takes; a collective."""
     if not dist.is_initialized():
         return lambda: None
-    group: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365))
-
-    def wait() -> None:
-        dist.barrier(group)
-
-    return wait
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+    return functools.partial(dist.barrier, group)
 
 
 def from_rank_0(value: T | None, device: torch.device) -> T:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position, training_only
 from expt.training.optimizer_state import switch
+from expt.training.parameter_groups import members
 
 
 def train_epoch(
@@ -167,9 +167,7 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
     ).sum()
     total = sum_across_workers(mine)
     factor = torch.where(total > 0, samples / total, 0.0).float()
-    for parameter in itertools.chain.from_iterable(
-        group["params"] for group in learner.optimizer.param_groups
-    ):
+    for parameter in members(learner.optimizer.param_groups):
         if parameter.grad is not None:
             sharding.local(parameter.grad).mul_(factor)
 
@@ -243,9 +241,7 @@ def check_gradients(learner: Learner) -> None:
         return
     # The optimiser's lists: to walk through the modules in every step would cost more than the
     # question is worth.
-    parameters = itertools.chain.from_iterable(
-        group["params"] for group in learner.optimizer.param_groups
-    )
+    parameters = members(learner.optimizer.param_groups)
     if any(p.grad is None and p.requires_grad for p in parameters):
         unused = [
             name

@@ -20,6 +20,7 @@ from expt.errors import ConfigError
 from expt.training.parameter_groups import (
     LR_SCALE,
     TRAINED_EPOCHS,
+    members,
     parameter_groups,
     rate_of,
     scale_rates,
@@ -41,7 +42,12 @@ def build_optimizer(
     `unguarded` leaves out torch's guards against its compiler, see `patches`; not for a custom
     class.
     """
-    chosen = groups_of(config, module)
+    chosen = parameter_groups(
+        module,
+        config.groups,
+        decay_biases_and_norms=config.decay_biases_and_norms,
+        layer_decay=config.layer_decay,
+    )
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     elif isinstance(config, groups.TargetOptimizer):
@@ -51,18 +57,6 @@ def build_optimizer(
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)
     return optimizer
-
-
-def groups_of(
-    config: groups.SGD | groups.Adam | groups.Muon | groups.TargetOptimizer, module: nn.Module
-) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return the parameters or groups for the optimizer of `module`; see `parameter_groups`."""
-    return parameter_groups(
-        module,
-        config.groups,
-        decay_biases_and_norms=config.decay_biases_and_norms,
-        layer_decay=config.layer_decay,
-    )
 
 
 def _over(
@@ -347,7 +341,6 @@ def build_muon(
         muon, adamw, both = without_guards(muon), without_guards(adamw), without_guards(both)
     lr, decay = config.lr, config.weight_decay
     of_muon, of_adamw = _parted(chosen, matrices)
-    members = [one for group in of_adamw for one in group["params"]]
     return both(
         muon(
             of_muon,
@@ -363,7 +356,7 @@ def build_muon(
             betas=config.betas,
             eps=config.eps,
             weight_decay=decay,
-            **fused_or_foreach(members),
+            **fused_or_foreach(members(of_adamw)),
         ),
     )
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.training.optim import OneCycle, Schedule
+from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]
@@ -41,7 +42,7 @@ def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
     if not _toggles(optimizer):
         yield []
         return
-    before = [one.detach().clone() for one in _members(optimizer.param_groups)]
+    before = [one.detach().clone() for one in members(optimizer.param_groups)]
     switch(optimizer, "eval")
     yield before
     train_at(optimizer, before)
@@ -51,7 +52,7 @@ def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
     """Continue to train at exactly these weights, which `in_use` has returned."""
     switch(optimizer, "train")
-    for parameter, weight in zip(_members(optimizer.param_groups), weights, strict=True):
+    for parameter, weight in zip(members(optimizer.param_groups), weights, strict=True):
         parameter.copy_(weight)
 
 
@@ -70,7 +71,7 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
         {**group, **{key: mine[key] for key in KERNEL if key in mine}}
         for group, mine in zip(saved, own, strict=True)
     ]
-    parameters = dict(zip(_members(saved), _members(own), strict=True))
+    parameters = dict(zip(members(saved), members(own), strict=True))
     states = {
         key: (
             {name: _laid_out(value, parameters[key]) for name, value in values.items()}
@@ -80,10 +81,6 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
         for key, values in state["state"].items()
     }
     return {**state, "state": states, "param_groups": groups}
-
-
-def _members(groups: Any) -> itertools.chain[Any]:
-    return itertools.chain.from_iterable(group["params"] for group in groups)
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
@@ -159,20 +156,14 @@ def carry_over(
                 scheduler.step()
 
 
-def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
     """Return the saved state of each parameter, by its number in the new groups."""
-    saved = itertools.chain.from_iterable(
-        group["params"] for group in earlier.optimizer_state["param_groups"]
-    )
-    number = dict(zip(_parameters_of(earlier.optimizer), saved, strict=True))
+    saved = members(earlier.optimizer_state["param_groups"])
+    number = dict(zip(members(earlier.optimizer.param_groups), saved, strict=True))
     states = earlier.optimizer_state["state"]
     found = (
         (index, states.get(number[one]))
-        for index, one in enumerate(_parameters_of(optimizer))
+        for index, one in enumerate(members(optimizer.param_groups))
         if one in number
     )
     return {index: state for index, state in found if state is not None}
@@ -199,9 +190,8 @@ def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
         for key in group
         if key in saved and key not in new and _equal(group[key], built.get(key))
     ]
-    more = {
-        key: saved[key] for key in saved if key not in group and key not in built
-    }  # the state of a custom optimizer
+    # the state of a custom optimizer
+    more = {key: saved[key] for key in saved if key not in group and key not in built}
     return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
 
 

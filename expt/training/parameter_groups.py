@@ -114,6 +114,11 @@ def scale_rates(optimizer: Optimizer) -> None:
             group["lr"] = group["lr"] * group[LR_SCALE]
 
 
+def members(groups: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield the parameters of an optimizer's groups, one group after another."""
+    return itertools.chain.from_iterable(group["params"] for group in groups)
+
+
 def rate_of(optimizer: Optimizer) -> float:
     """Return the learning rate of a group that has all of it."""
     group, *others = optimizer.param_groups
@@ -173,9 +178,8 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
     found: dict[nn.Parameter, int] = {}
     number, begun_by = -1, None
     for part, parameters in _parts(module):
-        new = [
-            parameter for parameter in parameters if parameter not in found
-        ]  # a weight may be used twice
+        # a weight may be used twice
+        new = [parameter for parameter in parameters if parameter not in found]
         another_embedding = isinstance(part, _EMBEDDINGS) and isinstance(begun_by, _EMBEDDINGS)
         if part is not None and any(one.dim() >= 2 for one in new) and not another_embedding:
             number, begun_by = number + 1, part

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from expt.training.collectives import sum_across_workers
+from expt.training.parameter_groups import members
 from expt.training.patches import backward
 from expt.training.sharding import is_sharded, local
 
@@ -102,13 +103,8 @@ class Precision:
 
     def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
         """Return the same on all workers: they have the same gradients."""
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        return ~is_finite(gradients)
+        parameters = members(optimizer.param_groups)
+        return ~is_finite(one.grad for one in parameters if one.grad is not None)
 
     def _clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """By value, then by norm."""
@@ -128,9 +124,8 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     A collective for sharded tensors.
     """
     given = list(tensors)
-    with_values = [
-        local(tensor) for tensor in given if local(tensor).numel()
-    ]  # torch knows no largest of none
+    # torch knows no largest of none
+    with_values = [local(tensor) for tensor in given if local(tensor).numel()]
     finite = torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
     if not any(map(is_sharded, given)):
         return finite

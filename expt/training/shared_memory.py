@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from expt.errors import RunFailed, TimedOut
+from expt.training import collectives
 
 CHUNK = 256 * 1024
 """Elements that travel at once: small enough for a core's cache."""
@@ -111,16 +112,14 @@ def average_gradients(
 def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
     mine = _allocated(size) if rank == 0 else None
-    places: list[_Place | None] = [_place_of(mine)]
-    dist.broadcast_object_list(places, src=0)
-    place = places[0]
+    place = collectives.from_rank_0(_place_of(mine), torch.device("cpu"))
     if place is None:
         raise RunFailed(
             f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false"
         )
     mapped, problem = _mapped(place, size)
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)  # rank 0 has it open until all have mapped it
+    # rank 0 has it open until all have mapped it
+    problems = collectives.gather_across_workers(problem)
     if mine is not None:
         mine.close()
     if mapped is None or any(problems):

@@ -12,12 +12,10 @@ from expt.data.checked_samples import in_words
 from expt.runs import checkpoint
 from expt.tasks.task import Task
 
-STATE, LOAD = "state_dict", "load_state_dict"
-
 
 def task_state(task: Task) -> dict[str, Any]:
     """Return what a checkpoint holds of a worker's task: nothing where it has no state."""
-    whose = f"{type(task).__name__}.{STATE}"
+    whose = f"{type(task).__name__}.state_dict"
     try:
         state = task.state_dict()
         checkpoint.refuse_unreadable(state, whose)
@@ -27,7 +25,7 @@ def task_state(task: Task) -> dict[str, Any]:
         return {}
     file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
     torch.save(checkpoint.without_numpy(state), file)
-    return {"task": {"class": type(task).__qualname__, STATE: file.getvalue()}}
+    return {"task": {"class": type(task).__qualname__, "state": file.getvalue()}}
 
 
 def load_task_state(
@@ -41,9 +39,9 @@ def load_task_state(
     def place(storage: Any, location: str) -> Any:
         return storage if "cpu" in (location, device.type) else storage.cuda(device.index)
 
-    file = io.BytesIO(saved[rank % len(saved)][STATE])
+    file = io.BytesIO(saved[rank % len(saved)]["state"])
     state = torch.load(file, map_location=place, weights_only=True)
     try:
         task.load_state_dict(state)
     except Exception as error:
-        raise in_words(error, f"{type(task).__name__}.{LOAD}") from error
+        raise in_words(error, f"{type(task).__name__}.load_state_dict") from error

@@ -17,12 +17,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt import machine
+from expt import machine, signals
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
-from expt.dashboards.events import Writer, writer
+from expt.dashboards.events import writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
@@ -48,13 +48,27 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
-from expt.worker.steps import SaveTimes, StepProfiler, Steps
+from expt.worker.steps import StepProfiler, Steps
 
 
 def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
     with in_turn(config, worker, beat):
-        data = _loaders(config, worker, num_readers(config))
+        data = data_build.build(
+            config.dataset,
+            config.task,
+            batch_size=config.batch_size,
+            shard=Shard(worker.rank, worker.world_size),
+            device=worker.device,
+            seed=config.seed,
+            drop_last=config.drop_last,
+            channels_last=config.channels_last,
+            num_workers=num_readers(config),
+            batch_parts=config.world_size * config.gradient_accumulation,
+            eval_batch_size=eval_batch_size(config),
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+        )
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":
         refuse_shuffled(config.dataset, data.val, config.seed)
@@ -79,7 +93,7 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     def beats() -> None:
         began = time.monotonic()
         patience_s = config.timeout_s
-        while not done.wait(BEAT_S):
+        while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
             beat()
             if time.monotonic() - began > patience_s:
                 patience_s = math.inf
@@ -97,24 +111,6 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     finally:
         done.set()
         thread.join()
-
-
-def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
-    return data_build.build(
-        config.dataset,
-        config.task,
-        batch_size=config.batch_size,
-        shard=Shard(worker.rank, worker.world_size),
-        device=worker.device,
-        seed=config.seed,
-        drop_last=config.drop_last,
-        channels_last=config.channels_last,
-        num_workers=num_workers,
-        batch_parts=config.world_size * config.gradient_accumulation,
-        eval_batch_size=eval_batch_size(config),
-        mixup=config.mixup,
-        cutmix=config.cutmix,
-    )
 
 
 def eval_batch_size(config: RunConfig) -> int | None:
@@ -139,7 +135,7 @@ def build_learner(
         parallel.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
     average_statistics = parallel.with_buffers(config, module, average_statistics, worker)
-    compiled = mode_of(config.compile, steps=total_steps(config, data))
+    compiled = mode_of(config.compile, steps=total_steps(config, len(data.train)))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
@@ -162,7 +158,7 @@ def build_learner(
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
         check_first_output(module, own, info.num_classes, warns=worker.rank == 0)
-    scheduler = _build_scheduler(config, data, optimizer)
+    scheduler = build_scheduler(config, optimizer, steps_per_epoch=len(data.train))
     learner = Learner(
         module=module,
         parallel=wrapped,
@@ -188,15 +184,17 @@ def build_learner(
     return learner
 
 
-def _build_scheduler(config: RunConfig, data: Data, optimizer: Optimizer) -> LRScheduler:
+def build_scheduler(
+    config: RunConfig, optimizer: Optimizer, *, steps_per_epoch: int
+) -> LRScheduler:
     """Scale the learning rate, and return its schedule."""
     ratio = config.batch_size / (config.base_batch_size or config.batch_size)
     optim.scale_lr(optimizer, config.lr_scaling, ratio)
     return optim.build_scheduler(
         config.scheduler,
         optimizer,
-        steps_per_epoch=len(data.train),
-        total_steps=total_steps(config, data),
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps(config, steps_per_epoch),
         better=metrics_of(config.task),
     )
 
@@ -271,18 +269,9 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
 
 def build_position(config: RunConfig, data: Data) -> Position:
     """Build the position at the begin of the run, with its length."""
-    return Position(
-        len(data.train), total_steps(config, data), epochs=config.epochs, max_steps=config.max_steps
-    )
-
-
-def build_save_times(config: RunConfig, worker: Worker) -> SaveTimes:
-    """Build the times of checkpoints; only rank 0's clock counts."""
-    due = config.checkpoint
-    minutes = due.every_minutes if worker.rank == 0 else None
-    return SaveTimes(
-        every_steps=due.every_steps, every_epochs=due.every_epochs, every_minutes=minutes
-    )
+    each = len(data.train)
+    total = total_steps(config, each)
+    return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
 
 
 def build_steps(
@@ -309,7 +298,10 @@ def build_observer(
     worker: Worker,
     resumed_at: int | None,
 ) -> Observer:
-    """Build what TensorBoard shows of a run resumed after step `resumed_at`; rank 0 writes it."""
+    """Build what TensorBoard shows of a run resumed after step `resumed_at`.
+
+    Rank 0 writes it; the other ranks take part in it.
+    """
     events = None
     if worker.rank == 0:
         of_task, sharded = metrics_of(config.task), config.is_sharded
@@ -318,13 +310,6 @@ def build_observer(
         at_end = config.tensorboard.images == "end"
         typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
         events = writer(paths, typed, charts, resumed_at=resumed_at, end_pictures=at_end)
-    return build_dashboard(config, events, data, learner, position)
-
-
-def build_dashboard(
-    config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
-) -> Dashboard:
-    """Build what is drawn into `events`; the other ranks take part in it."""
     wanted, info = config.tensorboard, data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(
@@ -340,9 +325,9 @@ def build_dashboard(
     )
 
 
-def total_steps(config: RunConfig, data: Data) -> int:
+def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
     """Return the optimizer steps of the whole run."""
-    steps = config.epochs * len(data.train)
+    steps = config.epochs * steps_per_epoch
     return min(steps, config.max_steps or steps)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import adapted, train_at
+from expt.training.parameter_groups import members
 from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import random_state
@@ -257,10 +257,8 @@ class Snapshot:
             for key, module in modules.items()
             for name, one in module.state_dict().items()
         }
-        parameters = itertools.chain.from_iterable(
-            group["params"] for group in optimizer.param_groups
-        )
-        slots = _Slots({("optimizer", "state", index): one for index, one in enumerate(parameters)})
+        parameters = enumerate(members(optimizer.param_groups))
+        slots = _Slots({("optimizer", "state", index): one for index, one in parameters})
         slots.update(found)
         return slots
 

@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -224,7 +224,9 @@ class _Comparison:
                 with self._failing():
                     self._resume()
                 self._check_weights("weights")
-            self._step(scale, advances=number < build.total_steps(self._config, self._data))
+            self._step(
+                scale, advances=number < build.total_steps(self._config, len(self._data.train))
+            )
             beat()
         if self._config.is_sharded:
             self._check_outputs()
@@ -329,13 +331,13 @@ class _Comparison:
     @torch.no_grad()
     def _check_gradients(self, largest: float) -> None:
         """Raise where gradients differ; then give both models the same."""
-        found = None
+        found = []
         for name, full, mine in self._parameters():
             if full.requires_grad:
                 grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
                 expected = torch.zeros_like(full) if full.grad is None else full.grad
                 held, allowed = _as_held(expected, grad), self._share(full, GRADIENTS) * largest
-                found = found or _apart(f"gradient of {name}", local(grad), held, allowed)
+                found.append(_apart(f"gradient of {name}", local(grad), held, allowed))
                 if mine.grad is not None:
                     local(grad).copy_(held)
         self._agree(found)
@@ -343,22 +345,22 @@ class _Comparison:
     @torch.no_grad()
     def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
         """Raise where weights differ by more than rounding and a share of their move."""
-        found = None
+        found = []
         for index, (name, full, mine) in enumerate(self._parameters()):
             held = _as_held(full, mine)
             allowed = NEXT * _eps(full) * held.abs()
             if starts is not None:
                 allowed = allowed + self._share(full) * _size(full - starts[index])
-            found = found or _apart(f"{what} of {name}", local(mine), held, allowed)
+            found.append(_apart(f"{what} of {name}", local(mine), held, allowed))
         self._agree(found)
 
     @torch.no_grad()
     def _check_buffers(self) -> None:
-        found, mine = None, self._tested.module.buffers()
-        for (name, buffer), own in zip(self._whole.module.named_buffers(), mine, strict=True):
-            allowed = self._share(buffer) * _size(buffer)
-            found = found or _apart(f"buffer {name}", own, buffer, allowed)
-        self._agree(found)
+        mine, full = self._tested.module.buffers(), self._whole.module.named_buffers()
+        self._agree(
+            _apart(f"buffer {name}", own, buffer, self._share(buffer) * _size(buffer))
+            for (name, buffer), own in zip(full, mine, strict=True)
+        )
 
     @torch.no_grad()
     def _move(self, starts: list[Tensor]) -> None:
@@ -390,13 +392,13 @@ class _Comparison:
 
     def _check_outputs(self) -> None:
         """Raise where the outputs or the loss of an evaluation differ."""
-        found, expected = None, self._outputs(self._whole)
+        expected, what = self._outputs(self._whole), "output in an evaluation"
         with self._failing():
             outputs = self._outputs(self._tested)
-        for mine, full in zip(outputs, expected, strict=True):
-            allowed = self._share(full, GRADIENTS) * _size(full)
-            found = found or _apart("output in an evaluation", mine, full, allowed)
-        self._agree(found)
+        self._agree(
+            _apart(what, mine, full, self._share(full, GRADIENTS) * _size(full))
+            for mine, full in zip(outputs, expected, strict=True)
+        )
 
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
@@ -415,10 +417,11 @@ class _Comparison:
     def _share(self, tensor: Tensor, least: Mapping[str, float] = UPDATES) -> float:
         return max(least[self._worker.device.type], NEXT * _eps(tensor))
 
-    def _agree(self, found: str | None) -> None:
+    def _agree(self, found: Iterable[str | None]) -> None:
         """Raise where any worker has found a difference; a collective."""
-        every = filter(None, collectives.gather_across_workers(found))
-        if (first := next(every, None)) is None:
+        mine = next(filter(None, found), None)
+        first = next(filter(None, collectives.gather_across_workers(mine)), None)
+        if first is None:
             return
         fix = (
             "let the optimizer keep all its state in self.state"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
@@ -62,11 +62,14 @@ def _note_batch(error: Exception, config: RunConfig) -> None:
     batch = next((value for value in values if isinstance(value, Batch)), None)
     if batch is None or not hasattr(error, "add_note"):  # Python 3.10
         return
-    tensors = [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
-    given = (f"{name} {described(tensor)}" for name, tensor in tensors)
+    given = (f"{name} {described(tensor)}" for name, tensor in _named(batch))
     chosen = {"model": config.model, "task": config.task}
     of = (f"{key}={getattr(one, 'target', one.name)}" for key, one in chosen.items())
     error.add_note(f"{NOTE}{', '.join(of)}, given {', '.join(given)}")
+
+
+def _named(batch: Batch) -> list[tuple[str, Tensor]]:
+    return [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
 
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
@@ -248,8 +251,7 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
     """Return the tensors of a batch that are not finite by name, with a message where."""
     batch, indices = next(loader.epoch(epoch, skip=number)), loader.indices(epoch, number)
     found = {}
-    inputs, targets = named_leaves(batch.inputs, "inputs"), named_leaves(batch.targets, "targets")
-    for name, tensor in (*inputs, *targets):
+    for name, tensor in _named(batch):
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
             rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.groups import NamedModel, Plateau, TargetScheduler
-from expt.config.kinds import metrics_of
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
@@ -30,6 +29,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.optimizer_state import Earlier, carry_over
 from expt.training.sharding import is_sharded, scattered
+from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 
 _FIX = "save it by torch.save(model.state_dict(), FILE)"
@@ -243,20 +243,8 @@ def _carry_over(
     warns: bool,
 ) -> None:
     # `optimizer` is that of `before`, without its state, which is in `saved`.
-    optim.scale_lr(
-        optimizer,
-        before.lr_scaling,
-        before.batch_size / (before.base_batch_size or before.batch_size),
-    )
     steps_per_epoch = saved.get("steps_per_epoch") or 1
-    total_steps = before.epochs * steps_per_epoch
-    scheduler = optim.build_scheduler(
-        before.scheduler,
-        optimizer,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=min(total_steps, before.max_steps or total_steps),
-        better=metrics_of(before.task),
-    )
+    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if warns and not same_optimizer:
         was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)

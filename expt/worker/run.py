@@ -39,7 +39,7 @@ from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
-from expt.worker.steps import Agreement
+from expt.worker.steps import Agreement, SaveTimes
 
 Observe = Callable[..., Observer]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -94,7 +94,7 @@ class Run:
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
         self.agreement = Agreement(worker)
-        self.save_times = build.build_save_times(config, worker)
+        self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         self.steps = build.build_steps(
@@ -105,10 +105,10 @@ class Run:
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
+        begun: Mapping[str, Any] = {}
         if source is not None:
             self._resume(source)
-        begun: Mapping[str, Any] = {}
-        if source is None:
+        else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
             )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from expt import signals
+from expt.config.schema import Checkpoint
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
@@ -53,19 +54,12 @@ class Steps:
 
 
 class SaveTimes:
-    """When a checkpoint is due; None is never."""
+    """When a checkpoint is due."""
 
     def __init__(
-        self,
-        *,
-        every_steps: int | None,
-        every_epochs: int | None,
-        every_minutes: float | None,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: Checkpoint, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._every_steps, self._every_epochs = every_steps, every_epochs
-        self._every_minutes = every_minutes
-        self._clock, self._saved_at = clock, clock()
+        self._settings, self._clock, self._saved_at = settings, clock, clock()
 
     def saved(self) -> None:
         """Count the minutes from now."""
@@ -73,16 +67,18 @@ class SaveTimes:
 
     def is_due_by_clock(self) -> bool:
         """Return whether so many minutes have passed."""
-        minutes = self._every_minutes
+        minutes = self._settings.every_minutes
         return minutes is not None and self._clock() - self._saved_at > minutes * 60
 
     def is_due_by_steps(self, position: Position) -> bool:
         """Return whether the last step is one of every so many."""
-        return bool(self._every_steps and position.step % self._every_steps == 0)
+        every = self._settings.every_steps
+        return bool(every and position.step % every == 0)
 
     def is_due_after_epoch(self, position: Position) -> bool:
         """Return whether one is due, for any reason, at the end of an epoch."""
-        by_epochs = bool(self._every_epochs and position.epoch % self._every_epochs == 0)
+        every = self._settings.every_epochs
+        by_epochs = bool(every and position.epoch % every == 0)
         return by_epochs or self.is_due_by_steps(position) or self.is_due_by_clock()
 
 

@@ -122,9 +122,8 @@ def test_the_initialisation() -> None:
 
 
 def test_the_length_of_the_run() -> None:
-    data, _ = built("batch_size=64")
-    assert total_steps(config("batch_size=64", "epochs=3"), data) == 3 * 20
-    assert total_steps(config("batch_size=64", "epochs=3", "max_steps=7"), data) == 7
+    assert total_steps(config("batch_size=64", "epochs=3"), 20) == 3 * 20
+    assert total_steps(config("batch_size=64", "epochs=3", "max_steps=7"), 20) == 7
     _, learner = built("batch_size=64", "epochs=2", "scheduler=one_cycle", "max_steps=9")
     assert learner.scheduler.state_dict()["total_steps"] == 9
 

@@ -42,7 +42,7 @@ def test_a_tasks_state_is_resumed(train_alone: TrainAlone) -> None:
 def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
     done = train_together(2, "max_steps=3", *of("Saved"), name="two")
     state = checkpoint.load(done.folder / "checkpoints" / "last.pt")
-    first, second = (one["task"]["state_dict"] for one in state["workers"])
+    first, second = (one["task"]["state"] for one in state["workers"])
     assert first != second
 
 
