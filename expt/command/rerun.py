@@ -110,8 +110,8 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files differ now")
     if before and before.weights != content.weights:
         found.append("weights: the file differs now")
-    is_other = before and content.code not in (None, before.code)  # None: not found, is reported
-    if is_other or user_code.changed(then):
+    is_found = before and content.code is not None  # else that is reported
+    if is_found and (before.code != content.code or user_code.changed(then)):
         found.append("the source of the run's custom classes differs now")
     return found
 

@@ -121,9 +121,7 @@ def _scaled(drawn: Tensor, number: int) -> Tensor:
     return (drawn.long() * number >> _BITS)[:, None]
 
 
-_MIXING_SEED = (
-    20_261_123  # sets these numbers apart from the order of the samples and from what augments them
-)
+_MIXING_SEED = 20_261_123  # sets these numbers apart from the order and the augmentation
 
 
 class Box(NamedTuple):

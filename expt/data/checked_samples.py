@@ -74,11 +74,8 @@ def to_tensor(image: Any) -> Tensor:
         if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
             image = in_mode(image, "RGB")
         # A copy: arrays of PIL and of memory maps are read-only.
-        tensor = (
-            torch.from_numpy(np.array(image))
-            if hasattr(image, "__array_interface__")
-            else torch.empty(0)
-        )
+        is_array = hasattr(image, "__array_interface__")
+        tensor = torch.from_numpy(np.array(image)) if is_array else torch.empty(0)
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
     if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
         raise DataError(f"expected an image of uint8 or float, CHW, found {described(image)}")
