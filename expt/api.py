@@ -130,6 +130,7 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     differs now, and where the numbers do. Raises as `run` does.
 
     >>> again = expt.rerun(result.folder)
+    1,293 train, 144 val, 360 test; 10 classes
     epoch 1/1  step ...
     repeated     the same numbers in all ... metrics
     >>> again.metrics["loss/test"] == result.metrics["loss/test"]

@@ -214,9 +214,8 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     if rule == "unexpected_keyword_argument":
         near = did_you_mean(path[-1], keys.names_beside(path, node, root))
         if len(path) == 1 and isinstance(value, Mapping):
-            return (
-                f"{key}: there is no such key; a group's own YAML begins with # @package _global_"
-            )
+            begins = "a group's own YAML begins with # @package _global_"
+            return f"{key}: there is no such key; {begins}"
         return f"{key}={value!r}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)
@@ -226,9 +225,8 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         chosen = kind(value) if isinstance(value, Mapping) else value
         if chosen is None:
             return f"{key}: names none of {', '.join(names)}; its YAML needs a name: or a _target_:"
-        return (
-            f"{key}.name={chosen}: not one of {', '.join(names)}.{did_you_mean(str(chosen), names)}"
-        )
+        near = did_you_mean(str(chosen), names)
+        return f"{key}.name={chosen}: not one of {', '.join(names)}.{near}"
     if rule == "literal_error":
         names = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
         if len(names) > FEW:

@@ -6,6 +6,7 @@ A rule yields the key at fault, what is wrong with its value, and how to fix it.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -348,12 +349,8 @@ def _objective(config: RunConfig) -> list[str]:
 def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     """Return the tags that are measured of these splits."""
     metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
-    return [
-        f"{name}/{split}"
-        for name in metrics
-        for split in splits
-        if split != "train" or name not in untrained
-    ]
+    pairs = itertools.product(metrics, splits)
+    return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
 
 
 def measured_each_epoch(config: RunConfig) -> list[str]:

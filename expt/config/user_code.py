@@ -304,9 +304,8 @@ def _called(
     except Exception as error:
         if not _is_mistake(error):
             raise
-        given = ", ".join(
-            f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items()
-        )
+        shown = {key: reprlib.repr(secrets.hidden(value)) for key, value in typed.items()}
+        given = ", ".join(f"{key}={value}" for key, value in shown.items())
         frame = own_frame(error)
         where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
@@ -327,10 +326,8 @@ def _is_mistake(error: Exception) -> bool:
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the `offered` keyword arguments that the constructor of `cls` takes."""
-    parameters = _parameters(cls)
-    return {
-        name: at for name, at in offered.items() if _takes_any(parameters) or name in parameters
-    }
+    known = _parameters(cls)
+    return {name: x for name, x in offered.items() if _takes_any(known) or name in known}
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
@@ -375,10 +372,8 @@ def _check_named(path: Any) -> None:
 def _refuse_python_s(path: str, module: str) -> None:
     """Raise ConfigError for a class of Python's library: no base is known to check it against."""
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(
-            f"_target_={path}: refused, it is of Python's own library; name a class of a"
-            " package, or your own"
-        )
+        fix = "name a class of a package, or your own"
+        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
 
 
 def _made(value: Any) -> Any:

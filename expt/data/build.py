@@ -273,8 +273,8 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
         fits = num_samples // parts * parts
         smaller = f"batch_size={fits}, or " if fits else ""
         raise DataError(
-            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; "
-            f"use {smaller}drop_last=false"
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
+            f" {smaller}drop_last=false"
         )
 
 
@@ -352,11 +352,9 @@ class EvaluationData:
     def batches(self) -> Iterator[Batch]:
         """Yield this worker's samples, each once over all workers, in their order."""
         for batch in itertools.chain.from_iterable(loader.evaluation() for loader in self.loaders):
-            yield (
-                batch
-                if self.numbers is None
-                else batch._replace(targets=self.numbers[batch.targets])
-            )
+            if self.numbers is not None:
+                batch = batch._replace(targets=self.numbers[batch.targets])
+            yield batch
 
 
 def load(
@@ -476,8 +474,7 @@ def _numbers(
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
             f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not"
-            " know; it has "
-            f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
+            f" know; it has {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
             f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):

@@ -59,9 +59,7 @@ def cache_dir() -> Path:
         return Path(base) / "expt"
     try:
         return Path.home() / ".cache" / "expt"
-    except (
-        RuntimeError
-    ):  # neither HOME nor an entry in passwd: a container's user that is a mere number
+    except RuntimeError:  # neither HOME nor passwd know a container's user, a mere number
         return Path(tempfile.gettempdir()) / f"expt-cache-{os.getuid()}"
 
 
@@ -337,7 +335,7 @@ class Checksums:
 
     def __init__(self, name: str) -> None:
         self._path = cache_dir() / "checksums" / f"{name}.json"
-        self._known: dict[str, Any] = {}  # no lists, which Python's garbage collector would visit
+        self._known: dict[str, str] = {}  # no lists, which Python's garbage collector would visit
         self._changed = False
 
     @classmethod
@@ -348,7 +346,8 @@ class Checksums:
     def __enter__(self) -> Checksums:
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
-            self._known = known if isinstance(known, dict) else {}
+            known = known.items() if isinstance(known, dict) else ()
+            self._known = {key: text for key, text in known if isinstance(text, str)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -370,36 +369,33 @@ class Checksums:
 
     def known(self, path: str) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
-        with contextlib.suppress(OSError):
-            return self._kept(path, "", state_of(path))
-        return None
+        return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 
     def noted(self, key: str) -> str | None:
         """Return what was noted under a key, which names contents by their MD5."""
-        found = self._known.get(key)
-        return found if isinstance(found, str) else None
+        return self._known.get(key)
 
     def note(self, key: str, text: str) -> None:
         """Note a text."""
         self._known[key], self._changed = text, True
 
-    def _kept(self, path: str | Path, what: str, state: list[int]) -> str | None:
-        before, _, kept = str(self._known.get(f"{os.path.abspath(path)} {what}")).partition("|")
+    def _kept(self, key: str, state: list[int]) -> str | None:
+        before, _, kept = self._known.get(key, "").partition("|")
         return kept if before == str(state) else None
 
     def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         """Return what `read` has made of a file, which is called again if the file has changed."""
+        key = f"{os.path.abspath(path)} {what}"
         try:
             state = state_of(path)
-            if (kept := self._kept(path, what, state)) is not None:
+            if (kept := self._kept(key, state)) is not None:
                 return kept
             found = read()
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             raise DataError(
                 f"{path} is damaged or cannot be read ({error}); fix or replace it"
             ) from error
-        self._known[f"{os.path.abspath(path)} {what}"] = f"{state}|{found}"
-        self._changed = True
+        self.note(key, f"{state}|{found}")
         return found
 
 

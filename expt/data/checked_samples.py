@@ -74,11 +74,8 @@ def to_tensor(image: Any) -> Tensor:
         if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
             image = in_mode(image, "RGB")
         # A copy: arrays of PIL and of memory maps are read-only.
-        tensor = (
-            torch.from_numpy(np.array(image))
-            if hasattr(image, "__array_interface__")
-            else torch.empty(0)
-        )
+        is_array = hasattr(image, "__array_interface__")
+        tensor = torch.from_numpy(np.array(image)) if is_array else torch.empty(0)
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
     if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
         raise DataError(f"expected an image of uint8 or float, CHW, found {described(image)}")
@@ -102,11 +99,8 @@ def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
     """Return a sample (`what`, `label`). Raise DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
-    found = (
-        f"{len(sample)} values"
-        if isinstance(sample, list | tuple)
-        else f"a {type(sample).__name__}"
-    )
+    is_some = isinstance(sample, list | tuple)
+    found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
     raise DataError(f"it is {found}, expected ({what}, {label})")
 
 

@@ -130,10 +130,11 @@ def _of_classes(
         )
     _refuse_channels_last(dataset.target, shape)
     seconds = _seconds(dataset, train)
-    to_train, to_test = (
-        image_part(part, shape, num_workers, len(names), sample_s=seconds) for part in (train, test)
-    )
-    return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
+    parts = {
+        name: image_part(part, shape, num_workers, len(names), sample_s=seconds)
+        for name, part in (("train", train), ("test", test))
+    }
+    return of_images(shape, names, parts, classes=_classes_of(train))
 
 
 def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:

@@ -104,26 +104,18 @@ def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[s
         for part, known in PARTS.items()
         if any(each in names for each in known)
     } or {"train": Path(root)}
-    for part in splits or ():
-        if part not in found:
-            raise DataError(f"dataset.splits: {root} has no {part}, only {', '.join(found)}")
+    if missing := {*(splits or ())}.difference(found):
+        raise DataError(f"dataset.splits: {root} has no {missing.pop()}, only {', '.join(found)}")
     return {part: path for part, path in found.items() if splits is None or part in splits}
 
 
 def names_of_parts(root: str | Path, splits: Sequence[str] | None = None) -> list[str]:
-    """Return every picture of the parts by its path below `root`, sorted.
-
-    Raise DataError for one that is no file.
-    """
-    names = sorted(
+    """Return every picture of the parts by its path below `root`, sorted."""
+    return sorted(
         os.path.relpath(path, root)
         for folder in parts_there(root, splits).values()
         for path in files_below(folder, picture_suffixes())
     )
-    for name in names:
-        if not os.path.isfile(path := os.path.join(root, name)):
-            raise DataError(f"dataset.root={root}: {path} is no file, or leads nowhere; remove it")
-    return names
 
 
 def read_of(paths: Iterable[str], root: str | Path, splits: Sequence[str] | None) -> list[str]:
@@ -352,13 +344,8 @@ def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> 
     return found[0]
 
 
-def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], fitted to a size, if there is one."""
-    return pixels_of(open_picture(path, MODES[channels]), image_size, channels)
-
-
 def pixels_of(picture: Any, image_size: tuple[int, int] | None, channels: int) -> np.ndarray:
-    """Return the pixels of a picture as `decode` does."""
+    """Return a picture as uint8 [height, width, channels], fitted to a size, if there is one."""
     import numpy as np
 
     pixels = np.array(picture if image_size is None else fit(picture, image_size))

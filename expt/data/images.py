@@ -27,13 +27,23 @@ Scales = Mapping[str, Sequence[float]]
 """By the name of a target its mean and deviation, which it is given in units of."""
 
 
+def of_parts(
+    shape: Shape, number: int, parts: Mapping[str, Part], target: Tensor, **more: Any
+) -> Source:
+    """Return a source of images of one shape, for so many outputs; targets are like `target`."""
+    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
+    train = parts.get("train", NOTHING)
+    more = {"class_names": (), "classes": torch.zeros(train.size), "val": parts.get("val"), **more}
+    example = torch.zeros(shape), target
+    return Source(shapes, example=example, train=train, test=parts.get("test"), **more)
+
+
 def of_images(
-    shape: Shape, class_names: Sequence[str], train: Part, test: Part | None, **more: Any
+    shape: Shape, class_names: Sequence[str], parts: Mapping[str, Part], **more: Any
 ) -> Source:
     """Return a source of images of one shape, each of one class."""
-    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": len(class_names)}
-    example = torch.zeros(shape), torch.zeros((), dtype=torch.int64)
-    return Source(shapes, tuple(class_names), example, train, test, **more)
+    label, names = torch.zeros((), dtype=torch.int64), tuple(class_names)
+    return of_parts(shape, len(names), parts, label, class_names=names, **more)
 
 
 def of_arrays(
@@ -53,8 +63,8 @@ def of_arrays(
         len(class_names),
         memory=in_memory((images, labels), device),
     )
-    others: Any = {"classes": labels, "in_random_order": True}
-    return of_images(shape, class_names, to_train, in_memory(test, device), **others)
+    parts = {"train": to_train, "test": in_memory(test, device)}
+    return of_images(shape, class_names, parts, classes=labels, in_random_order=True)
 
 
 def in_memory(arrays: Sequence[Any], device: torch.device) -> Part:
@@ -227,10 +237,7 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    train = parts.get("train", NOTHING)
-    others: Any = {"val": parts.get("val")}
-    others["classes"] = torch.zeros(train.size) if labels is None else labels
-    return of_images(shape, class_names, train, parts.get("test"), **others)
+    return of_images(shape, class_names, parts, **({} if labels is None else {"classes": labels}))
 
 
 def row(target: Any) -> Tensor:
@@ -265,11 +272,9 @@ def of_numbers(
             for part, each in scaled.items()
         }
         number, values = targets.shape[1], scale(targets)
-        shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
-        example, alike = (torch.zeros(shape), torch.zeros(number)), torch.zeros(len(targets))
-        more |= {"val": parts.get("val"), "normalises": True, "target_names": tuple(names)}
+        more |= {"normalises": True, "target_names": tuple(names)}
         more |= {"targets_of": values.__getitem__}
-        return Source(shapes, (), example, parts["train"], parts.get("test"), alike, **more)
+        return of_parts(shape, number, parts, torch.zeros(number), **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()

@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from expt.data.checked_samples import labelled
-from expt.data.image_files import (
-    MaskValues,
-    numbers_of_mask,
-    open_picture,
-    stretch,
-)
-from expt.data.images import Pictures, image_part, of_one_shape
-from expt.data.source import NOTHING, Source
+from expt.data.image_files import MaskValues, numbers_of_mask, open_picture, stretch
+from expt.data.images import Pictures, image_part, of_one_shape, of_parts
+from expt.data.source import Source
 from expt.errors import DataError
 
 
@@ -83,12 +78,10 @@ def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: in
         part: image_part(each, shape, num_workers, eval_as_training=True)
         for part, each in sets.items()
     }
-    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": num_classes}
-    example = torch.zeros(shape), torch.zeros(shape[1:], dtype=torch.int64)
-    train = parts.get("train", NOTHING)
-    more: dict[str, Any] = {"val": parts.get("val"), "normalises": True, "moves": False}
+    more: dict[str, Any] = {"normalises": True, "moves": False}
     more |= {"targets_of": sets["train"].occurring} if "train" in sets else {}
-    return Source(shapes, (), example, train, parts.get("test"), torch.zeros(train.size), **more)
+    mask = torch.zeros(shape[1:], dtype=torch.int64)
+    return of_parts(shape, num_classes, parts, mask, **more)
 
 
 def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:

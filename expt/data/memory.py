@@ -82,11 +82,9 @@ class InMemoryLoader(Loader):
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for inputs, targets, block in prefetched(self._blocks(order, pieces), self._device):
             size = len(inputs) // len(block)
-            sizes, weightless = (
-                itertools.repeat(block[0].global_size),
-                itertools.repeat(block[0].weightless),
-            )
-            yield from map(Batch, inputs.split(size), targets.split(size), sizes, weightless)
+            _, global_size, weightless = _size(block[0])
+            for one, its in zip(inputs.split(size), targets.split(size), strict=True):
+                yield Batch(one, its, global_size, weightless)
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         """Yield several batches at a time: the calls of a gather cost more than what it moves."""
@@ -175,15 +173,12 @@ def _source(
     classes = targets if rows.class_names else torch.zeros(len(train))
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
+    # An image of one row and one channel, so that a model of images may flatten it.
+    shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
+    shapes["num_classes"] = len(rows.class_names or rows.target_names)
     return Source(
-        _shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more
+        shapes, rows.class_names, example, each["train"], each.get("test"), classes, **more
     )
-
-
-def _shapes(rows: Rows) -> Mapping[str, Any]:
-    """Return an image of one row and one channel, so that a model of images may flatten it."""
-    outputs = len(rows.class_names or rows.target_names)
-    return {"channels": 1, "image_size": (1, rows.features.shape[1]), "num_classes": outputs}
 
 
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -203,14 +198,13 @@ def standardised(
     shifted.
     """
     found: dict[str, tuple[float, float]] = {}
-    if standardises[0]:
-        features, scales = _at_unit_scale(rows.features, training)
-        rows = rows._replace(features=features)
-        found |= dict(zip(rows.feature_names, scales, strict=True))
-    if standardises[1] and not rows.class_names:
-        targets, scales = _at_unit_scale(rows.targets, training)
-        rows = rows._replace(targets=targets)
-        found |= dict(zip(rows.target_names, scales, strict=True))
+    targets_too = standardises[1] and not rows.class_names
+    for kind, is_so in (("feature", standardises[0]), ("target", targets_too)):
+        if is_so:
+            values, scales = _at_unit_scale(getattr(rows, f"{kind}s"), training)
+            changed: dict[str, Any] = {f"{kind}s": values}
+            rows = rows._replace(**changed)
+            found |= dict(zip(getattr(rows, f"{kind}_names"), scales, strict=True))
     return rows, found
 
 
@@ -232,35 +226,21 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
     targets = trained_on.get("target_names") or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
-    features = trained_on["feature_names"]
-    for key, wanted, there in (
-        ("features", features, rows.feature_names),
-        ("targets", targets, rows.target_names),
-    ):
+    scales = trained_on.get("standardised", {})
+    for kind, wanted in (("feature", trained_on["feature_names"]), ("target", targets)):
+        there = getattr(rows, f"{kind}_names")
         if missing := [name for name in wanted if name not in there]:
             raise ConfigError(
-                f"dataset.{key}: there is no {missing[0]}, which the run was trained with"
+                f"dataset.{kind}s: there is no {missing[0]}, which the run was trained with"
                 f".{did_you_mean(missing[0], there)}"
             )
-    scales = trained_on.get("standardised", {})
-    columns = [rows.feature_names.index(name) for name in features]
-    rows = rows._replace(
-        features=_scaled(scales, features, rows.features[:, columns]), feature_names=tuple(features)
-    )
-    if rows.class_names:
-        return rows
-    columns = [rows.target_names.index(name) for name in targets]
-    return rows._replace(
-        targets=_scaled(scales, targets, rows.targets[:, columns]), target_names=tuple(targets)
-    )
-
-
-def _scaled(
-    scales: Mapping[str, Sequence[float]], names: Sequence[str], values: np.ndarray
-) -> np.ndarray:
-    mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in names]).T
-    found: np.ndarray = (values - mean) / std
-    return found
+        if kind == "target" and rows.class_names:
+            break
+        columns = [there.index(name) for name in wanted]
+        mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in wanted]).T
+        values = (getattr(rows, f"{kind}s")[:, columns] - mean) / std
+        rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
+    return rows
 
 
 NO_TARGET = -100
@@ -308,11 +288,8 @@ class Windows:
             first = self._start + index * self.context
             found = self._tokens(first, min(first + self.context + 1, self._stop))
             row[: len(found)] = found
-        inputs, targets = (
-            torch.from_numpy(tokens[:, :-1].copy()),
-            torch.from_numpy(tokens[:, 1:].copy()),
-        )
-        return inputs.clamp_(min=0), targets
+        inputs = torch.from_numpy(tokens[:, :-1].copy()).clamp_(min=0)
+        return inputs, torch.from_numpy(tokens[:, 1:].copy())
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
         """Return tokens of the whole text, over the ends of files."""
@@ -343,13 +320,8 @@ class TextLoader(Loader):
     def _read(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
             inputs, targets = self._windows.read(order[piece.start : piece.stop].tolist())
-            device = self._options.device
-            yield Batch(
-                to_device(inputs, device),
-                to_device(targets, device),
-                piece.global_size,
-                piece.weightless,
-            )
+            inputs, targets = (to_device(each, self._options.device) for each in (inputs, targets))
+            yield Batch(inputs, targets, piece.global_size, piece.weightless)
 
 
 def of_extents(

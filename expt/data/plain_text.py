@@ -18,32 +18,26 @@ _HEAD = 4096
 def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
     """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
     with path.open("rb") as file:
-        if (at := file.read(_HEAD).find(b"\0")) >= 0:
-            raise _refused(path, at, 1, "utf-16")
+        if b"\0" in file.read(_HEAD):
+            raise _not_utf8(path)
     with path.open(encoding=encoding, newline="") as text:
         try:
             yield text
+        except UnicodeDecodeError:
+            raise _not_utf8(path) from None
+
+
+def _not_utf8(path: Path) -> DataError:
+    content, encoding = path.read_bytes(), "utf-16"
+    if (at := content.find(b"\0", 0, _HEAD)) < 0:
+        try:
+            content.decode()
         except UnicodeDecodeError as error:
-            raise _not_utf8(path) or error from None
-
-
-def _not_utf8(path: Path) -> DataError | None:
-    """Find the byte: a decoder counts from the begin of what it was given."""
-    start = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                is_wide = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                encoding = "utf-16" if number == 1 and is_wide else "latin1"
-                return _refused(path, start + error.start, number, encoding)
-            start += len(line)
-    return None
-
-
-def _refused(path: Path, at: int, line: int, encoding: str) -> DataError:
+            at = error.start
+        if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            encoding = "latin1"
     fix = f"iconv -f {encoding} -t utf8 {path.name} > utf8_{path.name}"
+    line = content.count(b"\n", 0, at) + 1
     return DataError(
         f"{path}: is not UTF-8 at byte {at}, in line {line}; convert it, such as {fix}"
     )

@@ -125,9 +125,6 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
 def are_images(class_names: Sequence[str], example: Any) -> bool:
     """Return whether samples like `example` are images [C, H, W] of pixels, each of one class."""
     inputs = example[0]
-    return (
-        bool(class_names)
-        and isinstance(inputs, Tensor)
-        and inputs.dim() == 3
-        and inputs.is_floating_point()
-    )
+    if not class_names or not isinstance(inputs, Tensor):
+        return False
+    return inputs.dim() == 3 and inputs.is_floating_point()

@@ -113,9 +113,8 @@ def export(
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and ("channels" not in data or config.dataset.passes_as_is):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    module = trained.model
-    if preprocess:
-        module = Complete(trained, scaled=config.task.TARGETS == "numbers")
+    is_scaled = config.task.TARGETS == "numbers"
+    module = Complete(trained, scaled=is_scaled) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))

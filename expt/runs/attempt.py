@@ -290,7 +290,7 @@ def _identified(config: RunConfig, content: Content) -> Record:
 
 
 LOG = "log: "
-RAISED = " raised\n\n"
+RAISED, NOTE = " raised\n\n", "of model="
 """Between the rank that raised and its traceback, in the text of a run's error."""
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
@@ -364,7 +364,7 @@ def read_error(path: Path) -> Raised | None:
 def mistake_in(error: str) -> str:
     """Return the traceback of a mistake in code; "" where another attempt may succeed."""
     traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    name = traceback_alone.rpartition("\n")[2].partition(":")[0]
+    name = traceback_alone.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
     return traceback_alone if name in MISTAKES else ""
 
 
@@ -373,6 +373,7 @@ def in_one_line(error: str, *, with_log: bool = True) -> str:
     first, *rest = error.strip().splitlines() or [""]
     # A traceback's last line is the exception; its log path comes after. A list of problems follows
     # its own head.
-    cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
+    about = (LOG, NOTE)
+    cause = next((line.strip() for line in rest[::-1] if line and not line.startswith(about)), "")
     log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
     return f"{first}{': ' + cause if cause else ''}{log}"

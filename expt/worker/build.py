@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt import machine
+from expt import machine, signals
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
@@ -45,7 +47,7 @@ from expt.training.learner import Learner, Phases, Position, ema_of, parameters_
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
-from expt.worker import parallel
+from expt.worker import parallel, watchdog
 from expt.worker.steps import StepProfiler, Steps
 
 
@@ -89,8 +91,17 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     done = threading.Event()
 
     def beats() -> None:
-        while not done.wait(BEAT_S):
+        began = time.monotonic()
+        patience_s = config.timeout_s
+        while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
             beat()
+            if time.monotonic() - began > patience_s:
+                patience_s = math.inf
+                warn(
+                    f"dataset.target={custom}: rank {worker.rank} is still constructing it or"
+                    f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
+                    f" here\n\n{watchdog.main_stack()}"
+                )
 
     thread = threading.Thread(target=beats, name="construction", daemon=True)
     thread.start()

@@ -28,7 +28,7 @@ from expt.errors import (
     TimedOut,
     first_line,
 )
-from expt.runs.attempt import LOST
+from expt.runs.attempt import LOST, NOTE
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -65,7 +65,7 @@ def _note_batch(error: Exception, config: RunConfig) -> None:
     given = (f"{name} {described(tensor)}" for name, tensor in _named(batch))
     chosen = {"model": config.model, "task": config.task}
     of = (f"{key}={getattr(one, 'target', one.name)}" for key, one in chosen.items())
-    error.add_note(f"of {', '.join(of)}, given {', '.join(given)}")
+    error.add_note(f"{NOTE}{', '.join(of)}, given {', '.join(given)}")
 
 
 def _named(batch: Batch) -> list[tuple[str, Tensor]]:

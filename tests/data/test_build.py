@@ -19,7 +19,7 @@ from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
 from expt.data.images import Pairs, Pictures
 from expt.data.kinds.custom import Custom
-from expt.data.kinds.image_folder import ImageFolder, Listing, list_images, list_parts
+from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.data.kinds.originals import Digits, Synthetic
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
@@ -59,7 +59,7 @@ def folder_config(root: Path, **options: Any) -> ImageFolder:
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    images = image_files(list_images(write_folder(tmp_path), "test"))
+    images = image_files(list_parts(write_folder(tmp_path))["test"])
     assert len(images) == 6
     image, label = images[4]
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)

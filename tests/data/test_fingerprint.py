@@ -310,7 +310,7 @@ def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     root = images(tmp_path / "one")
     (root / "train/cat/x.png").symlink_to("nothing")
-    with pytest.raises(DataError, match=r"x\.png is no file, or leads nowhere"):
+    with pytest.raises(DataError, match=r"x\.png is damaged or cannot be read"):
         digits_of(folder(root))
 
 

@@ -19,12 +19,16 @@ from PIL import Image
 from expt.config.kinds import Augment
 from expt.data import cache as theirs
 from expt.data import image_files
-from expt.data.image_files import decode
+from expt.data.image_files import open_picture, pixels_of
 from expt.data.kinds import image_folder
-from expt.data.kinds.image_folder import ImageFolder, list_images
+from expt.data.kinds.image_folder import ImageFolder, list_parts
 from expt.errors import ConfigError, DataError
 
 SIZE = (6, 8)
+
+
+def decode(path: str, size: tuple[int, int] | None) -> np.ndarray:
+    return pixels_of(open_picture(path, "RGB"), size, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,7 @@ def test_the_images_are_decoded_once_on_all_cores(
     dataset = config(root)
     dataset.prepare()
     assert len(entries(cache)) == 2
-    listing = list_images(root, "train")
+    listing = list_parts(root)["train"]
     expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
     monkeypatch.setattr(image_folder, "pixels_of", None)
     dataset.prepare()
@@ -110,7 +114,7 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
 
 def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
     config(root).prepare()
-    listing = list_images(root, "test")
+    listing = list_parts(root)["test"]
     shutil.copy(listing.files[1], listing.files[0])
     assert image_folder.decoded_folder(listing, config(root)) is None
     config(root).prepare()
@@ -144,7 +148,7 @@ def test_a_cache_that_cannot_be_written(
     with pytest.raises(DataError, match=r"dataset.cache=true: .*file/cache cannot be written"):
         config(root, cache=True).prepare()
     config(root).prepare()
-    assert image_folder.decoded_folder(list_images(root, "test"), config(root)) is None
+    assert image_folder.decoded_folder(list_parts(root)["test"], config(root)) is None
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -198,7 +202,7 @@ def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
     datasets: Any = importlib.import_module("torchvision.datasets")
     functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
     theirs = datasets.ImageFolder(root / "train")
-    listing = list_images(root, "train")
+    listing = list_parts(root)["train"]
     assert list(zip(listing.files, listing.labels, strict=True)) == theirs.samples
     for path in listing.files[:3]:
         image = Image.open(path).convert("RGB")
@@ -221,20 +225,20 @@ def test_16_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
 
 
 def test_hidden_files_and_folders_are_no_data(root: Path) -> None:
-    before = list_images(root, "train")
+    before = list_parts(root)["train"]
     hidden = root / "train" / "cat" / ".ipynb_checkpoints"
     for folder in (hidden, root / "train" / ".trash"):
         folder.mkdir()
         shutil.copy(before.files[0], folder / "a.png")
     (root / "train" / "dog" / "._0.png").write_bytes(b"of a Mac")
-    assert list_images(root, "train") == before
+    assert list_parts(root)["train"] == before
 
 
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
-    before = list_images(root, "train").files
+    before = list_parts(root)["train"].files
     (root / "train" / "cat" / "back").symlink_to("..")
     (root / "train" / "cat" / "self").symlink_to(".")
-    assert list_images(root, "train").files == before
+    assert list_parts(root)["train"].files == before
 
 
 def test_what_a_killed_command_has_half_written_is_removed_by_the_next(

@@ -415,5 +415,5 @@ def test_a_metric_is_tried_out_before_anything_is_trained(world: Path, tmp_path:
     done = run(
         *words, cwd=world
     )  # by a process that has torchmetrics, which takes four seconds to import
-    assert re.fullmatch(r"error: task\.metrics\.f1: \w+: .*\n", done.stderr), done.stderr
+    assert re.fullmatch(r"error: task\.metrics\.f1: .*\n", done.stderr), done.stderr
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])

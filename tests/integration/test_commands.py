@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
 NO_SETTINGS = {
-    *as_typed("KEY device weights_only MASTER_PORT early_stop.metric split which folder quiet"),
+    *as_typed(
+        "KEY device weights_only MASTER_PORT early_stop.metric split which folder quiet"
+        " EXPT_TRUST_CODE"
+    ),
     *as_typed(
         "hydra.run.dir hydra.sweep.dir hydra.mode hydra/launcher hydra/callbacks hydra/sweeper"
     ),

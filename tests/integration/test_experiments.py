@@ -38,7 +38,7 @@ SOURCES: dict[str, dict[str, Any]] = {
         "epochs": 2,
     },
     "d2l_resnet18": {
-        "model.name": "resnet18", "model.stem": "small", "dataset.name": "fashion_mnist",
+        "model.name": "resnet18", "model.stem": "auto", "dataset.name": "fashion_mnist",
         "init.name": "normal", "init.std": 0.01, "optimizer.name": "sgd", "optimizer.lr": 0.1,
         "optimizer.momentum": 0.0, "lr_scaling": "linear", "base_batch_size": 256, "world_size": 2,
         "batch_size": 512, "epochs": 10,

@@ -96,7 +96,9 @@ class HuggingFace(Images):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every picture that is a file. Raise DataError for all that are damaged."""
         self._check()
-        names = [] if self.has_rows else of_suffix(sampled(self._files()), picture_suffixes())
+        names = (
+            [] if self.has_rows else of_suffix(sampled(names_below(self.path)), picture_suffixes())
+        )
         files = [(os.path.join(self.path, name),) for name in names]
         with Checksums.below(Path(self.path)) as sums:
             found = look_at(sums, "look", files, lambda path: look(path, None))
@@ -107,7 +109,7 @@ class HuggingFace(Images):
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
             raise ConfigError(_NEEDS)
-        if not self._files():
+        if not names_below(self.path):  # hidden ones are a download's
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
                 " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
@@ -116,11 +118,7 @@ class HuggingFace(Images):
     def fingerprint(self) -> str:
         """See DatasetConfig."""
         self._check()
-        return of_files(Path(self.path), self._files())
-
-    def _files(self) -> list[str]:
-        """Return its files below the folder; hidden ones are a download's."""
-        return names_below(self.path)
+        return of_files(Path(self.path), names_below(self.path))
 
     def open(
         self,
@@ -159,9 +157,7 @@ def _pictures(
 ) -> dict[str, Pictures]:
     from expt.data.images import Pictures, channels_of
 
-    rows: dict[str, Any] = {
-        part: _Rows(split, dataset, targets[part]) for part, split in splits.items()
-    }
+    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
     channels = channels_of(open_picture(rows["train"][0][0], name="row 0"), dataset.channels)
     return {part: Pictures(each, channels, dataset.image_size) for part, each in rows.items()}
 
@@ -250,29 +246,21 @@ def _table(
     """Return the rows of all parts one after the other, and where those of each are."""
     import numpy as np
 
-    features, targets = list[np.ndarray](), list[np.ndarray]()
-    names, places = tuple[str, ...](), dict[str, np.ndarray]()
+    names, classes, target_names = [*dataset.input], list[Any](), names_of(dataset.target)
+    features, targets, places = list[np.ndarray](), list[Any](), dict[str, np.ndarray]()
     for part, split in splits.items():
-        cells = {name: _column(split, name) for name in dataset.input}
-        values, feature_names = columns.numbers_of(
-            Path(dataset.path) / part, cells, [*dataset.input]
-        )
-        first = sum(len(each) for each in features)
-        places[part] = np.arange(first, first + len(values))
+        cells = {name: _column(split, name) for name in names}
+        values, feature_names = columns.numbers_of(Path(dataset.path) / part, cells, names)
+        places[part] = np.arange(len(values)) + sum(map(len, features))
         features.append(values)
-    target_names = names_of(dataset.target)
-    if task.TARGETS == "class":
-        known, numbers = _classes(dataset, splits)
-        targets, names = (
-            [np.array(each, np.int64) for each in numbers.values()],
-            tuple(map(str, known)),
-        )
-    else:
-        for part, split in splits.items():
+        if task.TARGETS != "class":
             values, target_names = _read_targets(dataset, part, split, task)
             targets.append(values)
+    if task.TARGETS == "class":
+        classes, numbers = _classes(dataset, splits)
+        targets = [np.array(each, np.int64) for each in numbers.values()]
     whole = np.concatenate(features), np.concatenate(targets)
-    return Rows(*whole, feature_names, target_names, names), places
+    return Rows(*whole, feature_names, target_names, tuple(map(str, classes))), places
 
 
 class _Rows:
@@ -316,11 +304,11 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
-    splits = {}
-    for part, names in PARTS.items():
-        split = next((found[name] for name in names if name in found), None)
-        if split is not None and len(split):
-            splits[part] = split
+    there = {
+        part: next((found[name] for name in names if name in found), ())
+        for part, names in PARTS.items()
+    }
+    splits: dict[str, Any] = {part: split for part, split in there.items() if len(split)}
     if "train" not in splits:
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to train on; its splits are"
@@ -331,20 +319,19 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     refuse_twice(chosen)
     for key, names in chosen.items():
         wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
+        wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
         for column in names:
-            for part, split in splits.items():
-                if column not in split.features:
-                    raise ConfigError(
-                        f"dataset.{key}={column}: {part} has no such column; its columns are"
-                        f" {', '.join(features)}"
-                    )
+            if lacking := [part for part, split in splits.items() if column not in split.features]:
+                raise ConfigError(
+                    f"dataset.{key}={column}: {lacking[0]} has no such column; its columns are"
+                    f" {', '.join(features)}"
+                )
             kind = type(features[column]).__name__
             if (kind == "Image") != wants_images:
-                there = getattr(features[column], "dtype", None) or kind
-                wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
+                holds = "images" if kind == "Image" else getattr(features[column], "dtype", kind)
                 raise DataError(
-                    f"dataset.{key}={column}: holds {'images' if kind == 'Image' else there}, and"
-                    f" is to hold {wanted if key == 'input' else wanted.split(',')[0]}"
+                    f"dataset.{key}={column}: holds {holds or kind}, and is to hold"
+                    f" {wanted if key == 'input' else wanted.partition(',')[0]}"
                 )
     return splits
 
@@ -352,8 +339,7 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     try:
-        # Else tqdm makes a lock for several processes, which Python reports at the end of a failed
-        # run.
+        # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:

@@ -74,10 +74,7 @@ class ImageFolder(Images):
 
     def parts(self) -> Collection[str]:
         """See DatasetConfig."""
-        return self._listings().keys()
-
-    def _listings(self) -> dict[str, Listing]:
-        return list_parts(self.root, self.splits)
+        return list_parts(self.root, self.splits).keys()
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image, and decode them into the cache, unless it is false or too small.
@@ -85,7 +82,7 @@ class ImageFolder(Images):
         For transforms none are decoded. Raise DataError that names all images that cannot be read,
         and where cache=true and the cache cannot be written.
         """
-        listings = self._listings()
+        listings = list_parts(self.root, self.splits)
         for part, listing in listings.items():
             listing.report(part)
         decodes = self.cache is not False and not self.transforms
@@ -144,7 +141,7 @@ class ImageFolder(Images):
 
     def fingerprint(self) -> str:
         """See DatasetConfig."""
-        self._listings()
+        list_parts(self.root, self.splits)
         return of_files(Path(self.root), names_of_parts(self.root, self.splits))
 
     def open(
@@ -155,7 +152,7 @@ class ImageFolder(Images):
 
         from expt.data.images import Pairs, Pictures, in_memory, of_pictures
 
-        listings = self._listings()
+        listings = list_parts(self.root, self.splits)
         decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
         found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
         is_whole = len(found) == len(listings)
@@ -170,8 +167,8 @@ class ImageFolder(Images):
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's files; of val those of train, if it is held out."""
-        listings = self._listings()
-        paths = listings.get(split, listings.get("train", NO_IMAGES)).files
+        listings = list_parts(self.root, self.splits)
+        paths = listings[split if split in listings else "train"].files
         return lambda index: {"path": paths[index]}
 
 
@@ -193,9 +190,6 @@ class Listing(NamedTuple):
             more = ", ..." if len(lacking) > 8 else ""
             names = ", ".join(self.classes[label] for label in lacking[:8])
             warn_once(f"{self.folder}: {part} has no image of {names}{more}")
-
-
-NO_IMAGES = Listing(Path(), [], [], (), "")
 
 
 def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
@@ -250,11 +244,6 @@ def _problems(
             f"{folder}: no images in its class folders; add some, or leave {part} out by"
             " dataset.splits"
         )
-
-
-def list_images(root: str | Path, part: str) -> Listing:
-    """Return the images of one part; see `list_parts`."""
-    return list_parts(root)[part]
 
 
 def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | None:
@@ -372,7 +361,7 @@ class SegmentationFolder(DatasetConfig):
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's images; of val those of train, if it is held out."""
         pairs = self._pairs()
-        paths = [pair.image for pair in pairs.get(split, pairs.get("train", []))]
+        paths = [pair.image for pair in pairs[split if split in pairs else "train"]]
         return lambda index: {"path": paths[index]}
 
 

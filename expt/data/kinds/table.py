@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -35,12 +35,10 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
     from expt.data.source import Source
 
-Kind: TypeAlias = Literal["class", "label", "number"]
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
 _MANY = 12
 """Names that are listed."""
-_KINDS: dict[str, Kind] = {"class": "class", "labels": "label"}
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -113,8 +111,7 @@ class _Table(DatasetConfig):
         read, and without a run for classes of which nothing can be learned.
         """
         targets, known = names_of(self.targets), tuple((trained_on or {}).get("feature_names", ()))
-        kind = _KINDS.get(getattr(task, "TARGETS", ""), "number")
-        state = tuple(state_of(self.file))
+        kind, state = getattr(task, "TARGETS", "numbers"), tuple(state_of(self.file))
         rows = _load(self.file, state, targets, self.features or (), known, kind)
         if trained_on is None and rows.class_names:
             check_learnable(self.file, targets[0], rows.targets, rows.class_names)
@@ -204,7 +201,7 @@ def _load(
     targets: tuple[str, ...],
     features: tuple[str, ...],
     known: tuple[str, ...],
-    kind: Kind,
+    kind: str,
 ) -> Rows:
     columns = columns_of(path)
     for key, chosen in (("targets", targets), ("features", features)):
@@ -214,8 +211,8 @@ def _load(
     if kind == "class":
         answers, class_names = classes_of(path, targets[0], columns[targets[0]])
         return Rows(found, answers, names, targets, class_names, left_out)
-    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else FIX)
-    if kind == "label":
+    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "labels" else FIX)
+    if kind == "labels":
         check_labels(path, target_names, answers)
     return Rows(found, answers, names, target_names, (), left_out)
 

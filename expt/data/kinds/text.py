@@ -110,13 +110,9 @@ class Text(DatasetConfig):
         test, val = round(total * self.test_fraction), round(total * self.val_fraction)
         bounds = [0, total - val - test, total - test, total]
         train, *others = (Extent(files, sizes, *pair) for pair in itertools.pairwise(bounds))
-        there = [
-            extent if fraction > 0 else None
-            for extent, fraction in zip(
-                others, (self.val_fraction, self.test_fraction), strict=True
-            )
-        ]
-        for name, extent in zip(("train", "val", "test"), (train, *there), strict=True):
+        val_part = others[0] if self.val_fraction > 0 else None
+        test_part = others[1] if self.test_fraction > 0 else None
+        for name, extent in (("train", train), ("val", val_part), ("test", test_part)):
             if extent and extent.stop - extent.start < 2:
                 raise DataError(
                     f"dataset.root={self.root}: of its {total} {unit}"
@@ -128,7 +124,7 @@ class Text(DatasetConfig):
                 f"dataset.context={self.context}: only {train.stop} {unit} are left to train on;"
                 " use less"
             )
-        return train, there[0], there[1]
+        return train, val_part, test_part
 
     def files(self) -> tuple[Path, ...]:
         """Return the file, or all below the folder, in order. Raise DataError for none."""
