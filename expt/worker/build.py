@@ -98,7 +98,7 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
             if time.monotonic() - began > patience_s:
                 patience_s = math.inf
                 warn(
-                    f"dataset.target={custom}: rank {worker.rank} is still constructing it or"
+                    f"dataset._target_={custom}: rank {worker.rank} is still constructing it or"
                     f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
                     f" here\n\n{watchdog.main_stack()}"
                 )
