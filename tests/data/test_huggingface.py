@@ -139,7 +139,9 @@ def test_pictures_are_read_as_a_viewer_shows_them(
             Image.fromarray(found).save(files[column][-1], exif=exif if column == "image" else None)
     found = hf.Dataset.from_dict(files).cast(hf.Features({name: hf.Image() for name in files}))
     as_parquet({"train": found.map(lambda row: row)}, tmp_path / "set")
-    config = chosen(*"task=segmentation task.num_classes=3 dataset.target=mask model=unet".split())
+    config = chosen(
+        *"task=segmentation task.num_classes=3 dataset._target_=mask model=unet".split()
+    )
     source = config.dataset.open(config.task, torch.device("cpu"), 0)
     options = LoaderOptions(batch_size=4, device=torch.device("cpu"))
     (batch,) = source.train.whole(options).evaluation()
@@ -200,18 +202,18 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
             None,
             "dataset.input=picture: train has no such column; its columns are image, label",
         ),
-        (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
+        (["dataset._target_=kind"], None, "dataset.target=kind: train has no such column"),
         (
             ["dataset.input=weight"],
             None,
             "dataset.input=weight: holds float32, and is to hold images",
         ),
         (
-            ["dataset.target=weight"],
+            ["dataset._target_=weight"],
             None,
-            "dataset.target=weight: holds 1.5; a class is an integer or a text",
+            "dataset._target_=weight: holds 1.5; a class is an integer or a text",
         ),
-        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'NA', which stands"),
+        ([], ["dog", "null", "cow", "NA"] * 2, "dataset._target_=label: holds 'NA', which stands"),
     ],
 )
 def test_columns_that_do_not_fit_are_told(
@@ -228,7 +230,7 @@ def test_a_class_that_is_not_trained_on_is_told(
     splits = hf.DatasetDict({"train": rows(4, labels=[3, 7, 3, 7]), "test": rows(2, labels=[7, 5])})
     splits.save_to_disk(tmp_path / "set")
     with pytest.raises(
-        DataError, match=r"dataset.target=label: row 1 of test has 5, which is no class of train"
+        DataError, match=r"dataset._target_=label: row 1 of test has 5, which is no class of train"
     ):
         build_data(chosen(), ALONE)
 
@@ -285,7 +287,7 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
     numbers: dict[str, Any], chosen: Callable[..., RunConfig]
 ) -> None:
     config = chosen(
-        *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
+        *MODEL, "dataset._target_=y", "task=regression", "dataset.standardise_targets=true"
     )
     data = build_data(config, ALONE)
     assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 1}
@@ -312,17 +314,17 @@ def test_rows_have_classes_or_labels(
     numbers: dict[str, Any], chosen: Callable[..., RunConfig]
 ) -> None:
     data = build_data(
-        chosen(*MODEL, "dataset.target=kind", "task=classification", "dataset.sampling=balanced"),
+        chosen(*MODEL, "dataset._target_=kind", "task=classification", "dataset.sampling=balanced"),
         ALONE,
     )
     assert data.info.class_names == ("cold", "warm")
     assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
-    labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
+    labels = build_data(chosen(*MODEL, "dataset._target_=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
     with pytest.raises(
         DataError, match=r"set/train: column y, row 1: .* is no label, which is 0 or 1"
     ):
-        build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
+        build_data(chosen(*MODEL, "dataset._target_=[odd,y]", "task=multilabel"), ALONE)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,7 @@ def test_rows_have_classes_or_labels(
             "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers",
         ),
         (
-            ("dataset.input=[a]", "dataset.target=[y,z]"),
+            ("dataset.input=[a]", "dataset._target_=[y,z]"),
             "dataset.target names 2 columns, and a class is one; name one",
         ),
         (
@@ -362,7 +364,7 @@ def test_an_evaluation_has_the_rows_of_the_run(
 ) -> None:
     """By the scales of what the run was trained on."""
     config = chosen(
-        *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
+        *MODEL, "dataset._target_=y", "task=regression", "dataset.standardise_targets=true"
     )
     data = build_data(config, ALONE)
     options = LoaderOptions(batch_size=4, device=ALONE.device)

@@ -78,7 +78,7 @@ def people(tmp_path: Path) -> list[dict[str, str]]:
     return known
 
 
-AGES = ("task=regression", "dataset.target=age", "dataset.val_fraction=0.25")
+AGES = ("task=regression", "dataset._target_=age", "dataset.val_fraction=0.25")
 
 
 def of(data: Data, part: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +127,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
     words = (
         "task=multilabel",
-        "dataset.target=[old,tall]",
+        "dataset._target_=[old,tall]",
         "dataset.image_size=[4,4]",
         "dataset.channels=1",
         crop,
@@ -139,15 +139,15 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     with pytest.raises(
         DataError, match=r"set/train: column age, row 1: 20.5 is no label, which is 0 or 1"
     ):
-        build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
+        build_data(chosen("task=multilabel", "dataset._target_=age"), ALONE)
     for more, told in (
         (
-            ["dataset.target=image", "dataset.input=[old]"],
-            "dataset.target=image: holds images, and is to hold numbers",
+            ["dataset._target_=image", "dataset.input=[old]"],
+            "dataset._target_=image: holds images, and is to hold numbers",
         ),
         (["dataset.input=[image]"], "dataset.input=image: holds images, and is to hold numbers"),
-        (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
-        (["dataset.input=[old,age]"], "dataset.input and dataset.target=age: is named twice"),
+        (["dataset._target_=[age,age]"], "dataset.target=age: is named twice; name it once"),
+        (["dataset.input=[old,age]"], "dataset.input and dataset._target_=age: is named twice"),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):
             build_data(chosen(*AGES, *more), ALONE)
@@ -165,7 +165,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
         "task=segmentation",
         "model=unet",
         "model.widths=[2,2]",
-        "dataset.target=mask",
+        "dataset._target_=mask",
         "dataset.val_fraction=0.5",
     )
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)
@@ -186,8 +186,10 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
             )
         )
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
-    with pytest.raises(DataError, match=r"dataset.target=kind: holds int64, and is to hold images"):
-        build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
+    with pytest.raises(
+        DataError, match=r"dataset._target_=kind: holds int64, and is to hold images"
+    ):
+        build_data(chosen(*words, "task.num_classes=3", "dataset._target_=kind"), ALONE)
     with pytest.raises(
         DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"
     ):

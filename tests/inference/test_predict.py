@@ -168,7 +168,7 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
         "dataset.input=[age,bmi,bp]",
     )
     words += (
-        "dataset.target=progression",
+        "dataset._target_=progression",
         "dataset.standardise_targets=true",
         "model=mlp",
         "model.hidden=[7]",
