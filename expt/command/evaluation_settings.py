@@ -34,11 +34,8 @@ READABLE = (1, 3)
 """Channels that a picture can be read with."""
 _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
-HELD_OUT = tuple(
-    key.removeprefix("dataset.")
-    for key in varying("split", "repetition")
-    if key.startswith("dataset.")
-)
+_VARYING = varying("split", "repetition")
+HELD_OUT = [key.removeprefix("dataset.") for key in _VARYING if key.startswith("dataset.")]
 _OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "test"}
 
 

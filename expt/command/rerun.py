@@ -110,8 +110,8 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files differ now")
     if before and before.weights != content.weights:
         found.append("weights: the file differs now")
-    is_found = before and content.code is not None  # else that is reported
-    if is_found and (before.code != content.code or user_code.changed(then)):
+    is_found = content.code is not None  # else that is reported
+    if before and is_found and (before.code != content.code or user_code.changed(then)):
         found.append("the source of the run's custom classes differs now")
     return found
 
@@ -138,12 +138,8 @@ def compare(then: Record, now: Record) -> None:
         for result in (then, now)
     )
     tags = sorted(before.keys() | after.keys())
-    differ = [
-        f"{tag} {before.get(tag)} then, {after.get(tag)} now"
-        for tag in tags
-        if before.get(tag) != after.get(tag)
-    ]
-    if differ:
-        warn(f"not the numbers of then: {', '.join(differ)}")
+    if differ := [tag for tag in tags if before.get(tag) != after.get(tag)]:
+        both = (f"{tag} {before.get(tag)} then, {after.get(tag)} now" for tag in differ)
+        warn(f"not the numbers of then: {', '.join(both)}")
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")

@@ -68,11 +68,8 @@ class Outcome:
     def raise_if_failed(self) -> None:
         """Raise SweepFailed where a run of the sweep has failed."""
         folders = {paths: paths.folder.absolute() for paths in self.ended}
-        why = {
-            folder: str(self.errors.get(paths.folder, "it failed"))
-            for paths, folder in folders.items()
-            if self.ended[paths] == FAILED
-        }
+        failed = [paths for paths, status in self.ended.items() if status == FAILED]
+        why = {folders[x]: str(self.errors.get(x.folder, "it failed")) for x in failed}
         if why:
             left = self.num_unfinished
             rest = f", {left} were stopped or not started" if left else ""

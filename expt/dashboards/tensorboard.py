@@ -180,9 +180,8 @@ class LayerValues:
             if learner.shards > 1:
                 squares = both.double() ** 2
                 both = sharding.sum_over_shards(squares, learner.shards, learner.world_size).sqrt()
-            for kind, values in zip(
-                (tags.GRADIENT_NORM, tags.WEIGHT_NORM), both.tolist(), strict=True
-            ):
+            kinds = (tags.GRADIENT_NORM, tags.WEIGHT_NORM)
+            for kind, values in zip(kinds, both.tolist(), strict=True):
                 named = (f"{kind}/{layer}" for layer in self._layers)
                 if events:
                     events.write(step, dict(zip(named, values, strict=True)))

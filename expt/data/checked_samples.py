@@ -99,11 +99,8 @@ def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
     """Return a sample (`what`, `label`). Raise DataError where it is none."""
     if isinstance(sample, list | tuple) and len(sample) == 2:
         return sample[0], sample[1]
-    found = (
-        f"{len(sample)} values"
-        if isinstance(sample, list | tuple)
-        else f"a {type(sample).__name__}"
-    )
+    is_some = isinstance(sample, list | tuple)
+    found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
     raise DataError(f"it is {found}, expected ({what}, {label})")
 
 

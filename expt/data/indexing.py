@@ -59,10 +59,8 @@ def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
     chosen = []
     for indices, one_more in zip(members, more.tolist(), strict=True):
         rounds, rest = divmod(base + one_more, len(indices))
-        chosen += [
-            indices.repeat(rounds),
-            indices[torch.randperm(len(indices), generator=drawn)[:rest]],
-        ]
+        some = indices[torch.randperm(len(indices), generator=drawn)[:rest]]
+        chosen += [indices.repeat(rounds), some]
     return torch.cat(chosen)[torch.randperm(len(classes), generator=drawn)]
 
 
@@ -100,10 +98,8 @@ def split_fold(
     """
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
-    val, train = (
-        by_class[fold::folds].sort().values,
-        by_class[torch.arange(len(strata)) % folds != fold].sort().values,
-    )
+    val = by_class[fold::folds].sort().values
+    train = by_class[torch.arange(len(strata)) % folds != fold].sort().values
     return _limited(train, limit, classes), val
 
 

@@ -121,7 +121,10 @@ def _single(tensor: Tensor) -> Tensor:
 
 def first(dataset: Dataset[Any]) -> Any:
     """Return the first sample. Raise DataError where there is none."""
-    return first_of(dataset) if isinstance(dataset, IterableDataset) else read(dataset, 0)
+    if not isinstance(dataset, IterableDataset):
+        return read(dataset, 0)
+    with seeded(0):
+        return _next(_begun(dataset), 0, dataset)
 
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
@@ -308,12 +311,6 @@ def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[A
         yield sample
 
 
-def first_of(dataset: IterableDataset[Any]) -> Any:
-    """Return its first sample. Raise DataError for one that has none."""
-    with seeded(0):
-        return _next(_begun(dataset), 0, dataset)
-
-
 def _begun(dataset: IterableDataset[Any]) -> Iterator[Any]:
     try:
         return iter(dataset)
@@ -346,10 +343,8 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
         return
     evaluated, *trained = (_first(held_out, *seeds) for seeds in ((0, 0), (seed, 1), (seed, 2)))
     found = {_order(evaluated, epoch) for epoch in trained}
-    key, without = (
-        f"dataset._target_={dataset.custom_class}",
-        "dataset.val_fraction=0 eval_split=test",
-    )
+    key = f"dataset._target_={dataset.custom_class}"
+    without = "dataset.val_fraction=0 eval_split=test"
     if dataset.folds is not None:
         without = f"dataset.folds=null dataset.fold=null {without}"
     if "another" in found:

@@ -167,9 +167,9 @@ def check_loopback() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((LOOPBACK, 9))  # no packet leaves
     except OSError as error:
-        mend = "bring it up, as by `ip link set lo up`, or use world_size=1"
+        fix = "bring it up, as by `ip link set lo up`, or use world_size=1"
         raise RunFailed(
-            f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {mend}"
+            f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {fix}"
         ) from error
 
 

@@ -57,12 +57,10 @@ def differences(then: Provenance) -> list[str]:
         "hardware": (then.get("hardware") or {}, now["hardware"]),
     }
     for kind, (before, after) in kinds.items():
-        changed = [
-            f"{key} {before.get(key)} then, {after.get(key)} now"
-            for key in after.keys() | before.keys()
-            if before.get(key) != after.get(key)
-        ]
-        found += [f"{kind}: {'; '.join(sorted(changed))}"] if changed else []
+        every = sorted(after.keys() | before.keys())
+        if changed := [key for key in every if before.get(key) != after.get(key)]:
+            both = (f"{key} {before.get(key)} then, {after.get(key)} now" for key in changed)
+            found.append(f"{kind}: {'; '.join(both)}")
     was, is_now = then.get("git") or {}, now["git"] or {}
     if was.get("commit") != is_now.get("commit"):
         found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")

@@ -111,7 +111,7 @@ class Segmentation(Task):
         return outputs.float().softmax(1), batch.targets.long()
 
     def _check(self, outputs: Any, masks: Any) -> None:
-        from torch import Tensor
+        from expt.data.loading import described
 
         batch, *size = masks.shape
         wanted = [batch, self._num_classes, *size]
@@ -120,16 +120,11 @@ class Segmentation(Task):
                 f"task=segmentation: a sample's target is {masks.dtype} {size}; let it be a mask of"
                 " class numbers, int64 [height, width]"
             )
-        if not isinstance(outputs, Tensor) or list(outputs.shape) != wanted:
-            gives = (
-                list(outputs.shape)
-                if isinstance(outputs, Tensor)
-                else f"a {type(outputs).__name__}"
-            )
+        if list(getattr(outputs, "shape", ())) != wanted:
             raise ConfigError(
-                f"task=segmentation: the model gives {gives} where {wanted} is needed: samples,"
-                " classes, height, width; use model=unet, or a custom model that keeps the"
-                " images' size"
+                f"task=segmentation: the model gives {described(outputs)} where {wanted} is"
+                " needed: samples, classes, height, width; use model=unet, or a custom model that"
+                " keeps the images' size"
             )
 
 

@@ -174,13 +174,9 @@ class _AcrossWorkers(torch.autograd.Function):
         slope = (of_all[1] * scale.square()).view(by_channel)
         factor = (scale if weight is None else scale * weight).view(by_channel)
         of_input = (gradient - of_all[0].view(by_channel) - centred * slope) * factor
-        return (
-            of_input.to(input.dtype),
-            sums[1] * scale if ctx.needs_input_grad[1] else None,
-            sums[0] if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-        )
+        of_weight = sums[1] * scale if ctx.needs_input_grad[1] else None
+        of_bias = sums[0] if ctx.needs_input_grad[2] else None
+        return of_input.to(input.dtype), of_weight, of_bias, None, None
 
 
 ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
@@ -200,17 +196,9 @@ def _batch_norms(module: nn.Module) -> list[Any]:
 
 
 def _evaluated(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    statistics, affine = (layer.running_mean, layer.running_var), (layer.weight, layer.bias)
     by_batch = layer.running_mean is None
-    return functional.batch_norm(
-        input,
-        layer.running_mean,
-        layer.running_var,
-        layer.weight,
-        layer.bias,
-        by_batch,
-        0.0,
-        layer.eps,
-    )
+    return functional.batch_norm(input, *statistics, *affine, by_batch, 0.0, layer.eps)
 
 
 @torch.no_grad()

@@ -135,10 +135,8 @@ def accumulate_gradients(
         with contextlib.nullcontext() if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None:
-                    outputs, loss = (
-                        None,
-                        cast(PhasedTask, task).phase(phase, learner.parallel, part),
-                    )
+                    outputs = None
+                    loss = cast(PhasedTask, task).phase(phase, learner.parallel, part)
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)

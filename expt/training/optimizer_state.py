@@ -98,14 +98,8 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
 
 Group = dict[str, Any]
 SET_BY_SCHEDULES = {
-    "lr",
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "momentum",
-    "base_momentum",
-    "max_momentum",
-    "betas",
+    *("lr", "initial_lr", "max_lr", "min_lr"),
+    *("momentum", "base_momentum", "max_momentum", "betas"),
 }
 
 
@@ -226,28 +220,20 @@ def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) ->
 
     It applies to the new rate what it has done to the old one.
     """
-    new, built, saved = (
-        scheduler.state_dict(),
-        earlier.scheduler.state_dict(),
-        earlier.scheduler_state,
-    )
+    new, built = scheduler.state_dict(), earlier.scheduler.state_dict()
+    saved, before_groups = earlier.scheduler_state, earlier.optimizer_state["param_groups"]
     merged = {
         key: saved[key] if key in saved and _equal(new[key], built.get(key)) else new[key]
         for key in new
     }
     scheduler.load_state_dict({**{key: saved[key] for key in saved if key not in built}, **merged})
-    for group, before in zip(
-        optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=False
-    ):
-        if _equal(group.get("initial_lr"), before.get("initial_lr")) and not isinstance(
-            scheduler, ReduceLROnPlateau
-        ):
-            continue
+    for group, before in zip(optimizer.param_groups, before_groups, strict=False):
+        initial_lr = before.get("initial_lr")
         if isinstance(scheduler, ReduceLROnPlateau):
             if not _equal(group["lr"], before["lr"]):  # it was set: look for a plateau again
                 scheduler.num_bad_epochs = scheduler.cooldown_counter = 0
-        elif before.get("initial_lr"):
-            group["lr"] = group["initial_lr"] * (before["lr"] / before["initial_lr"])
+        elif initial_lr and not _equal(group.get("initial_lr"), initial_lr):
+            group["lr"] = group["initial_lr"] * (before["lr"] / initial_lr)
 
 
 BYTES_AT_ONCE = 256 * 2**20

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from expt.data.loading import Batch
+from expt.data.loading import Batch, leaves
 from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
 from expt.training import batch_norm, collectives
@@ -395,10 +395,7 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
     The others pass None. A collective, in which each worker holds one whole tensor at a time.
     """
     shape: Any = None if state is None else map_tensors(lambda _, tensor: tensor.to("meta"), state)
-    wholes: list[Tensor] = []
-    if state is not None:
-        map_tensors(lambda _, tensor: wholes.append(tensor), state)
-    next_of_rank_0 = iter(wholes)
+    next_of_rank_0 = leaves(state)
 
     def received(place: Place, empty: Tensor) -> Tensor:
         mine = next(next_of_rank_0, None)

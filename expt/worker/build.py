@@ -29,7 +29,7 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.loading import Batch, Loader, Shard, mapped
+from expt.data.loading import Batch, Loader, Shard, described, mapped
 from expt.data.samples import IterableLoader, refuse_shuffled
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
@@ -98,7 +98,7 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
             if time.monotonic() - began > patience_s:
                 patience_s = math.inf
                 warn(
-                    f"dataset.target={custom}: rank {worker.rank} is still constructing it or"
+                    f"dataset._target_={custom}: rank {worker.rank} is still constructing it or"
                     f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
                     f" here\n\n{watchdog.main_stack()}"
                 )
@@ -394,10 +394,9 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
         hook.remove()
         where = f"model._target_={target}: gives"
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
-            what = f"a {type(output).__name__}"
-            if isinstance(output, torch.Tensor):
-                what = f"a tensor of shape {list(output.shape)}"
-            raise ConfigError(f"{where} {what}; return one tensor, [samples, num_classes]")
+            raise ConfigError(
+                f"{where} {described(output)}; return one tensor, [samples, num_classes]"
+            )
         outputs = output.shape[1]
         gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
         fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt.config.schema import RunConfig
+from expt.data.loading import leaves
 from expt.errors import CheckpointError
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
@@ -129,23 +130,12 @@ def _as_it_is(about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _num_bytes(state: Mapping[str, Any]) -> int:
     """Return the size of the whole tensors, wherever their shards are."""
-    return _sum_of_tensors(state, lambda tensor: tensor.numel() * tensor.element_size())
+    return sum(tensor.numel() * tensor.element_size() for tensor in leaves(state))
 
 
 def _own_bytes(state: Mapping[str, Any]) -> int:
     """Return the size of this worker's shards."""
-    return _sum_of_tensors(state, lambda tensor: local(tensor).nbytes if is_sharded(tensor) else 0)
-
-
-def _sum_of_tensors(state: Mapping[str, Any], size: Callable[[Tensor], int]) -> int:
-    sizes: list[int] = []
-
-    def note(_: object, tensor: Tensor) -> torch.Tensor:
-        sizes.append(size(tensor))
-        return tensor
-
-    map_tensors(note, state)
-    return sum(sizes)
+    return sum(local(tensor).nbytes for tensor in leaves(state) if is_sharded(tensor))
 
 
 State = Mapping[str, Any]

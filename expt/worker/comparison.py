@@ -218,15 +218,14 @@ class _Comparison:
             return False
         self._begin()
         self._batch = self._taken()
+        total_steps = build.total_steps(self._config, len(self._data.train))
         for number, scale in enumerate(SCALES):
             if number == len(SCALES) // 2:
                 self._when = ", after it was saved and loaded"
                 with self._failing():
                     self._resume()
                 self._check_weights("weights")
-            self._step(
-                scale, advances=number < build.total_steps(self._config, len(self._data.train))
-            )
+            self._step(scale, advances=number < total_steps)
             beat()
         if self._config.is_sharded:
             self._check_outputs()

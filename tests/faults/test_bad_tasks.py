@@ -219,7 +219,7 @@ CASES = {
     "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2",
         "is 9x8, and its image 8x8"),
     "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'",
-        "the model gives [8, 2, 8, 8] where [8, 2, 4, 4] is"),
+        "the model gives float32 [8, 2, 8, 8] where [8, 2, 4, 4"),
     "own masks of other classes": Bad(f"{OWN_MASKS}'mask values'",
         "sample 5: its mask holds the class 2, expected 0"),
     "own masks of floats": Bad(f"{OWN_MASKS}'mask of floats'",

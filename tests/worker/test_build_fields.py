@@ -280,7 +280,7 @@ class Counting(Few):
         ("Few", 10, None),
         ("Few", 9, "gives 9 outputs for each sample, and there are 10 classes; "),
         ("Two", 10, "gives a tuple; return one tensor, [samples, num_classes]"),
-        ("Flat", 10, "gives a tensor of shape [2]; return one tensor, "),
+        ("Flat", 10, "gives float32 [2]; return one tensor, "),
     ],
 )
 def test_the_first_output_of_a_persons_own_model_is_looked_at(

@@ -168,7 +168,7 @@ class ImageFolder(Images):
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's files; of val those of train, if it is held out."""
         listings = list_parts(self.root, self.splits)
-        paths = listings.get(split, listings.get("train", NO_IMAGES)).files
+        paths = listings[split if split in listings else "train"].files
         return lambda index: {"path": paths[index]}
 
 
@@ -190,9 +190,6 @@ class Listing(NamedTuple):
             more = ", ..." if len(lacking) > 8 else ""
             names = ", ".join(self.classes[label] for label in lacking[:8])
             warn_once(f"{self.folder}: {part} has no image of {names}{more}")
-
-
-NO_IMAGES = Listing(Path(), [], [], (), "")
 
 
 def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
@@ -364,7 +361,7 @@ class SegmentationFolder(DatasetConfig):
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's images; of val those of train, if it is held out."""
         pairs = self._pairs()
-        paths = [pair.image for pair in pairs.get(split, pairs.get("train", []))]
+        paths = [pair.image for pair in pairs[split if split in pairs else "train"]]
         return lambda index: {"path": paths[index]}
 
 
