@@ -38,13 +38,13 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import as_config_error, cannot_set, conf_dir
+from expt.command.conf_files import as_config_error, cannot_set, conf_dir, quoted_form
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
-from expt.runs.request import quoted
+from expt.runs.request import joined, quoted
 from expt.runs.sweep import run_name
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
@@ -91,9 +91,11 @@ def parse_one(word: str) -> Override:
         try:
             return _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
-            raise ConfigError(
-                f"{word}: not of the form key=value; quote values with spaces or brackets"
-            ) from error
+            fix = "quote values with spaces or brackets"
+            with contextlib.suppress(OverrideParseException):
+                _parser().parse_overrides([fixed := quoted_form(word)])
+                fix = f"quote values that are texts: {joined([fixed])}"
+            raise ConfigError(f"{word}: not of the form key=value; {fix}") from error
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import yaml
 
 from expt.config import keys as schema
 from expt.errors import ConfigError, did_you_mean, first_line
+from expt.runs.request import literal, quoted, unquoted
 
 
 def conf_dir() -> Path:
@@ -119,6 +120,8 @@ def as_config_error(
     if cause is not error and first_line(cause) not in text:
         text = f"{text}: {first_line(cause)}"
     full_key = getattr(error, "full_key", None)
+    if type(error).__name__ == "MissingMandatoryValue":
+        return ConfigError(_no_value(str(full_key), words))
     return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)
 
 
@@ -140,9 +143,12 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     if choice is None:
         return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"
     if key in keys():
-        having = [path.stem for path in options(group) if key in _flat(path, f"{group}.")]
+        having = [path for path in options(group) if key in _flat(path, f"{group}.")]
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        return f"{word}: {missing}; add one that has it: {group}={' or '.join(having)}"
+        hint = _instead(key, conf_dir() / group / f"{choice}.yaml", having)
+        names = " or ".join(path.stem for path in having)
+        add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
+        return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
     if near := nearest(key):
@@ -152,6 +158,17 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{missing}."
     folders = f"conf/{key} here, or in FOLDER/{key} with --config-dir FOLDER"
     return f"{missing}; a group of your own has its YAML in {folders}"
+
+
+def _instead(key: str, chosen: Path, having: Sequence[Path]) -> str:
+    """Return a hint at a key of the chosen option: one spelled alike, or that needs a value too."""
+    group, _, last = key.partition(".")
+    own = read_yaml(chosen) if chosen.is_file() else {}
+    if near := did_you_mean(last, own):
+        return near.replace("'", f"'{group}.", 1)
+    needed = [f"'{group}.{name}'" for name, value in own.items() if value == "???"]
+    is_needed = any(read_yaml(path).get(last) == "???" for path in having)
+    return f" Did you mean {' or '.join(needed)}?" if needed and is_needed else ""
 
 
 def nearest(key: str) -> str:
@@ -171,6 +188,26 @@ def nearest(key: str) -> str:
     if same:
         return f" Did you mean {' or '.join(map(repr, same[:3]))}?"
     return did_you_mean(key, [name for name in keys() if name.count(".") == key.count(".")])
+
+
+def _no_value(key: str, words: Sequence[str]) -> str:
+    """Return what to do for a key without a value; for a table's targets, what columns it has."""
+    tables = [unquoted(word[13:]) for word in words if word.startswith("dataset.path=")]
+    if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
+        return f"{key}: has no value; set {key}=..."
+    from expt.data.columns import columns_of  # late: few commands come here
+    from expt.data.kinds.table import listed
+
+    names = listed([*columns_of(Path(tables[-1]))])
+    return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"
+
+
+def quoted_form(word: str) -> str:
+    """Return `word` with quotes around the texts of its value, as Hydra's grammar needs them."""
+    key, _, value = word.partition("=")
+    if listed := re.fullmatch(r"\[(.*)\]", value):
+        return f"{key}={literal([unquoted(each.strip()) for each in listed[1].split(',')])}"
+    return f"{key}={quoted(value)}"
 
 
 def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:

@@ -478,7 +478,7 @@ def _numbers(
             f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
-        warn(f"dataset={dataset.name}: has none of the run's classes {', '.join(missing[:8])}")
+        warn(f"dataset={dataset.name}: lacks the run's classes {', '.join(missing[:8])}")
     return torch.tensor([list(known).index(name) for name in names])
 
 

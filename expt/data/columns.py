@@ -36,6 +36,8 @@ MISSING = frozenset(
 """Texts that pandas reads as no value."""
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
+_SHOWN = 8
+"""Columns with something wrong that are listed."""
 _FEW = 20
 """Rows of which numbers may follow each other by chance."""
 
@@ -75,6 +77,8 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
                 f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
             ) from error
     rows = [row for row in rows if row]
+    while rows and not any(map(str.strip, rows[-1])):  # as spreadsheets end a file
+        rows.pop()
     if not rows:
         raise DataError(f"{path}: is empty; its first line names the columns")
     names = _names(path, rows.pop(0))
@@ -92,8 +96,12 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
 def _names(path: Path, first: Iterable[str]) -> list[str]:
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(first)]
     if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
+        sign = ", decimal=','" if other == ";" else ""  # where commas are decimal signs
+        new = path.with_name(f"{path.stem}_commas.csv")
         raise DataError(
-            f"{path}: its columns are separated by {other!r} and not by commas; write these"
+            f"{path}: its columns are separated by {other!r} and not by commas; in Python: import"
+            f" pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign}).to_csv({str(new)!r},"
+            " index=False)"
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
@@ -168,7 +176,17 @@ def numbers_of(
     """
     import numpy as np
 
-    found = [_numbers(path, name, columns[name], fix, damaged) for name in names]
+    found, wrong = list[np.ndarray](), list[str]()
+    for name in names:
+        try:
+            found.append(_numbers(path, name, columns[name], fix, damaged))
+        except DataError as error:
+            wrong.append(str(error).removeprefix(f"{path}: "))
+    if wrong:
+        *others, last = wrong[:_SHOWN]
+        texts = "; ".join([*(each.removesuffix(f"; {fix}") for each in others), last])
+        more = f" ({len(wrong) - _SHOWN} more columns likewise)" if len(wrong) > _SHOWN else ""
+        raise DataError(f"{path}: {texts}{more}")
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)
@@ -235,11 +253,13 @@ def is_number(cell: Any) -> bool:
     return not hasattr(cell, "dtype") or cell.dtype.kind in "biufUSO"
 
 
-def are_numbers(column: Column) -> bool:
-    """Return whether all cells of a column are numbers, true or false."""
+def is_feature(column: Column) -> bool:
+    """Return whether all cells of a column are numbers, true or false, and don't count the rows."""
     import numpy as np
 
-    return bool(np.isfinite(_read(column)).all())
+    values = _read(column)
+    counts = values.shape[1] == 1 and counts_rows(values[:, 0])
+    return bool(np.isfinite(values).all()) and not counts
 
 
 def counts_rows(values: np.ndarray) -> bool:

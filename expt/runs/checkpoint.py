@@ -6,6 +6,7 @@ their places it has keys into a folder of torch.distributed.checkpoint next to i
 
 from __future__ import annotations
 
+import argparse
 import collections
 import io
 import pickle
@@ -103,10 +104,12 @@ def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> 
     A sharded one is read whole, but for the keys `without`, unless `lazily`: that has keys in place
     of tensors. No pickled code is run.
     """
-    # Given explicitly: the environment can turn the default off.
-    state: dict[str, Any] = torch.load(
-        str(path), map_location="cpu", weights_only=True, mmap=lazily
-    )
+    # A Namespace, a mere record, is in what torchvision's scripts write.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        # Given explicitly: the environment can turn the default off.
+        state: dict[str, Any] = torch.load(
+            str(path), map_location="cpu", weights_only=True, mmap=lazily
+        )
     return state if lazily else filled(path, state, without=without)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -190,6 +191,7 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     [
         ("a=b=c", "quote values"),
         ("a=[", "quote values"),
+        ("x y=3", "quote values"),
         ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
         ("epochs.x=3", "epochs"),
         ("+epochs=3", "epochs"),
@@ -206,6 +208,33 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part) as caught:
         composer().settings([word], sweep=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "meant"),
+    [("table", "target", "targets"), ("image_folder", "path", "root"), ("table", "root", "path")],
+)
+def test_a_key_of_another_option_is_told_with_the_one_that_is_meant(
+    option: str, key: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"mean 'dataset.{meant}'.* dataset=huggingface|image_fo"):
+        composer().compose([f"dataset={option}", f"dataset.{key}=y"])
+
+
+@pytest.mark.parametrize("value", ["[Flügel,Masse]", "[wing (mm),'a b',mass]", "é", "body (kg)"])
+def test_texts_without_quotes_are_told_with_them(value: str) -> None:
+    with pytest.raises(ConfigError, match="quote values") as caught:
+        compose.parse_one(f"dataset.features={value}")
+    (typed,) = shlex.split(str(caught.value).rpartition(": ")[2])
+    read = compose.parse_one(typed).value()
+    assert read == (value.strip("[]").replace("'", "").split(",") if "[" in value else value)
+
+
+def test_a_missing_value_of_a_table_is_told_with_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("one,two\n1,2\n")
+    words = ["dataset=table", f"dataset.path={tmp_path / 't.csv'}"]
+    with pytest.raises(ConfigError, match=r"^dataset.targets: .* has one, two$"):
+        composer().settings(words, sweep=False)
 
 
 def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
     assert not data.are_images
 
 
+def test_blank_last_lines_are_no_rows(tmp_path: Path) -> None:
+    assert len(of(written(tmp_path, f"{CSV} , , ,\n\n,,,\n \n")).load(NUMBER).features) == 3
+
+
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None).load(CLASS)
     assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
@@ -355,12 +359,18 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
-    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, "its columns are separated by ';'"),
+    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, r"sep=';', decimal=','\)\.to_csv\("),
     "one text beside numbers": (
         "a,b,y\nx,1,1\ny,2,2\n",
         {"features": None},
         NUMBER,
         r"the columns of numbers only: 'dataset.features=\[b\]'",
+    ),
+    "texts and a counter": (
+        "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
+        {"features": None},
+        NUMBER,
+        r"column s, row 1: .*column k, row 1: .*numbers only: 'dataset.features=\[b\]'",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ SAVED = net().state_dict()
     [
         SAVED,
         {"model": SAVED, "epoch": 3},
+        {"model": SAVED, "args": argparse.Namespace(lr=0.1, device="cuda")},
         {"state_dict": SAVED, "hyper_parameters": {"lr": 0.1}},
         {"epoch": 1, "model_state_dict": SAVED, "optimizer_state_dict": {"state": {}}},
         {"checkpoint": {"net": {"weights": SAVED}}},

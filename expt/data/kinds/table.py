@@ -16,13 +16,13 @@ from expt.data.cache import of_content, state_of
 from expt.data.columns import (
     FIX,
     Columns,
-    are_numbers,
     base,
     check_labels,
     check_learnable,
     classes_of,
     columns_of,
     counts_rows,
+    is_feature,
     is_number,
     numbers_of,
 )
@@ -238,7 +238,7 @@ def _features(
     try:
         found, names = numbers_of(path, columns, chosen)
     except DataError as error:
-        numbers = [name for name in chosen if is_open and are_numbers(columns[name])]
+        numbers = [name for name in chosen if is_open and is_feature(columns[name])]
         more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
         raise DataError(f"{error}{more}") from None
     counters = [
