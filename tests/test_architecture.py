@@ -48,11 +48,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_000, 203, 43_900
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_650, 200, 44_300
 MAX_OF_PACKAGE = {
-    "command": 5_260, "config": 2_810, "dashboards": 1_540, "data": 6_750, "inference": 1_660,
-    "launch": 3_050, "models": 1_120, "planning": 285, "python": 760, "runs": 5_400,
-    "search": 1_520, "tasks": 1_490, "training": 3_400, "worker": 3_970,
+    "command": 5_310, "config": 2_890, "dashboards": 1_635, "data": 7_150, "inference": 1_670,
+    "launch": 3_010, "models": 1_145, "planning": 285, "python": 750, "runs": 5_400,
+    "search": 1_490, "tasks": 1_460, "training": 3_280, "worker": 4_240,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {

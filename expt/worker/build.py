@@ -128,7 +128,6 @@ def build_learner(
 
     Without `fetch` no published weights are loaded, without `averages` no gradients are averaged.
     """
-    info = data.info
     module = _build_module(config, data, worker, fetch)
     memory = parallel.build_shared_memory(config, module, worker)
     if averages:
@@ -146,7 +145,7 @@ def build_learner(
     switch(optimizer, "eval")  # until it trains: weights may be loaded
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
-    task = _build_task(config, info)
+    task = _build_task(config, data.info)
     phases = _phases(task, module, config)
     wrapped, all_reduce = module, dict[str, Any]()
     if averages:
@@ -157,7 +156,7 @@ def build_learner(
         ema = ema_of(module, config.ema)
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
-        check_first_output(module, own, info.num_classes, warns=worker.rank == 0)
+        check_first_output(module, own, data.info.num_classes, warns=worker.rank == 0)
     scheduler = build_scheduler(config, optimizer, steps_per_epoch=len(data.train))
     learner = Learner(
         module=module,
