@@ -309,6 +309,13 @@ def build_observer(
         at_end = config.tensorboard.images == "end"
         typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
         events = writer(paths, typed, charts, resumed_at=resumed_at, end_pictures=at_end)
+    return build_dashboard(config, events, data, learner, position)
+
+
+def build_dashboard(
+    config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
+) -> Dashboard:
+    """Build what is drawn into `events`; the other ranks take part in it."""
     wanted, info = config.tensorboard, data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(

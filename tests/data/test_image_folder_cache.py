@@ -169,14 +169,14 @@ def test_all_unreadable_images_are_named(
 
 def prepare_and_count(dataset: ImageFolder, barrier: Any, counts: Any) -> None:
     decoded = 0
-    original = image_folder.pixels_of
+    original = image_folder.pixels_of  # type: ignore[attr-defined]
 
     def counting(*args: Any) -> Any:
         nonlocal decoded
         decoded += 1
         return original(*args)
 
-    image_folder.pixels_of = counting
+    image_folder.pixels_of = counting  # type: ignore[attr-defined]
     image_files.usable_cpus = lambda: 1  # type: ignore[attr-defined]
     barrier.wait(60)
     dataset.prepare()
