@@ -31,6 +31,7 @@ from expt.data.build import Data
 from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
+from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.sums import Sums
 from expt.training import collectives, loop
@@ -373,12 +374,13 @@ class _Comparison:
 
     def _resume(self) -> None:
         """Load the state of the run's model into a new one, through a checkpoint."""
+        self._snapshot().refuse_unreadable()
         state: Any = self._snapshot().state_dict()
         if self._tested.shards > 1:
             state = gathered(state, keep=self._worker.rank == 0)
         file, mine = io.BytesIO(), self._worker.rank == 0
         if mine:
-            torch.save(state, file)
+            torch.save(checkpoint.without_numpy(state), file)
             file.seek(0)
         state = torch.load(file, map_location="cpu", weights_only=True) if mine else None
         self._tested = self._build(self._config)

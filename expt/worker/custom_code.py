@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
+from expt.data import changes
 from expt.data.changes import Watched, listed
 from expt.data.checked_samples import in_words
 from expt.errors import ConfigError, warn
@@ -19,6 +23,7 @@ class FirstSteps:
     def __init__(self, config: RunConfig, learner: Learner, *, warns: bool) -> None:
         self._learner, self._warns, self._steps = learner, warns, 0
         self._names = {*learner.module.state_dict()}
+        self._parameters = {id(each): each for each in learner.module.parameters()}
         self._objects: dict[str, nn.Module | Task] = {}
         self._watched: dict[str, Watched] = {}
         if isinstance(config.task, constraints.Target):
@@ -33,16 +38,48 @@ class FirstSteps:
         self._steps += 1
         if self._steps > 1:
             return
-        if late := {*self._learner.module.state_dict()} ^ self._names:
+        self._refuse_late()
+        self._report_untrained()
+        known = self._known()
+        self._watched = {
+            where: Watched(one, known, *_methods(one)) for where, one in self._objects.items()
+        }
+
+    def _refuse_late(self) -> None:
+        module = self._learner.module
+        late = {*module.state_dict()} ^ self._names
+        if not self._learner.shards > 1:
+            named = module.named_parameters()
+            late |= {name for name, each in named if id(each) not in self._parameters}
+        if late:
             raise ConfigError(
                 f"model: {listed(sorted(late))}: made or removed in a forward pass, so that no"
                 " optimizer trains it and no checkpoint can be loaded; make it in __init__, as"
                 " torch's lazy layers (such as nn.LazyLinear) where a size is not known there"
             )
-        known = self._known()
-        self._watched = {
-            where: Watched(one, known, *_methods(one)) for where, one in self._objects.items()
-        }
+
+    def _report_untrained(self) -> None:
+        """Raise ConfigError for tensors of the model that get gradients and are no parameters."""
+        for where, one in self._objects.items():
+            names = [
+                f"{where}.{name}"
+                for name, value in changes.attributes(one).items()
+                if any(map(self._is_untrained, _tensors(value)))
+            ]
+            if names and where != "task":
+                raise ConfigError(
+                    f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
+                    " holds it; make it an nn.Parameter or a module of the model, of several an"
+                    " nn.ModuleList or nn.ModuleDict"
+                )
+            if names and self._warns:
+                warn(
+                    f"{listed(names)}: gets gradients, and no optimizer trains it; make it a part"
+                    " of the model, or freeze it by requires_grad_(False)"
+                )
+
+    def _is_untrained(self, one: Tensor) -> bool:
+        return one.is_leaf and one.grad is not None and id(one) not in self._parameters
 
     def end(self) -> None:
         """Warn, at the first checkpoint, of attributes that have changed and that it lacks."""
@@ -67,6 +104,17 @@ class FirstSteps:
         module = self._learner.module
         found = (*module.modules(), *module.state_dict(keep_vars=True).values())
         return {id(each): each for each in found}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested containers, and the parameters of modules in them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
 
 
 def _methods(one: nn.Module | Task) -> tuple[str, ...]:

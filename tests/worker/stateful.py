@@ -116,3 +116,50 @@ class LateCache(Net):
         if not hasattr(self, "mask"):
             self.register_buffer("mask", torch.ones(10), persistent=False)
         return super().forward(x) * self.mask
+
+
+class Replaced(Net):
+    """Puts another parameter in the place of one there."""
+
+    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+        super().__init__(channels, image_size, num_classes)
+        self.head = nn.Linear(num_classes, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.head.weight = nn.Parameter(self.head.weight.detach().clone())
+        outputs: Tensor = self.head(super().forward(x))
+        return outputs
+
+
+class InAList(Net):
+    """Has layers that torch knows nothing of."""
+
+    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+        super().__init__(channels, image_size, num_classes)
+        self.more = [nn.Linear(num_classes, num_classes)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.more[0](super().forward(x))
+        return outputs
+
+
+class PlainTensor(Net):
+    """Has a tensor in the place of a parameter."""
+
+    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+        super().__init__(channels, image_size, num_classes)
+        self.more = torch.ones(num_classes, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.more
+
+
+class Centred(expt.Task):
+    """Has a parameter, as a centre loss has."""
+
+    def __init__(self) -> None:
+        self.centre = nn.Parameter(torch.zeros(10))
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
+        targets = functional.one_hot(batch.targets, 10) + self.centre
+        return (outputs - targets).square().sum(), len(outputs)

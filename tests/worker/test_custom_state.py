@@ -22,7 +22,7 @@ OWN = "tests.worker.stateful"
 
 
 def of(name: str) -> tuple[str, ...]:
-    if name in ("Warm", "Saved", "Half"):
+    if name in ("Warm", "Saved", "Half", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     return "~model", f"+model._target_={OWN}.{name}"
 
@@ -67,14 +67,32 @@ def test_what_no_checkpoint_holds_is_reported_once(
     assert (len(lines), {*told}) == (len(lost) > 0, lost)
 
 
-@pytest.mark.parametrize(("name", "made"), [("Late", "late.weight"), ("LateBuffer", "mask")])
-def test_what_a_forward_pass_makes_is_refused(name: str, made: str, configured: Configured) -> None:
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("Late", "late.weight"),
+        ("LateBuffer", "mask"),
+        ("Replaced", "head.weight"),
+        ("InAList", "more"),
+        ("PlainTensor", "more"),
+    ],
+)
+def test_what_no_optimizer_would_train_is_refused(
+    name: str, made: str, configured: Configured
+) -> None:
     config = configured("max_steps=2", *of(name))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
     steps = FirstSteps(config, learner, warns=True)
-    learner.module(torch.zeros(2, 1, 8, 8))
-    with pytest.raises(ConfigError, match=f"model: .*{made}"):
+    learner.module(torch.zeros(2, 1, 8, 8)).sum().backward()
+    with pytest.raises(ConfigError, match=f"^model.*{made}: "):
         steps.step()
+
+
+def test_a_parameter_of_a_task_is_reported(
+    train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train_alone("max_steps=2", *of("Centred"))
+    assert "task.centre: gets gradients, and no optimizer trains it" in capfd.readouterr().err
 
 
 def test_another_number_of_workers_and_another_task_take_it() -> None:
