@@ -205,9 +205,10 @@ def _no_value(key: str, words: Sequence[str]) -> str:
 def quoted_form(word: str) -> str:
     """Return `word` with quotes around the texts of its value, as Hydra's grammar needs them."""
     key, _, value = word.partition("=")
-    if listed := re.fullmatch(r"\[(.*)\]", value):
-        return f"{key}={literal([unquoted(each.strip()) for each in listed[1].split(',')])}"
-    return f"{key}={quoted(value)}"
+    if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
+        texts = re.findall(r"\s*('[^']*'|\"[^\"]*\"|[^,]+)", listed[1])
+        return f"{key}={literal([unquoted(each.strip()) for each in texts])}"
+    return word if re.search(r"[][{},]", value) else f"{key}={quoted(value)}"
 
 
 def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:

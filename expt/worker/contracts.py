@@ -113,4 +113,5 @@ def _compare(method: str, whole: _Sum, one: _Sum, other: _Sum, *, near: float, w
         warn(
             f"{method} of a batch is not the sum of its parts: it depends on how samples are"
             " batched, and so on world_size and batch_size; return sums over samples, and weights"
+            " (outputs [B, 1] with targets [B] would make pairs, [B, B])"
         )
