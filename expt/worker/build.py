@@ -22,7 +22,7 @@ from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import in_evaluations_alone, metrics_of
 from expt.config.schema import RunConfig
-from expt.dashboards.events import writer
+from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build

@@ -176,7 +176,7 @@ def prepare_and_count(dataset: ImageFolder, barrier: Any, counts: Any) -> None:
         decoded += 1
         return original(*args)
 
-    image_folder.pixels_of = counting  # type: ignore[attr-defined]
+    image_folder.pixels_of = counting  # type: ignore[attr-defined, assignment]
     image_files.usable_cpus = lambda: 1  # type: ignore[attr-defined]
     barrier.wait(60)
     dataset.prepare()
