@@ -314,7 +314,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     """
     import numpy as np
 
-    if mask.mode not in _OF_NUMBERS:
+    if mask.mode[:4] not in _OF_NUMBERS:  # I;16B too
         raise DataError(
             f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
             " pixel, as a grey or palette PNG"

@@ -65,6 +65,9 @@ def test_masks_may_be_palettes_and_of_one_and_sixteen_bits(root: Path) -> None:
     save(masks / "town" / "c.png", np.full((6, 4), 2, np.uint16))
     found = [folder(root)[index][1].unique().tolist() for index in range(3)]
     assert found == [[1, 2], [1], [2]]
+    big_endian = Image.fromarray(np.full((6, 4), 1, ">u2"))
+    big_endian.save(masks / "town" / "c.png", format="TIFF")
+    assert folder(root)[2][1].unique().tolist() == [1]
 
 
 def _remove(path: str) -> Callable[[Path], None]:
