@@ -107,7 +107,7 @@ def own_files() -> dict[str, str]:
     Left out are `__main__`, what is made of its classes, and what no importer has loaded.
     """
     found = dict[str, str]()
-    for name, module in [*sys.modules.items()]:
+    for name, module in sys.modules.copy().items():  # a thread may import meanwhile
         spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
         if not isinstance(spec, importlib.machinery.ModuleSpec) or not spec.has_location:
             continue
