@@ -103,7 +103,7 @@ class Command:
 def run_one(this: Command, composed: DictConfig) -> float | None:
     """Train the run of a configuration; returns the value of its objective."""
     refuse_overruled(composed, this.words)
-    settings = this.composer.settings(this.words, sweep=False)
+    settings = compose.settings_of(composed)
     config = parse(settings, machine.detect())
     for line in without_effect(config, map(key_of, this.words)):
         warn(line)
