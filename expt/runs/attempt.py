@@ -290,8 +290,10 @@ def _identified(config: RunConfig, content: Content) -> Record:
 
 
 LOG = "log: "
-RAISED, NOTE = " raised\n\n", "of model="
+RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error."""
+NOTE = "of model="
+"""What a line after the exception begins with, which says what was given to which classes."""
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
     *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),

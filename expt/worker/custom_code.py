@@ -1,4 +1,4 @@
-"""Custom code in the first steps: what it makes late, and what it keeps that no checkpoint does."""
+"""Custom code in the first steps: what no optimizer trains, and what no checkpoint holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FirstSteps:
                     self._objects[f"model.{name}".rstrip(".")] = one
 
     def step(self) -> None:
-        """Look after a step. Raises ConfigError for parameters and buffers that it has made."""
+        """Look after a step. Raises ConfigError for what it has made, or would not train."""
         self._steps += 1
         if self._steps > 1:
             return
@@ -48,7 +48,7 @@ class FirstSteps:
     def _refuse_late(self) -> None:
         module = self._learner.module
         late = {*module.state_dict()} ^ self._names
-        if not self._learner.shards > 1:
+        if self._learner.shards == 1:
             named = module.named_parameters()
             late |= {name for name, each in named if id(each) not in self._parameters}
         if late:
