@@ -40,7 +40,6 @@ from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
@@ -296,7 +295,7 @@ def build_observer(
     position: Position,
     worker: Worker,
     resumed_at: int | None,
-) -> Observer:
+) -> Dashboard:
     """Build what TensorBoard shows of a run resumed after step `resumed_at`.
 
     Rank 0 writes it; the other ranks take part in it.

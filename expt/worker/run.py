@@ -13,6 +13,7 @@ from expt.config import constraints, user_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
+from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
@@ -20,7 +21,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch, warm_up_buckets
 from expt.training.optimizer_state import in_use
@@ -41,7 +41,7 @@ from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement, SaveTimes
 
-Observe = Callable[..., Observer]
+Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
 
 

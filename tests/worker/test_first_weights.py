@@ -18,11 +18,11 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.callback import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, run
 from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.sharded import Observer
 
 
 def net(width: int = 3, outputs: int = 2) -> nn.Module:

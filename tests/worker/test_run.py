@@ -18,12 +18,12 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.conftest import Trained as TrainInWorkers
 from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained
+from tests.worker.sharded import Observer
 
 TURNING = (
     *(
