@@ -101,14 +101,7 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice.
-
-    `fits` is how many images at a time would fit, where that was tried.
-    """
-
-    def __init__(self, text: str, *, fits: int | None = None) -> None:
-        super().__init__(text)
-        self.fits = fits
+    """The memory of a GPU, or of the machine, did not suffice."""
 
 
 class CheckpointError(ExptError):

@@ -7,8 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,7 +19,7 @@ from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named
-from expt.models.partial_load import SHOWN, Fit, load_some, renumbered, weights_in, what_fits
+from expt.models.partial_load import SHOWN, load_some, renumbered, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
@@ -32,26 +31,11 @@ from expt.training.sharding import is_sharded, scattered
 from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 
+State = Mapping[str, Any]
 _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
-class Loaded(NamedTuple):
-    """What rank 0 knows of the loaded weights."""
-
-    about: Mapping[str, Any] = MappingProxyType({})
-    """For result.json, see expt.runs.result.Begun."""
-    config: Mapping[str, Any] = MappingProxyType({})
-    """The settings of the run that wrote them, or empty."""
-    data: Mapping[str, Any] = MappingProxyType({})
-    """What it was trained on, as its record has it, or empty."""
-
-
-def begin_with(
-    config: RunConfig,
-    module: nn.Module,
-    worker: Worker,
-    data: Mapping[str, Any],
-) -> Mapping[str, Any]:
+def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
     """Load the run's `weights`, if it has any; return the entry of result.json.
 
     `data` is what this run's record has of it.
@@ -60,19 +44,23 @@ def begin_with(
         if worker.rank == 0:
             warn_of_published(config, module)
         return {}
-    loaded = load_weights(module, config.weights, worker)
+    about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
-        _warn_of_runs(config, loaded, data)
-    return loaded.about
+        _warn_of_runs(config, content, data)
+    return about
 
 
-def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
+def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, State]:
     """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
 
-    A collective. Raises ConfigError where no parameter fits, or the file holds no weights.
+    Returns, on rank 0, what result.json says of it (see expt.runs.result.Begun), and all that a
+    file of several entries holds. A collective. Raises ConfigError where no parameter fits, or the
+    file holds no weights.
     """
-    loaded, own = Loaded(), module.state_dict()
+    about: dict[str, Any] = {}
+    known: State = {}
     fitting: dict[str, Tensor] | None = None
+    own = module.state_dict()
     if worker.rank == 0:
         file = chosen(given).file
         content = _read(file, given)
@@ -95,24 +83,16 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
             warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
         if misfits:
             warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")
-        loaded = _about(content, fit)
+        known = content if isinstance(content, Mapping) else {}
+        about = {"left_out": [*fit.missing, *(one.partition(" ")[0] for one in fit.other_shape)]}
+        if isinstance(position := known.get("position"), Mapping):
+            about |= {"epoch": position.get("epoch"), "average": "ema" in known}
     if any(map(is_sharded, own.values())):
         load_some(module, scattered(fitting, lambda path: own[path[0]], worker.device))
-        return loaded
-    load_some(module, fitting or {})
-    collectives.broadcast_parameters(module)
-    return loaded
-
-
-def _about(content: Any, fit: Fit) -> Loaded:
-    known = content if isinstance(content, Mapping) else {}
-    about: dict[str, Any] = {
-        "left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]
-    }
-    if isinstance(position := known.get("position"), Mapping):
-        about |= {"epoch": position.get("epoch"), "average": "ema" in known}
-    told = [known.get(key) for key in ("config", "data")]
-    return Loaded(about, *(one if isinstance(one, Mapping) else {} for one in told))
+    else:
+        load_some(module, fitting or {})
+        collectives.broadcast_parameters(module)
+    return about, known
 
 
 def _read(file: Path, given: str) -> Any:
@@ -144,9 +124,13 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn(config, "model.pretrained=true", *scale)
 
 
-def _warn_of_runs(config: RunConfig, loaded: Loaded, data: Mapping[str, Any]) -> None:
-    then, now = (json.loads(json.dumps(dict(one))) for one in (loaded.data, data))
-    trained_by = loaded.config.get("dataset") or {}
+def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
+    """Warn where the run that wrote the weights was trained on other data."""
+    settings, theirs = (
+        one if isinstance(one := content.get(key), Mapping) else {} for key in ("config", "data")
+    )
+    then, now = (json.loads(json.dumps(dict(one))) for one in (theirs, data))
+    trained_by = settings.get("dataset") or {}
     if "mean" in trained_by:
         _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
     if then.get("standardised", now.get("standardised")) != now.get("standardised"):
@@ -178,9 +162,6 @@ def _shown(mean: Any, std: Any) -> str:
         f"dataset.{key}=[{','.join(f'{value:g}' for value in values)}]"
         for key, values in (("mean", mean), ("std", std))
     )
-
-
-State = Mapping[str, Any]
 
 
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:

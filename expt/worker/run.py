@@ -127,7 +127,9 @@ class Run:
                     optim.advance_after_epoch(
                         self.learner.scheduler, values.values, self.directions, self.history.last
                     )
-                self.health.refuse_unequal()
+                rank_health.refuse_unequal(
+                    self.health.readings, self.position.epoch, self.learner.shards
+                )
                 self._is_at_best = self.history.note_best(self.position.epoch)
                 self.record.best()
                 self._call_back("on_epoch_end", self.config.eval_split)

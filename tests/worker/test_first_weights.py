@@ -78,13 +78,13 @@ def test_layers_without_weights_do_not_change_which_tensor_is_whose(tmp_path: Pa
     trained = layers(nn.ReLU(), nn.Dropout()).state_dict()
     torch.save(trained, tmp_path / "file.pt")
     for module in (layers(), layers(nn.ReLU(), outputs=5)):
-        loaded = first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
+        about, _ = first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
         one, other = [*module.state_dict().values()], [*trained.values()]
         assert all(map(torch.equal, one[:2], other[:2]))
-        assert torch.equal(one[2], other[2]) == (loaded.about["left_out"] == [])
+        assert torch.equal(one[2], other[2]) == (about["left_out"] == [])
     deeper = layers(nn.Linear(3, 3))  # other layers are not counted through
-    loaded = first_weights.load_weights(deeper, str(tmp_path / "file.pt"), ALONE)
-    assert len(loaded.about["left_out"]) == 4
+    about, _ = first_weights.load_weights(deeper, str(tmp_path / "file.pt"), ALONE)
+    assert len(about["left_out"]) == 4
 
 
 @pytest.mark.parametrize("wraps", [0, 1])
