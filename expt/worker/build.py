@@ -47,7 +47,6 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
-from expt.worker.steps import StepProfiler, Steps
 
 
 def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
@@ -294,21 +293,6 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = total_steps(config, each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
-
-
-def build_steps(
-    config: RunConfig,
-    paths: RunPaths,
-    learner: Learner,
-    worker: Worker,
-    *,
-    typed_at: float,
-    beat: Callable[[], None],
-) -> Steps:
-    """Build what is done after each step; rank 0 profiles some if `profile` is set."""
-    traces = config.profile and worker.rank == 0
-    profiler = StepProfiler(paths.trace, paths.operators, worker.device) if traces else None
-    return Steps(learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler)
 
 
 def build_observer(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.groups import NamedModel, Plateau, TargetScheduler
@@ -126,10 +125,10 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
 
 def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
     """Warn where the run that wrote the weights was trained on other data."""
-    settings, theirs = (
+    settings, about = (
         one if isinstance(one := content.get(key), Mapping) else {} for key in ("config", "data")
     )
-    then, now = (json.loads(json.dumps(dict(one))) for one in (theirs, data))
+    then, now = (json.loads(json.dumps(dict(one))) for one in (about, data))
     trained_by = settings.get("dataset") or {}
     if "mean" in trained_by:
         _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
@@ -179,8 +178,21 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     _load_fork_weights(learner, saved, config)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    warns = snapshot.worker.rank == 0
-    _carry_over(learner, config, before, optimizer, saved, place=_place(snapshot), warns=warns)
+    # the optimizer is without its state, which is in `saved`
+    steps_per_epoch = saved.get("steps_per_epoch") or 1
+    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
+    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
+    if snapshot.worker.rank == 0 and not same_optimizer:
+        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
+        warn(f"fork={config.fork}: was trained by {was}; the state of {now} begins anew")
+    carry_over(
+        learner.optimizer,
+        learner.scheduler,
+        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
+        same_optimizer=same_optimizer,
+        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
+        place=_place(snapshot),
+    )
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
     snapshot.load_workers(
@@ -211,33 +223,6 @@ def _place(snapshot: Snapshot) -> int:
     if snapshot.learner.scheduler_interval == "epoch":
         return position.epoch - position.is_within_epoch
     return position.step - position.offset
-
-
-def _carry_over(
-    learner: Learner,
-    config: RunConfig,
-    before: RunConfig,
-    optimizer: Optimizer,
-    saved: State,
-    *,
-    place: int,
-    warns: bool,
-) -> None:
-    # `optimizer` is that of `before`, without its state, which is in `saved`.
-    steps_per_epoch = saved.get("steps_per_epoch") or 1
-    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
-    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
-    if warns and not same_optimizer:
-        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(f"fork={config.fork}: was trained by {was}; the state of {now} begins anew")
-    carry_over(
-        learner.optimizer,
-        learner.scheduler,
-        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
-        same_optimizer=same_optimizer,
-        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
-        place=place,
-    )
 
 
 def _kind(chosen: Any) -> str:
@@ -277,13 +262,11 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     }
     differ = {split: pair for split, pair in sizes.items() if pair[0] != pair[1]}
     if differ:
-        target = getattr(config.dataset, "target", None)
-        has, had = (
-            ", ".join(f"{pair[at]} samples of {split}" for split, pair in differ.items())
-            for at in (0, 1)
+        found = ", ".join(
+            f"{has} samples of {one}, and had {had}" for one, (has, had) in differ.items()
         )
         fix = "start a run with its weights, by weights=RUN@last" if is_fork else "start a new run"
         raise DataError(
-            f"dataset{f'._target_={target}' if target else ''}: is not what the run was trained on:"
-            f" it has {has}, and had {had}; give the same data, or {fix}"
+            f"dataset={constraints.word(config.dataset)}: is not what the run was trained on: it"
+            f" has {found}; give the same data, or {fix}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -152,7 +153,6 @@ def parallelise(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
-    collectives.broadcast_buffers(module)  # which DistributedDataParallel is not to do in each step
     data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
@@ -161,7 +161,7 @@ def parallelise(
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
-        broadcast_buffers=False,
+        **without_broadcasts(module),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
@@ -185,6 +185,15 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
 def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
     return {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
+
+
+def without_broadcasts(module: nn.Module) -> dict[str, Any]:
+    """Return settings that keep DistributedDataParallel from broadcasting buffers in each step."""
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    if "forward_sync_buffers" in parameters:  # since torch 2.15
+        return {"forward_sync_buffers": False}
+    collectives.broadcast_buffers(module)  # the setting drops the first broadcast, too
+    return {"broadcast_buffers": False}
 
 
 class Autocast(nn.Module):

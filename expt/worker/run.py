@@ -39,7 +39,7 @@ from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
-from expt.worker.steps import Agreement, SaveTimes
+from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps
 
 Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -97,8 +97,11 @@ class Run:
         self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
-        self.steps = build.build_steps(
-            config, paths, self.learner, worker, typed_at=typed_at, beat=beat
+        profiler = None
+        if config.profile and worker.rank == 0:
+            profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+        self.steps = Steps(
+            self.learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler
         )
         self.first_steps = FirstSteps(config, self.learner, warns=worker.rank == 0)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)

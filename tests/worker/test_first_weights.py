@@ -273,6 +273,7 @@ class FirstStep(Observer):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.began: dict[str, torch.Tensor] = {}
         self.batch: Batch | None = None
         self.run: Run | None = None

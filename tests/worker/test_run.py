@@ -135,6 +135,7 @@ class Watching(Observer):
     """Notes each moment of an epoch, and who looks where."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.moments: list[str] = []
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -182,6 +183,7 @@ class Listening(Observer):
     """Keeps each epoch's labels, as they are trained on."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.labels: list[list[torch.Tensor]] = []
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
