@@ -201,7 +201,7 @@ def test_a_class_that_falls_into_the_held_out_part_is_reported(
     source = dataset.open(None, torch.device("cpu"), 0)
     warn_of_absent(dataset, source, None, torch.arange(5))
     assert "the class dog" in capsys.readouterr().err
-    labels = Source({"num_classes": 2}, (), (0, 0), NOTHING, None, torch.zeros(3),
+    labels = Source(shapes={"num_classes": 2}, example=(0, 0), train=NOTHING,
                     targets_of=torch.tensor([[0, 1], [0, 1], [1, 1]]).__getitem__)  # fmt: skip
     assert absent_classes(labels, "labels", torch.arange(2)) == ["0"]
     assert absent_classes(labels, "labels", torch.arange(3)) == []
