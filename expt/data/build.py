@@ -53,16 +53,6 @@ class DataInfo(About):
         shapes = more.pop("shapes")
         return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
 
-    @property
-    def channels(self) -> int:
-        """Of its images."""
-        return int(self.shapes["channels"])
-
-    @property
-    def num_classes(self) -> int:
-        """The number of a model's outputs."""
-        return int(self.shapes["num_classes"])
-
 
 def _about(one: About) -> dict[str, Any]:
     return {field.name: getattr(one, field.name) for field in dataclasses.fields(About)}
@@ -202,7 +192,9 @@ def _info(
     source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
 ) -> DataInfo:
     classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
-    counts = [] if classes is None else classes[train].bincount(minlength=len(source.class_names))
+    counts: Any = ()
+    if classes is not None:
+        counts = classes[train].bincount(minlength=len(source.class_names))
     return DataInfo(
         **_about(source),
         train_size=len(train),
@@ -352,10 +344,11 @@ def load(
 ) -> EvaluationData:
     """Return the samples of a split, for the model of a run.
 
-    Its record says `trained_on` of its data, and the mean and std of `options` are the run's. `own`
-    samples are those that it was trained and evaluated with. Raise ConfigError where the model does
-    not take the samples, DataError for the data.
+    Its record says `trained_on` of its data. `own` samples are those that it was trained and
+    evaluated with. Raise ConfigError where the model does not take the samples, DataError for the
+    data.
     """
+    options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:

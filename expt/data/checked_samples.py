@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 from expt.config import secrets, user_code
 from expt.config.user_code import own_frame
 from expt.data.image_files import in_mode
-from expt.data.loading import described
-from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed
+from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""

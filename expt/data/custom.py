@@ -30,11 +30,10 @@ from expt.data.checked_samples import (
 )
 from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
-from expt.data.loading import described
 from expt.data.memory import NO_TARGET
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, described
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom

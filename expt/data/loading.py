@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
@@ -315,16 +315,11 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
-def described(value: Any) -> str:
-    """Return the dtype and shape of a tensor or an array, and the type of anything else."""
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
-
-
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield its tensors, each with where it is, such as `inputs['row'][0]` of `inputs`."""
+    """Yield its tensors, and parameters of modules, each with where it is.
+
+    That is such as `inputs['row'][0]` of `inputs`.
+    """
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):
@@ -333,3 +328,5 @@ def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, list | tuple):
         for index, below in enumerate(tree):
             yield from named_leaves(below, f"{name}[{index}]")
+    elif isinstance(tree, nn.Module):
+        yield from ((f"{name}.{below}", parameter) for below, parameter in tree.named_parameters())

@@ -167,7 +167,8 @@ def _source(
         inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
         return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
 
-    train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
+    train = parts["train"]
+    more |= {name: part(index) for name, index in parts.items() if len(index)}
     targets = torch.from_numpy(rows.targets[train])
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     # An image of one row and one channel, so that a model of images may flatten it.
@@ -177,7 +178,6 @@ def _source(
         shapes=shapes,
         class_names=rows.class_names,
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1])),
-        **each,
         classes=targets if rows.class_names else None,
         targets_of=targets.__getitem__,
         **more,
