@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
 from expt.command import compose
-from expt.command.compose import Composer, Where
+from expt.command.compose import Composer
 from expt.command.conf_files import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
@@ -35,7 +35,7 @@ def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
 @functools.cache
 def composer(conf: Path | None = None) -> Composer:
     """Return the composer of a folder of custom YAML."""
-    return Composer(Where(own=(str(conf),) if conf else ()))
+    return Composer([str(conf)] if conf else [])
 
 
 def share(folder: str) -> None:

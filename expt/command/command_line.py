@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 
-from expt.command.compose import Override, Where, is_readable, parse, parse_one
+from expt.command.compose import Override, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
@@ -47,8 +47,8 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
-    """Return the settings in Hydra's grammar, and where their YAML lies.
+def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]]:
+    """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
@@ -63,16 +63,9 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings)
     settings, of_parent = with_parent(settings, sweep=options.sweep)
-    own = own or of_parent
-    config_dir = (
-        options.config_dir if options.config_dir is not None else own or conf_here(settings)
-    )
-    where = Where(
-        own=_folders(config_dir),
-        config_dir=Path(options.config_path) if options.config_path else None,
-        config_name=options.config_name,
-    )
-    return settings, where
+    if options.config_dir is None and (kept := own or of_parent):
+        return settings, _checked(kept)
+    return settings, own_folders(options.config_dir, settings)
 
 
 def _check_repeated(overrides: Sequence[Override]) -> None:
@@ -91,21 +84,21 @@ def _check_repeated(overrides: Sequence[Override]) -> None:
             break
 
 
-def _folders(config_dir: str | Sequence[str] | None) -> tuple[str, ...]:
-    found = (config_dir,) if isinstance(config_dir, str) else tuple(config_dir or ())
-    for folder in found:
+def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
+    """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here."""
+    folder = conf_here(settings) if config_dir is None else str(config_dir)
+    return _checked([] if folder is None else [folder])
+
+
+def _checked(folders: Sequence[str]) -> list[str]:
+    for folder in folders:
         path = Path(os.path.expanduser(folder.removeprefix("file://")))
         if "://" in folder and not folder.startswith("file://"):
             continue
         if not path.is_dir():
             raise ConfigError(f"--config-dir {folder}: there is no such folder")
         refuse_hidden(path)
-    return tuple(os.path.expanduser(folder) for folder in found)
-
-
-def where_of(config_dir: Path | None, settings: Sequence[str]) -> Where:
-    """Return where the YAML of `settings` lies: in `config_dir` too, or else in `conf` here."""
-    return Where(own=_folders(str(config_dir) if config_dir else conf_here(settings)))
+    return [os.path.expanduser(folder) for folder in folders]
 
 
 def readable(word: str) -> str:

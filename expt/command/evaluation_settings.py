@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.command_line import readable, where_of
+from expt.command.command_line import own_folders, readable
 from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
 from expt.config import secrets, user_code
@@ -188,7 +188,7 @@ def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]
 def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     """Return the settings of the run's dataset, or of another that is prepared like it."""
     if asked.chosen not in (None, then["name"]):
-        composer = Composer(where_of(asked.config_dir, asked.words))
+        composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
         return _like(then, data, node, asked.dataset)
     node = dict(then)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -55,12 +54,12 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if options.printing:
         return _printed_by_hydra(options)
-    words, where = command_line.read(options, begins=this.how.starts_workers)
+    words, own = command_line.read(options, begins=this.how.starts_workers)
     if folder := this.how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
     this.words = [word for word in words if word not in of_hydra]
-    this.composer = compose.Composer(where, of_hydra)
+    this.composer = compose.Composer(own, of_hydra)
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
@@ -140,18 +139,14 @@ def _printed_by_hydra(options: Options) -> None:
 
         return print_completions()
     words = [command_line.readable(word) for word in options.settings]
-    where = command_line.where_of(Path(options.config_dir) if options.config_dir else None, words)
-    compose.enter_hydra(
-        lambda _: None, [*options.printing, *_hydra_options(options, where), *words]
-    )
+    own = command_line.own_folders(options.config_dir, words)
+    of_hydra = [*options.printing, *_hydra_options(options, own)]
+    compose.enter_hydra(lambda _: None, [*of_hydra, *words])
 
 
-def _hydra_options(options: Options, where: compose.Where) -> list[str]:
-    named = [("--config-dir", where.own[0] if where.own else None)]
-    named += [("--config-path", options.config_path)]
-    found = [f"{name}={value}" for name, value in named if value]
-    name = [] if options.config_name == "config" else [f"--config-name={options.config_name}"]
-    return [*(["-m"] if options.sweep else []), *found, *name]
+def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:
+    found = [f"--config-dir={folder}" for folder in own[:1]]
+    return ["-m", *found] if options.sweep else found
 
 
 def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options) -> None:
@@ -161,7 +156,7 @@ def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options
     from expt.command.by_hydra import HydraTask
 
     task = HydraTask(this)
-    compose.enter_hydra(task, [*_hydra_options(options, this.composer.where), *words])
+    compose.enter_hydra(task, [*_hydra_options(options, this.composer.own), *words])
 
 
 def _conclude(this: Command) -> None:

@@ -96,7 +96,7 @@ class SearchCommand:
         found = search.suggest() if search.count < self._settings.runs else None
         runs = [] if found is None else [self._run(*found)]
         if runs:
-            show_dry_run(runs, len(runs))
+            show_dry_run(runs)
         what = "no further trial" if found is None else f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(leaderboard.wide_console(), f"{what} of {self._settings.runs}{before}")

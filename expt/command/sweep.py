@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
@@ -42,24 +42,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expt.command.run import Command
+    from expt.launch.submitit_jobs import Queue
 
-Rounds: TypeAlias = Callable[["SweepObserver", "Runner"], Iterable[Iterator[Job | None]]]
+Runner: TypeAlias = "Pool | Queue"
+"""What runs jobs to their ends: the pool here, or a cluster's queue."""
+Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | None]]]
 
 LOOK_S = 2.0
 """How long a sweep that has stopped looks for runs that are complete; each takes 1 ms."""
-
-
-class Runner(Protocol):
-    """Runs jobs to their ends: expt.launch.pool here, expt.launch.submitit_jobs elsewhere."""
-
-    def run(self, source: Iterator[Job | None]) -> None:
-        """Run every job that `source` yields; None is "nothing now".
-
-        Raises KeyboardInterrupt, with everything stopped and recorded.
-        """
-
-    def finish(self, why: str) -> None:
-        """Start no further job, and let those that run save and end."""
 
 
 class Sweep:
@@ -115,7 +105,7 @@ class Sweep:
         if self.is_preflight:
             return self.try_out(list(runs))
         if self.is_dry_run:
-            return show_dry_run(runs, len(grid))
+            return show_dry_run(runs)
 
         def rounds(observer: SweepObserver, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._jobs(runs, observer)

@@ -29,8 +29,6 @@ PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
 LINES_S = 0.1
 """How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
-TELL_S = 2.0
-"""How often a dry run reports that it still composes."""
 
 Line: TypeAlias = tuple[str | tuple[str, str], ...]
 """Its parts, each with a style or without."""
@@ -236,19 +234,8 @@ def _at_rung(job: Job) -> str:
     return f"{objective['name']} {value:.4f}  {after}{other}"
 
 
-def show_dry_run(
-    composed: Iterable[SweepRun], total: int, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Print which runs would be started, and what they need.
-
-    Meanwhile report how many of the `total` are composed.
-    """
-    runs, told_at, console = list[SweepRun](), clock(), Console(stderr=True)
-    for run in composed:
-        runs.append(run)
-        if clock() - told_at >= TELL_S and len(runs) < total:
-            told_at = clock()
-            say(console, f"{len(runs)} of {total} runs composed, the last is {run.job.name}")
+def show_dry_run(runs: Iterable[SweepRun]) -> None:
+    """Print which runs would be started, and what they need."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
