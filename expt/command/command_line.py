@@ -8,11 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from omegaconf import OmegaConf
 
 from expt.command.compose import Override, is_readable, parse, parse_one
-from expt.command.conf_files import conf_here, refuse_hidden
+from expt.command.conf_files import conf_here, quoted_form, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import keys, user_code
@@ -32,7 +31,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result, results_below
+from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -122,8 +121,8 @@ def readable(word: str) -> str:
     if names and len(names) <= value.count(","):
         several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
         return f"{key}={','.join(several)}"
-    if key in TEXTS and value[:1] in ("[", "{") and not is_readable(changed):
-        return _as_texts(key, value) or changed
+    if key in TEXTS and not is_readable(changed):
+        return quoted_form(changed)
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if is_list or value.startswith("interval(") or is_readable(changed):
         is_text = keys.takes_text(key.lstrip("+~"))
@@ -138,20 +137,6 @@ _NUMERAL = re.compile(r"(?<![^[(,])[+-]?[\d.][\w.+-]*(?=[]),]|$)")
 def _as_text(numeral: re.Match[str]) -> str:
     is_number = isinstance(parse_one(f"key={numeral[0]}").value(), int | float)
     return quoted(numeral[0]) if is_number else numeral[0]
-
-
-def _as_texts(key: str, value: str) -> str | None:
-    """Return a list of texts, or a mapping to some, in Hydra's grammar."""
-    try:
-        found = yaml.safe_load(value)
-    except yaml.YAMLError:
-        return None
-    if isinstance(found, dict):
-        several = {
-            name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()
-        }
-        found = [f"{name}: {text}" for name, texts in several.items() for text in texts]
-    return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
@@ -189,13 +174,11 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
     there = is_sweep(folder) if sweep else any(map(Path.exists, left))
     if there or "$" in given or (folder.exists() and not folder.is_dir()):
         return
-    missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
     if sweep or len(settings) > 2:
-        return warn(f"{key}={folder}: {missing}; a new {what} begins there")
-    inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
+        return warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
     beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
-    hint = f" {inside[-1]} is one." if inside else did_you_mean(given, {*beside} - {given})
-    raise ConfigError(f"{key}={folder}: {missing}, so no run to resume.{hint}")
+    hint = did_you_mean(given, {*beside} - {given})
+    raise ConfigError(f"{key}={folder}: holds no run to resume.{hint}")
 
 
 def _with_latest(settings: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
-from expt.search.conclusion import NAMED, bad_trials, conclude_search
+from expt.search.conclusion import bad_trials, conclude_search
 
 
 def conclude(
@@ -78,14 +78,10 @@ def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
     if not pruned:
         return
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
+    yield f"pruned       {len(pruned)} of {total} runs"
     kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
-    names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
-    few = f", {len(kept) or 'none'} of them with a checkpoint" * (len(kept) < len(pruned))
-    listed = f": {', '.join(names)}" if names else ""
-    yield f"pruned       {len(pruned)} of {total} runs{few}{listed}"
     if kept:
-        which, command = "it" if len(kept) == 1 else "one", resume_command(RunPaths(kept[0]))
-        yield f"      to train {which} to its end: {command}"
+        yield f"      to train the best to its end: {resume_command(RunPaths(kept[0]))}"
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:

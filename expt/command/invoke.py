@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import command_line, compose, hydra_files, terminal
@@ -74,6 +75,9 @@ def _carry_out(this: Command, options: Options) -> None:
     if axes:
         word = axes[0].input_line
         fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
+        is_number = isinstance(OmegaConf.select(composed, axes[0].key_or_group), float)
+        if is_number and re.search(r"=\d+,\d+$", str(word)):
+            fix += f", or type a decimal point: {str(word).replace(',', '.')}"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     if composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
@@ -127,9 +131,9 @@ def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: O
     this.words = [*hydra_files.named_axes(composed), *this.words]
     sweep = Sweep(this, composed)
     if composed.get("search") is not None:
-        from expt.command.search import search  # late: a grid does without it
+        from expt.command.search import SearchCommand  # late: a grid does without it
 
-        return search(sweep, this.words)
+        return SearchCommand(sweep, this.words).run()
     sweep.run_grid(Grid(this.words, this.composer))
 
 

@@ -12,16 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.compose import (
-    ChoiceSweep,
-    Composer,
-    IntervalSweep,
-    Override,
-    RangeSweep,
-    key_of,
-    parse,
-    parse_one,
-)
+from expt.command import compose
+from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each
 from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver
@@ -57,11 +49,6 @@ NAMED = 3
 """Settings that a warning names."""
 
 
-def search(sweep: Sweep, words: Sequence[str]) -> None:
-    """Run the search of `words`. Raises ConfigError, Interrupted."""
-    SearchCommand(sweep, words).run()
-
-
 class SearchCommand:
     """One command's search, from its overrides to its runs."""
 
@@ -72,7 +59,10 @@ class SearchCommand:
         self._fixed, self._axes = self._parted(words)
 
     def run(self) -> None:
-        """Search until there are as many trials as were asked for."""
+        """Search until there are as many trials as were asked for.
+
+        Raises ConfigError, Interrupted.
+        """
         sweep = self._sweep
         search = self._search()
         if sweep.is_preflight:
@@ -406,10 +396,10 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
     sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
-    if isinstance(sweep, IntervalSweep | RangeSweep):
+    if isinstance(sweep, compose.IntervalSweep | compose.RangeSweep):
         if composer.is_group(override.key_or_group):
             raise ConfigError(f"{word}: {name} is chosen by name; give several, e.g. {name}=A,B")
-        read = _interval if isinstance(sweep, IntervalSweep) else _range
+        read = _interval if isinstance(sweep, compose.IntervalSweep) else _range
         found = read(name, str(word), sweep, log, typed)
         if not (math.isfinite(found.low) and math.isfinite(found.high)):
             raise ConfigError(f"{word}: needs two finite ends")
@@ -420,7 +410,7 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
         return found
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
-    if isinstance(sweep, ChoiceSweep):
+    if isinstance(sweep, compose.ChoiceSweep):
         sweep.shuffle = False
     words = dict.fromkeys(composer.values(override))
     texts = [each.partition("=")[2] for each in words]

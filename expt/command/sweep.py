@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 Runner: TypeAlias = "Pool | Queue"
 """What runs jobs to their ends: the pool here, or a cluster's queue."""
 Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | None]]]
-
-LOOK_S = 2.0
-"""How long a sweep that has stopped looks for runs that are complete; each takes 1 ms."""
 
 
 class Sweep:
@@ -107,16 +103,8 @@ class Sweep:
         if self.is_dry_run:
             return show_dry_run(runs)
 
-        def rounds(observer: SweepObserver, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._jobs(runs, observer)
-            until = time.monotonic() + LOOK_S
-            for run in runs:  # it has stopped early, and others may be complete
-                if run.job.status == COMPLETED:
-                    observer.take(run)
-                if time.monotonic() > until:
-                    break
-
-        self.carry_out(rounds, SweepObserver(console, total=len(grid), folder=self.folder))
+        observer = SweepObserver(console, total=len(grid), folder=self.folder)
+        self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
         if folder.is_of_others:
             warn(
                 f"hydra.sweep.dir={self.folder}: the runs that were there are of another grid; type"

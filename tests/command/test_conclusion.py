@@ -92,18 +92,13 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     for name, value in (("lr=1", 0.5), ("lr=2", 0.75)):
         leave_run(tmp_path / "s", name, value)
         update_result(RunPaths(tmp_path / "s" / name), status=PRUNED)
-    assert pruned() == [
-        "pruned       2 of 3 runs: lr=2, lr=1",
-        """      to train one to its end: python -m expt "hydra.run.dir='s/lr=2'" resume=auto""",
-    ]
-    update_result(RunPaths(tmp_path / "s/lr=1"), resumable=False)
-    assert pruned()[0] == "pruned       2 of 3 runs, 1 of them with a checkpoint: lr=2"
-    update_result(RunPaths(tmp_path / "s/lr=2"), resumable=False)
-    assert pruned() == ["pruned       2 of 3 runs, none of them with a checkpoint"]
+    again = """      to train the best to its end: python -m expt "hydra.run.dir='s/lr=2'" resume=auto"""
+    assert pruned() == ["pruned       2 of 3 runs", again]
+    for name in ("lr=1", "lr=2"):
+        update_result(RunPaths(tmp_path / "s" / name), resumable=False)
+    assert pruned() == ["pruned       2 of 3 runs"]
     RunPaths(tmp_path / "s/lr=0").result.write_text("{")
-    assert pruned() == ["pruned       2 of 2 runs, none of them with a checkpoint"], (
-        "one that is damaged counts nowhere"
-    )
+    assert pruned() == ["pruned       2 of 2 runs"], "one that is damaged counts nowhere"
 
 
 def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
