@@ -31,7 +31,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result
+from expt.runs.result import Forked
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -145,15 +145,12 @@ def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     if (given := last_value(settings, "hydra.run.dir")) is None:
         return
     paths = RunPaths(Path(given))
-    if paths.result.exists():
-        ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
-        more = "" if ended else ", or resume that run with resume=auto"
+    left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
+    if any(map(Path.exists, left)):
         raise ConfigError(
-            f"hydra.run.dir={given}: holds a run already; choose another folder{more}"
+            f"hydra.run.dir={given}: holds a run already; choose another folder, or resume that run"
+            " with resume=auto"
         )
-    left = (paths.metrics, paths.checkpoints, paths.logs(0).parent)
-    if there := next((path.name for path in left if path.exists()), None):
-        raise ConfigError(f"hydra.run.dir={given}: holds {there} already; choose another folder")
 
 
 def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:

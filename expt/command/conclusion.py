@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from expt.config.user_code import is_of_main, targets
-from expt.errors import ExptError, warn
+from expt.errors import warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
@@ -30,24 +29,18 @@ def conclude(
     sort: str | None = None,
     *,
     reverse: bool = False,
-    failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where they have just been read. `failed_now` has the folders of
-    runs known to have failed, of which a full disk may have kept the record, and why. `notes` are
-    lines of the command that ends.
+    `runs` are those of the folder, where they have just been read. `notes` are lines of the command
+    that ends.
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return
-    for run in runs:
-        error = failed_now.get(run["folder"])
-        if error is not None and run["status"] != FAILED:
-            run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
     try:
         console.print(leaderboard(runs, sort, reverse=reverse, stale=old))

@@ -171,7 +171,7 @@ def _conclude(this: Command) -> None:
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
     try:
-        conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+        conclude(console, folder, notes=outcome.notes)
     except BrokenPipeError:
         raise RunFailed(UNREAD) from None
 

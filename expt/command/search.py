@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each
-from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
@@ -66,8 +65,8 @@ class SearchCommand:
         sweep = self._sweep
         search = self._search()
         if sweep.is_preflight:
-            corners = [self._run(*each) for each in enumerate(self._samples())]
-            return sweep.try_out(corners, Samples(search.num_left, self._settings.rungs))
+            corners = (self._run(*each) for each in enumerate(self._space.corners()))
+            return sweep.try_out(corners, search.num_left)
         if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
@@ -153,22 +152,6 @@ class SearchCommand:
                 " neither epochs nor max_steps, or leave rungs out"
             )
         return found[0]
-
-    def _samples(self) -> list[Values]:
-        """Return the corners; the values of one that is refused also with those of valid ones."""
-        corners, every = self._space.corners(), self._space.parameters
-        valid = [values for values in corners if self._is_valid(values)]
-        for values in [values for values in corners if values not in valid]:
-            for name, value in values.items():
-                if any(point.get(name) == value for point in valid):
-                    continue
-                known = ({**point, name: value} for point in valid)
-                others = (
-                    self._space.point(point.get(each.name, each.at(0.5)) for each in every)
-                    for point in known
-                )
-                valid += [other for other in others if self._is_valid(other)][:1]
-        return [*corners, *(values for values in valid if values not in corners)]
 
     def _is_valid(self, values: Values) -> bool:
         try:

@@ -17,7 +17,7 @@ from expt import machine
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each, launcher_name, launcher_options, remove_unused
-from expt.command.preflight import Samples, preflight
+from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
@@ -99,17 +99,12 @@ class Sweep:
 
         runs = (folder.run(words, at, grid.keys) for at, words in enumerate(grid))
         if self.is_preflight:
-            return self.try_out(list(runs))
+            return self.try_out(runs)
         if self.is_dry_run:
             return show_dry_run(runs)
 
         observer = SweepObserver(console, total=len(grid), folder=self.folder)
         self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
-        if folder.is_of_others:
-            warn(
-                f"hydra.sweep.dir={self.folder}: the runs that were there are of another grid; type"
-                " that grid to resume them (longer ones continue from them with resume=auto)"
-            )
 
     def run_points(
         self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver
@@ -120,10 +115,10 @@ class Sweep:
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
         return [run.job for run in found]
 
-    def try_out(self, runs: Sequence[SweepRun], samples: Samples | None = None) -> None:
-        """Try each kind of these runs, and train none."""
+    def try_out(self, runs: Iterable[SweepRun], total: int | None = None) -> None:
+        """Try each kind of these runs, and train none; see `preflight`."""
         jobs = [*dict.fromkeys(run.job for run in runs)]
-        preflight(jobs, self.machine, Options(**self._options), samples)
+        preflight(jobs, self.machine, Options(**self._options), total)
 
     def carry_out(
         self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
@@ -206,8 +201,7 @@ class Sweep:
         self._command.outcome.sweep_folder = None
         for job in refused:
             job.paths.remove_refused()
-            job.paths.lock.unlink(missing_ok=True)
-            job.paths.folder.rmdir()
+            remove_unused(job.paths)
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:

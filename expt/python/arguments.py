@@ -36,7 +36,7 @@ def words_of(
     Raises ConfigError for what no override can hold.
     """
     words = list[str]()
-    for argument in arguments:
+    for argument in (*arguments, settings):
         if isinstance(argument, str):
             words.append(argument)
         elif isinstance(argument, Mapping):
@@ -44,8 +44,6 @@ def words_of(
                 words += _Setting(str(key), sweep).words(value)
         else:
             raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, e.g. epochs=3")
-    for key, value in settings.items():
-        words += _Setting(key, sweep).words(value)
     return words
 
 

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from expt.command.conclusion import again, conclude
-from expt.errors import RunFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
 from expt.runs.view import leaderboard
+from expt.runs.view.text import resume_command
 from tests.runs.test_leaderboard import leave_run
 
 
@@ -92,8 +92,8 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     for name, value in (("lr=1", 0.5), ("lr=2", 0.75)):
         leave_run(tmp_path / "s", name, value)
         update_result(RunPaths(tmp_path / "s" / name), status=PRUNED)
-    again = """      to train the best to its end: python -m expt "hydra.run.dir='s/lr=2'" resume=auto"""
-    assert pruned() == ["pruned       2 of 3 runs", again]
+    again = resume_command(RunPaths(tmp_path / "s/lr=2"))
+    assert pruned() == ["pruned       2 of 3 runs", f"      to train the best to its end: {again}"]
     for name in ("lr=1", "lr=2"):
         update_result(RunPaths(tmp_path / "s" / name), resumable=False)
     assert pruned() == ["pruned       2 of 3 runs"]
@@ -152,20 +152,9 @@ def test_a_full_disk_hides_no_leaderboard(
     )
 
 
-def test_what_failed_is_another_thing_than_a_run_that_cannot_say(tmp_path: Path) -> None:
-    leave_run(tmp_path, "lr=1", 0.25)
+def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=2", node=socket.gethostname())  # and says that it runs
-    out = io.StringIO()
-    conclude(
-        Console(file=out, width=200),
-        tmp_path,
-        failed_now={tmp_path / "lr=2": RunFailed("no space left")},
-    )
-    assert "1 failed\n  lr=2: no space left\n" in out.getvalue()
-    assert not any(line.startswith("lost") for line in out.getvalue().splitlines())
-    assert any(line.startswith("lost") for line in concluded(tmp_path)), (
-        "another command can't know"
-    )
+    assert any(line.startswith("lost") for line in concluded(tmp_path))
 
 
 @pytest.mark.parametrize(
