@@ -60,10 +60,9 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
     _check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
-    settings, own = _with_earlier(settings)
-    settings, of_parent = with_parent(settings, sweep=options.sweep)
-    if options.config_dir is None and (kept := own or of_parent):
-        return settings, _checked(kept)
+    settings, own = _with_earlier(settings, sweep=options.sweep)
+    if options.config_dir is None and own:
+        return settings, _checked(own)
     return settings, own_folders(options.config_dir, settings)
 
 
@@ -90,14 +89,12 @@ def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[
 
 
 def _checked(folders: Sequence[str]) -> list[str]:
-    for folder in folders:
-        path = Path(os.path.expanduser(folder.removeprefix("file://")))
-        if "://" in folder and not folder.startswith("file://"):
-            continue
+    paths = [os.path.expanduser(folder) for folder in folders]
+    for path in map(Path, paths):
         if not path.is_dir():
-            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+            raise ConfigError(f"--config-dir {path}: there is no such folder")
         refuse_hidden(path)
-    return [os.path.expanduser(folder) for folder in folders]
+    return paths
 
 
 def readable(word: str) -> str:
@@ -190,48 +187,36 @@ def _with_latest(settings: Sequence[str]) -> list[str]:
     return words
 
 
-def _with_earlier(settings: list[str]) -> tuple[list[str], list[str]]:
-    """Put the settings of the run that `resume=auto` continues before those that are typed.
+def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[str]]:
+    """Put the settings of the run that is resumed or forked before those that are typed.
 
-    Returns the folders of own YAML that it was started with, too.
+    Returns the folders of custom YAML that it was started with, too. The runs of a sweep get the
+    settings of their parents one by one, see `Parents`. Raises ConfigError where what is forked is
+    no run.
     """
-    folder = last_value(settings, "hydra.run.dir")
-    if last_value(settings, "resume") != "auto" or folder is None:
+    folder = last_value(settings, f"hydra.{'sweep' if sweep else 'run'}.dir")
+    paths = None if sweep or folder is None else RunPaths(Path(folder))
+    if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
+        user_code.find_kept(paths.code)
+        earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
+        typed = parse(["resume=auto", *settings])
+        kept = [
+            word
+            for word in earlier
+            if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
+        ]
+        own = own_folders_of(paths.hydra_settings)
+        return [*for_strategy(kept, earlier, settings), *settings], own
+    given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
+    if given is None:
         return settings, []
-    paths = RunPaths(Path(folder))
-    user_code.find_kept(paths.code)
-    own = own_folders_of(paths.hydra_settings)
-    if not paths.overrides.exists():
-        return settings, own
-    earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
-    typed = parse(["resume=auto", *settings])
-    kept = [
-        word
-        for word in earlier
-        if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
-    ]
-    return [*for_strategy(kept, earlier, settings), *settings], own
-
-
-def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
-    """Put the settings of the run that is forked before those that are typed.
-
-    Returns the folders of own YAML that it was started with, too. The runs of a sweep get their
-    settings one by one, see `Parents`. Raises ConfigError where what is forked is no run.
-    """
-    words = list(settings)
-    given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
-    folder = last_value(words, f"hydra.{'sweep' if sweep else 'run'}.dir")
-    is_there = folder is not None and RunPaths(Path(folder)).overrides.exists()
-    if given is None or (is_there and "resume=auto" in words and not sweep):
-        return words, []  # the fork itself is there, and has all its settings
     known = Parents(Path(folder) if sweep and folder is not None else None)
     values = [value for value in _values(parse_one(given)) if not known.has(value)]
     runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         user_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
-    return (words if sweep else known.with_words(words)), own
+    return (settings if sweep else known.with_words(settings)), own
 
 
 def _values(override: Override) -> list[str]:

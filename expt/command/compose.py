@@ -110,15 +110,14 @@ class Composer:
     def __init__(self, own: Sequence[str] = (), hydra_words: Sequence[str] = ()) -> None:
         """With folders of custom YAML, and the words about Hydra itself."""
         self.own = own
-        self._folders = [*(Path(each.removeprefix("file://")) for each in own), conf_dir()]
-        typed = [word for word in hydra_words if not word.startswith("hydra.searchpath=")]
-        searched = [each for word in hydra_words if word not in typed for each in _listed(word)]
-        urls = [each if "://" in each else f"file://{Path(each).resolve()}" for each in own]
-        paths = ",".join(map(quoted, [*urls, *searched]))
-        self._places = [word for word in typed if word.startswith(("hydra.run.", "hydra.sweep."))]
-        typed = [word for word in typed if word not in self._places]
-        self._hydra_words = [*([f"hydra.searchpath=[{paths}]"] if paths else []), *typed]
-        self._bases, self._options = ({}, {}) if self._hydra_words else _kept()
+        self._folders = [*map(Path, own), conf_dir()]
+        is_place = ("hydra.run.", "hydra.sweep.")
+        self._places = [word for word in hydra_words if word.startswith(is_place)]
+        self._hydra_words = [word for word in hydra_words if word not in self._places]
+        if own:
+            urls = (quoted(f"file://{Path(folder).resolve()}") for folder in own)
+            self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
+        self._bases, self._options = ({}, {}) if self._hydra_words else _kept(_own_yaml())
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -249,24 +248,21 @@ class Composer:
 
 
 _Bases = dict[tuple[str, ...], "_Base"]
-_of_process: dict[object, tuple[_Bases, dict[str, list[str]]]] = {}
 
 
-def _kept() -> tuple[_Bases, dict[str, list[str]]]:
-    """Return what earlier commands of this process have composed of expt's own YAML, unchanged.
+@functools.lru_cache(maxsize=1)
+def _kept(_: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
+    """Return what earlier commands of this process have composed of the same YAML.
 
     So that a further `expt.run` does not wait 0.15 s for it.
     """
-    folder = str(conf_dir())
+    return {}, {}
+
+
+def _own_yaml() -> tuple[str, ...]:
+    folder = conf_dir()
     names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
-    texts = [Path(folder, name).read_text() for name in names]
-    if any("searchpath" in text or "oc.env" in text for text in texts):
-        return {}, {}
-    state = tuple(zip(names, texts, strict=True))
-    with _lock:
-        if state not in _of_process:
-            _of_process.clear()
-        return _of_process.setdefault(state, ({}, {}))
+    return (*names, *(Path(folder, name).read_text() for name in names))
 
 
 class _Base:
@@ -322,8 +318,6 @@ def folder_of(composed: DictConfig, kind: str) -> Path:
 
 def environment_of(composed: DictConfig) -> dict[str, str]:
     """Return the variables that `hydra.job.env_set` gives to a run's workers."""
-    if not composed.hydra.job.env_set:
-        return {}
     with _resolving(composed):
         return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
 
@@ -414,13 +408,6 @@ def typed_in(hydra: Any) -> list[str]:
     """Return the words of a run from Hydra's part of its configuration."""
     words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(word) for word in words]
-
-
-def _listed(word: str) -> list[str]:
-    found = parse_one(word).value()
-    if not isinstance(found, list):
-        raise ConfigError(f"{word}: is a list; put brackets around it")
-    return [str(each) for each in found]
 
 
 def with_classes_added(words: Sequence[str]) -> list[str]:

@@ -125,11 +125,9 @@ def again(run: FoundRecord) -> str:
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
     kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
-    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
-    # the point's own.
-    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
     alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
-    return joined(["python", "-m", "expt", *kept, *searched, *own, *alone])
+    return joined(["python", "-m", "expt", *kept, *own, *alone])

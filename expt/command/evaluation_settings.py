@@ -137,7 +137,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     elif not any(key.startswith("dataset") for key in asked.values):
         warn("the dataset's files have changed; what is measured may hold training samples")
     _warn_of_custom_classes(record, config)
-    split = asked.values.get("split")
+    split: Any = asked.values.get("split")
     if split is None and own and not record["data"].get("test_size"):
         warn("the run's dataset has no test set: val is measured")
         split = "val"
@@ -161,7 +161,7 @@ def _name(config: RunConfig, asked: Asked) -> str:
     """Return the name of another dataset, of a custom class with the arguments that are typed."""
     dataset = config.dataset
     if not dataset.custom_class:
-        return asked.values.get("dataset") or dataset.name
+        return str(asked.values.get("dataset") or dataset.name)
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     name = asked.values.get("dataset") or dataset.custom_class.rpartition(".")[2]
     return str(secrets.hidden(" ".join([name, *words])))

@@ -71,18 +71,19 @@ def _carry_out(this: Command, options: Options) -> None:
         if not this.may_sweep:
             raise ConfigError(f"this makes several runs; {USE_SWEEP}")
         _refuse_several(this, composed, fixed, axes)
-        return _sweep(this, composed, words, options)
-    if axes:
+    elif axes:
         word = axes[0].input_line
         fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
         is_number = isinstance(OmegaConf.select(composed, axes[0].key_or_group), float)
         if is_number and re.search(r"=\d+,\d+$", str(word)):
             fix += f", or type a decimal point: {str(word).replace(',', '.')}"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
-    if composed.get("search") is not None:
+    elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
     if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
+    if sweep:
+        return _sweep(this, composed)
     run_one(this, composed)
 
 
@@ -97,10 +98,6 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
             fixed.append(str(override.input_line))
             continue
         axes.append(override)
-        if override.key_or_group == "search":
-            raise ConfigError(
-                f"{override.input_line}: a search has one sampler; type a command for each"
-            )
         if this.composer.is_group(override.key_or_group):
             fixed.append(this.composer.values(override)[0])
     return fixed, axes
@@ -123,11 +120,9 @@ def _refuse_several(
                 )
 
 
-def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: Options) -> None:
+def _sweep(this: Command, composed: DictConfig) -> None:
     from expt.command.sweep import Grid, Sweep  # late: a single run does without it
 
-    if reason := hydra_files.needs_hydra(composed):
-        return _by_hydra(this, words, reason, options)
     this.words = [*hydra_files.named_axes(composed), *this.words]
     sweep = Sweep(this, composed)
     if composed.get("search") is not None:
@@ -182,8 +177,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     if isinstance(error, BrokenPipeError):
         return RunFailed(UNREAD)
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
-        return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
+        return RunFailed(f"{where or 'the run'}: {why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
-    typed = [word.partition("=")[2] for word in options.settings if key_of(word) == key]
-    folder = typed[-1] if typed else where or ""
+    folder = command_line.last_value(options.settings, key) or where
     return ConfigError(f"{key}={folder}: {why}; choose another folder, e.g. {key}=FOLDER")

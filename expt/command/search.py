@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import re
@@ -44,8 +43,6 @@ BATCH = 8
 """Trials that are chosen together where another launcher than the pool starts the runs."""
 NEAR = 32
 """How far the integers of a trial are moved to those with which a run can be."""
-NAMED = 3
-"""Settings that a warning names."""
 
 
 class SearchCommand:
@@ -83,9 +80,8 @@ class SearchCommand:
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
         found = search.suggest() if search.count < self._settings.runs else None
-        runs = [] if found is None else [self._run(*found)]
-        if runs:
-            show_dry_run(runs)
+        if found is not None:
+            show_dry_run([self._run(*found)])
         what = "no further trial" if found is None else f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(leaderboard.wide_console(), f"{what} of {self._settings.runs}{before}")
@@ -194,15 +190,12 @@ class SearchCommand:
         return [key.removesuffix(".name") for key in differing] or ["its data or code"]
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
-        if not others:
-            return
-        names = list(dict.fromkeys(key for differing in others.values() for key in differing))
-        named = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
-        named = named or "outside the space"
-        warn(
-            f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
-            f" ({named}), which are no trials of this search"
-        )
+        if others:
+            names = dict.fromkeys(key for differing in others.values() for key in differing)
+            warn(
+                f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
+                f" ({', '.join(names) or 'outside the space'}), which are no trials of this search"
+            )
 
     def _run(self, number: int, values: Values) -> SweepRun:
         words = [*self._fixed, *self._space.words(values)]
@@ -242,17 +235,10 @@ class SearchCommand:
     def _at_end(self, search: Search) -> Iterator[str]:
         if search.is_exhausted:
             yield f"search       ends after {search.count} trials: the space has no further one"
-        budget, total = self._budget, self._settings.runs
-        if budget is None:
-            return
-        if search.is_spent:
-            yield (
-                f"budget       {budget.text} is used up: {search.count} of {total} trials have"
-                " begun; to continue, type the command with a larger search.budget"
-            )
-        else:
+        if (budget := self._budget) is not None:
             left_s = max(0.0, budget.left_s(search.spent_s))
-            yield f"budget       {left_s:.0f} s of {budget.text} are left"
+            begun = f"{search.count} of {self._settings.runs} trials have begun"
+            yield f"budget       {left_s:.0f} s of {budget.text} are left; {begun}"
 
 
 def _plain(node: Any) -> Any:
@@ -375,7 +361,6 @@ def _is_fixed(
 
 def _parameter(override: Override, composer: Composer) -> Parameter:
     """Return an axis as it was typed; an interval may still turn out to be of integers."""
-    override = copy.deepcopy(override)  # it is shared
     sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
@@ -393,8 +378,6 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
         return found
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
-    if isinstance(sweep, compose.ChoiceSweep):
-        sweep.shuffle = False
     words = dict.fromkeys(composer.values(override))
     texts = [each.partition("=")[2] for each in words]
     meant = [_listed(parse_one(f"{name}={text}").value()) for text in texts]

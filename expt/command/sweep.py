@@ -318,29 +318,25 @@ class Grid:
         Raises ConfigError for what no run of the grid can have; that two of them do not fit is
         said when their run's turn comes.
         """
-        first = [values[0] for values in self._lists]
-        chosen, wrong = dict[str, list[object]](), list[str]()
-        choices = [each for each, _ in self._axes if self._chooses(each)]
-        several = {each.key_or_group for each in choices}
+        first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
+        several = {each.key_or_group for each, _ in self._axes if self._chooses(each)}
         sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
         for at, values in enumerate(self._lists):
             override = parse_one(values[0])
+            above, dot, _ = override.key_or_group.partition(".")
             if len(values) > 1 and self._chooses(override):
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
-            elif len(values) > 1 and not override.is_delete():
-                above = override.key_or_group.partition(".")[0]
-                if not ("." in override.key_or_group and (above in several or sets_any)):
-                    found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
-                    known = [each for each in found if "${" not in str(each)]
-                    chosen[override.key_or_group] = known
+            elif len(values) > 1 and not (dot and (above in several or sets_any)):
+                found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
+                known = [each for each in found if "${" not in str(each)]
+                chosen[override.key_or_group] = known
         self._composer.compose(first)
         try:
             settings = self._composer.settings(first, sweep=True)
         except ConfigError:  # said when the run's turn comes
             return
-        wrong += wrong_values(settings, chosen, machine)
-        if wrong:
+        if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
 
     def _chooses(self, override: Override) -> bool:

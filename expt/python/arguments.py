@@ -217,8 +217,7 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(key, value.value)
     if isinstance(value, os.PathLike):
-        path = os.fspath(value)
-        return path if isinstance(path, str) else os.fsdecode(path)
+        return os.fsdecode(value)
     if isinstance(value, functools.partial):
         return as_setting(value, key)
     if isinstance(value, Mapping):

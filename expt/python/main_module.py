@@ -31,7 +31,7 @@ _OF_PYTHON = {
 }
 """What Python itself puts into a class."""
 _PLAIN = (str, bytes, int, float, complex, types.NoneType)
-_WRAPPERS = property | staticmethod | classmethod
+_IN_PARTS = (types.FunctionType, types.CodeType, property, staticmethod, classmethod)
 _PARTS = (
     *("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
@@ -120,7 +120,7 @@ class _Walk:
             yield value.__qualname__
             yield from self.of(value.__bases__)
             yield from self._named(vars(value), vars(value).keys() - _OF_PYTHON)
-        elif isinstance(value, types.FunctionType | types.CodeType | _WRAPPERS):
+        elif isinstance(value, _IN_PARTS):
             for part in (part for part in _PARTS if hasattr(value, part)):
                 yield from self.of(getattr(value, part))
             if isinstance(value, types.FunctionType):

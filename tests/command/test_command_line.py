@@ -122,7 +122,7 @@ def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
     run = leave(tmp_path / "run", "model=mine")
     RunPaths(run).hydra_settings.write_text(f"hydra: {{searchpath: ['file://{tmp_path}/my']}}")
     now = [f"hydra.run.dir={run}", "resume=auto"]
-    assert read(options_of(now))[1] == [f"file://{tmp_path}/my"]
+    assert read(options_of(now))[1] == [f"{tmp_path}/my"]
     (tmp_path / "x").mkdir()
     assert read(options_of(["--config-dir", "x", *now]))[1] == ["x"]
 

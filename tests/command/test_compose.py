@@ -51,9 +51,10 @@ def _each_by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        patch.setattr(compose, "_of_process", {})
+        compose._kept.cache_clear()
         yield
     composer.cache_clear()
+    compose._kept.cache_clear()
 
 
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
@@ -148,17 +149,17 @@ def test_threads_compose_at_once() -> None:
     assert {seed: settings["seed"] for seed, settings in found.items()} == {i: i for i in range(4)}
 
 
-def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> None:
+def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     for folder, name in (("a", "net"), ("b", "other")):
         (tmp_path / folder / "model").mkdir(parents=True)
         (tmp_path / folder / "model" / f"{name}.yaml").write_text(f"_target_: mine.{name}\n")
-    this = Composer([str(tmp_path / "a")], [f"hydra.searchpath=[file://{tmp_path}/b]"])
+    this = Composer([str(tmp_path / "a"), str(tmp_path / "b")])
     assert {"net", "other", "mlp"} <= {*this.options("model")}
     for name in ("net", "other"):
         assert this.settings([f"model={name}"], sweep=False)["model"]["_target_"] == f"mine.{name}"
     files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
     (tmp_path / "hydra.yaml").write_text(files["hydra"])
-    folders = [f"file://{tmp_path}/{name}" for name in "ab"]
+    folders = [f"{tmp_path}/{name}" for name in "ab"]
     assert own_folders_of(tmp_path / "hydra.yaml") == folders
 
 
