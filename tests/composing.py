@@ -49,7 +49,8 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
     overrides = [compose.parse_one(word) for word in words]
     of_path = [word for word in words if word.startswith(SEARCHED)]
-    roots = [Path(path[7:]) for word in of_path for path in compose.parse_one(word).value()]
+    named: list[Any] = [compose.parse_one(word).value() for word in of_path]
+    roots = [Path(path[7:]) for paths in named for path in paths]
     chosen = [each for each in overrides if _chooses(each, (*roots, conf_dir()))]
     try:
         composed = _assembled(functools.partial(_kept, folder, name), chosen, roots)

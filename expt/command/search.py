@@ -199,7 +199,8 @@ class SearchCommand:
 
     def _run(self, number: int, values: Values) -> SweepRun:
         words = [*self._fixed, *self._space.words(values)]
-        run = self._sweep.open().trial(words, OfSearch(number=number), self._keys)
+        of_search = OfSearch(number=number)
+        run = self._sweep.open().run(words, number, self._keys, search=of_search)
         self._sweep.send_along(run)
         return run
 

@@ -239,8 +239,7 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
-    # Larger runs start first, see expt.launch.packing.
-    for place, run in enumerate(sorted(runs, key=lambda run: -_size(run.job)), start=1):
+    for place, run in enumerate(runs, start=1):
         job = run.job
         if job.request is None:
             row = (job.name, "", "", f"be refused: {in_one_line(str(job.error))}")
@@ -258,8 +257,3 @@ def _begin(job: Job) -> str:
         return "resume from its last checkpoint"
     shorter = job.request.goes_on_from if job.request else None
     return f"continue from {shorter.name}, which is shorter" if shorter else "start"
-
-
-def _size(job: Job) -> int:
-    config = job.request and job.request.config
-    return (config.num_gpus or config.world_size) if config else 0

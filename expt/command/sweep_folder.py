@@ -25,7 +25,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, OfSearch, Record
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
 from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
@@ -90,7 +90,6 @@ class SweepFolder:
             if found["status"] == COMPLETED:
                 none = Objective(name="", value=None)
                 self.completed[paths.folder] = found.get("objective") or none
-        """Whether there are runs, none of which has been asked for."""
         self.parents = Parents(folder)
         self._jobs, self._contents = dict[str, Job](), dict[str, Content]()
         self._names = set[str]()
@@ -98,9 +97,9 @@ class SweepFolder:
     def run(
         self, words: Sequence[str], number: int, keys: Collection[str] = (), **more: Any
     ) -> SweepRun:
-        """Return the run of these words, which a search or a grid asks for.
+        """Return the run of these words, in a folder that is named by the values of `keys`.
 
-        Its folder is named by the values of `keys`; `more` are fields of its record.
+        `more` are fields of its record.
         """
         (name,) = folder_names([words], keys)
         words = self.parents.with_words(words)
@@ -108,10 +107,6 @@ class SweepFolder:
         config = job.request.config if job.request else None
         about: Record = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
         return SweepRun(number, list(words), job, about, self._composer)
-
-    def trial(self, words: Sequence[str], of_search: OfSearch, keys: Collection[str]) -> SweepRun:
-        """Return the run of a search's trial, which its record says."""
-        return self.run(words, of_search["number"], keys, search=of_search)
 
     def config_of(self, words: Sequence[str]) -> RunConfig:
         """Return the settings of a run. Raises ConfigError where it has none."""

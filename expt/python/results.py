@@ -204,7 +204,7 @@ class SweepResult(Runs):
         from expt.search.conclusion import search_in  # late: few ask for it
 
         found, folders = self._found(), {run.folder.parent for run in self}
-        if len(folders) == 1 and (search := search_in(*folders, found)):
+        if len(folders) == 1 and (search := search_in(folders.pop(), found)):
             best = search.best(found)
             ranked = [run for run in self if best and run.folder == best["folder"]]
         else:
