@@ -74,8 +74,7 @@ class SearchCommand:
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
-            for line in self._at_end(search):
-                sweep.note(line)
+            sweep.outcome.notes += self._at_end(search)
 
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
@@ -220,11 +219,10 @@ class SearchCommand:
         for trial in search.trials:
             if trial.folder is None or trial in unfinished:
                 continue
-            counts = trial.number is not None
-            if counts:
+            if trial.number is not None:
                 display.known(trial.folder if trial.status == PRUNED else None)
-            if counts or trial.status in (COMPLETED, PRUNED):
-                self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
+            if trial.status in (COMPLETED, PRUNED):
+                self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         has_room = runner.has_room if isinstance(runner, Pool) else None
         batch = self._settings.batch or (None if has_room else BATCH)
         search.begin(make, has_room=has_room, finish=runner.finish, batch=batch)

@@ -33,7 +33,7 @@ from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined, quoted
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, Record, results
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +67,7 @@ class Sweep:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
         self.machine = machine.detect() if self._is_here else _node(options)
         self._opened: SweepFolder | None = None
-        self._num_known, self._is_sent = 0, False
-        self.console = command.console
+        self.console, self.outcome = command.console, command.outcome
 
     def open(self) -> SweepFolder:
         """Return the runs of the folder, from now on this command's.
@@ -95,15 +94,13 @@ class Sweep:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         grid.check(self.machine)
-        folder, console = self.open(), self._command.console
-
+        folder = self.open()
         runs = (folder.run(words, at, grid.keys) for at, words in enumerate(grid))
         if self.is_preflight:
             return self.try_out(runs)
         if self.is_dry_run:
             return show_dry_run(runs)
-
-        observer = SweepObserver(console, total=len(grid), folder=self.folder)
+        observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
         self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
 
     def run_points(
@@ -127,7 +124,7 @@ class Sweep:
 
         Raises Interrupted on Ctrl-C.
         """
-        runs, outcome, self._command.began = observer.runs, self._command.outcome, True
+        runs, self._command.began = observer.runs, True
         runner = self._runner(observer)
         record = OmegaConf.to_yaml(self.config)  # what was asked for, as Hydra writes it
         (self.folder / paths.SWEEP_RECORD).write_text(record, encoding="utf-8")
@@ -139,39 +136,24 @@ class Sweep:
             words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
             words.append(f"hydra.sweep.dir={quoted(self.folder)}")
             again = joined(["python", "-m", "expt", *words])
+            if self._command.from_python:
+                again = f"call it again with folder={str(self.folder)!r}"
             raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
-            outcome.sweep_folder = self.folder
-            outcome.add_jobs(runs, spared)
-            seen = self._num_known + sum(map(len, runs.values()))
-            outcome.num_unfinished += max(0, observer.total - seen)
+            self.outcome.sweep_folder = self.folder
+            self.outcome.add_jobs(runs, spared)
+            self.outcome.num_unfinished += observer.num_unfinished
             for job in runs:
                 if job.status in (QUEUED, INTERRUPTED):
                     remove_unused(job.paths)
         self._refuse_if_all_were(list(runs))
 
-    def known(self, run_paths: RunPaths, status: str, *, counts: bool = True) -> None:
-        """Take in a run of an earlier command that is not to be run again.
-
-        It `counts` where it is one of those that were asked for.
-        """
-        self._num_known += counts
-        if status in (COMPLETED, PRUNED):
-            self._command.outcome.add(run_paths, status)
-
-    def note(self, line: str) -> None:
-        """Print the line at the command's end."""
-        self._command.outcome.notes.append(line)
-
     def send_along(self, run: SweepRun) -> None:
-        """Send the sweep to the dashboards of its first run.
+        """Send the sweep to the dashboards of this run.
 
         Raises ConfigError as expt.dashboards.sender does.
         """
-        if run.job.request is None or self._is_sent:
-            return
-        self._is_sent = True
-        if not (self.is_dry_run or self.is_preflight):
+        if run.job.request and not (self.is_dry_run or self.is_preflight):
             self._command.sending.follow(run.job.request.config, self.folder)
 
     def _jobs(self, found: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
@@ -198,7 +180,7 @@ class Sweep:
             job.paths.folder for job in refused
         }:
             return
-        self._command.outcome.sweep_folder = None
+        self.outcome.sweep_folder = None
         for job in refused:
             job.paths.remove_refused()
             remove_unused(job.paths)

@@ -193,6 +193,11 @@ class SweepDisplay(Observer):
         return Group(table, Text(self._totals(len(active)), style="bold"))
 
     @property
+    def num_unfinished(self) -> int:
+        """How many runs were interrupted, or never started."""
+        return max(0, self.total - self._num_ended) + self._counts[INTERRUPTED]
+
+    @property
     def _num_ended(self) -> int:
         return sum(self._counts.values()) + len(self._pruned) + self._skipped
 
