@@ -134,21 +134,6 @@ def record_of(given: str) -> Record:
     return record
 
 
-def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
-    """Return the optimiser steps that need not be taken any more; only looks, without a warning."""
-    own = checkpoints(request.paths.folder) if request.resumes else ()
-    if steps := [found.step for found in own]:
-        return max(steps)
-    with contextlib.suppress(ConfigError, CheckpointError):  # who tries to train says so
-        if (given := request.source) is not None:
-            run, which = named("resume", str(given))
-            meant = (each.step for each in checkpoints(run) if not which or each.is_meant(which))
-            return max(meant, default=0)
-        if request.config.fork is not None:
-            return _forked(request.config.fork).epochs_done * steps_per_epoch
-    return 0
-
-
 def as_continued(config: RunConfig, content: Content) -> Content:
     """Return the content of a run that resumes another's: its first weights are that one's."""
     if config.resume in (None, "auto"):

@@ -14,11 +14,11 @@ from expt.config.constraints import Target
 from expt.config.identity import VERSION, Content
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
-from expt.runs import checkpoint, checkpoint_file, continuing
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
-from tests.requests import checkpoint_state, continued, request, resumed
+from tests.requests import checkpoint_state, continued, resumed
 
 
 def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:
@@ -306,11 +306,3 @@ def test_other_data_is_refused(config: RunConfig, paths: RunPaths) -> None:
     create_result(paths, content={"data": "then", "code": None})
     with pytest.raises(ConfigError, match=r"^dataset: its files"):
         continued(config, paths, content=Content(data="now"))
-
-
-def test_what_is_done_is_known_before_it_begins(config: RunConfig, paths: RunPaths) -> None:
-    here = request(paths.folder, may_have_run=True)
-    assert continuing.steps_done(here, 10) == 3
-    elsewhere = request(paths.folder.with_name("new"), resume=f"{paths.folder}@2")
-    assert continuing.steps_done(elsewhere, 10) == 2
-    assert continuing.steps_done(request(paths.folder.with_name("new")), 10) == 0
