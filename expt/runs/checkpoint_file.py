@@ -213,12 +213,9 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
 def not_written(path: Path, reason: str) -> str:
     """Return the error for a checkpoint that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
-    has_one = any(path.parent.glob("*.pt"))
-    before = "The checkpoint before it is kept" if has_one else "There is none before it"
     return (
-        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free."
-        f" {before}. Make room, or name a folder on another disk by hydra.run.dir."
-        f" ({reason[:200]})"
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free;"
+        f" make room, or name a folder on another disk by hydra.run.dir ({reason[:200]})"
     )
 
 
