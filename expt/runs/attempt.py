@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import time
@@ -20,6 +19,7 @@ from expt.config.schema import RunConfig
 from expt.config.secrets import hidden
 from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, provenance
+from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import FolderLock, RunPaths, at_work
@@ -199,10 +199,7 @@ def _back_up(paths: RunPaths) -> None:
     beside.mkdir(parents=True)
     for path in (paths.result, paths.metrics):
         if path.exists():
-            try:
-                os.link(path, beside / path.name)
-            except OSError:  # a disk without links
-                shutil.copyfile(path, beside / path.name)
+            link(path, beside / path.name)
     if paths.checkpoints.exists():
         (beside / paths.checkpoints.name).touch()
     beside.rename(paths.before)

@@ -238,12 +238,13 @@ def keep_as(last: Path, best: Path) -> None:
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
     with full_disk_in_words(best), _removed_at_end(beside):
-        _link(last, beside)
+        link(last, beside)
         _publish(beside, best, _digests(last))
         _sync_folder(best.parent)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; where the disk has no links, make a copy."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -326,7 +327,7 @@ def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
     beside.mkdir(parents=True)
     try:
         for name in parts["files"]:
-            _link(folder / name, beside / name)
+            link(folder / name, beside / name)
         beside.rename(goal)
     except FileNotFoundError as error:  # a run under way has written another meanwhile
         raise CheckpointError(
