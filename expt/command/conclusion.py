@@ -138,7 +138,9 @@ def again(run: FoundRecord) -> str:
     if any(map(is_of_main, targets(run.get("config") or {}))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
-    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
     kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
     # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
     # the point's own.
