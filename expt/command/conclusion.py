@@ -14,7 +14,7 @@ from expt.errors import warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
-from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, total_costs
+from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
@@ -79,12 +79,16 @@ def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
     """Yield the cost of all runs together: the time of each device is counted."""
-    for kind, total in total_costs(runs).items():
-        runs_in_all = f"{total.runs} run{'s' * (total.runs > 1)}"
-        line = f"{kind + ' time':<13}{amount(total.device_s)} of {runs_in_all}"
-        if total.measured:
-            known = "" if total.measured == total.runs else f" of {total.measured} of them"
-            line += f", {kilowatt_hours(total.energy_j)}{known}"
+    spent = [run for run in runs if device_s(run) > 0]
+    for kind in ("core", "GPU"):
+        found = [run for run in spent if bool(run.get("devices")) == (kind == "GPU")]
+        if not found:
+            continue
+        line = f"{kind + ' time':<13}{amount(sum(map(device_s, found)))} of {len(found)} run"
+        line += "s" * (len(found) > 1)
+        if joules := [run["energy_j"] for run in found if "energy_j" in run]:
+            known = "" if len(joules) == len(found) else f" of {len(joules)} of them"
+            line += f", {kilowatt_hours(sum(joules))}{known}"
         yield line
 
 
@@ -123,7 +127,9 @@ def again(run: FoundRecord) -> str:
     if any(map(is_of_main, targets(run.get("config") or {}))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
-    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
     kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
     # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]

@@ -133,11 +133,10 @@ class Sweep:
                 for source in rounds(observer, runner):
                     runner.run(source)
         except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-            words.append(f"hydra.sweep.dir={quoted(self.folder)}")
-            again = joined(["python", "-m", "expt", *words])
-            if self._command.from_python:
-                again = f"call it again with folder={str(self.folder)!r}"
+            again = f"hydra.sweep.dir={quoted(self.folder)}"
+            if not self._command.from_python:  # whose argv is its own
+                words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
+                again = joined(["python", "-m", "expt", *words, again])
             raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
             self.outcome.sweep_folder = self.folder

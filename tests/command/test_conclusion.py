@@ -110,9 +110,9 @@ def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
         leave_run(
             tmp_path / "s", name, 0.25 + seed / 4, seedless_identity="a", config={"seed": seed}
         )
-        update_result(RunPaths(tmp_path / "s" / name), name=name)
+        update_result(RunPaths(tmp_path / "s" / name), name=name, started=float(seed))
     leave_run(tmp_path / "s", "lr=2", 0.125)
-    update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PRUNED)
+    update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PRUNED, started=2.0)
     before = concluded(tmp_path / "s")
     assert before[1].split()[1:5] == ["0.3750", "±", "0.1768", "(2)"]
     for name, copy in {"lr=1,seed=1": "a backup", "lr=2": "lr=2.bak"}.items():
@@ -175,7 +175,8 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
         ("python -m expt -m hydra/launcher=basic +m.w=1 ~m.h",
             ["+m.w=1", "~m.h"],
          "python -m expt +m.w=1 '~m.h'"),
-        ("notebook.py lr=1,2 hydra.mode=MULTIRUN", ["lr=1"], "python -m expt lr=1"),
+        ("notebook.py --fast 3", ["lr=1"], "python -m expt lr=1"),
+        ("python -m pytest --fast 3", ["lr=1"], "python -m expt lr=1"),
         ("expt -m lr=1,2 resume=auto", ["resume=auto", "lr=1"], "python -m expt lr=1"),
         ("expt -m lr=1,2 resume=a/last.pt", ["resume=a/last.pt", "lr=1"],
             "python -m expt resume=a/last.pt lr=1"),
