@@ -26,7 +26,7 @@ from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record
+from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
 
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
@@ -196,6 +196,8 @@ def saved(
     """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
+    if record["status"] == FAILED:
+        warn(f"{folder}: the run failed; its {which} checkpoint is of before")
 
     def read() -> dict[str, Any]:
         checkpoint_file.check(file)

@@ -167,10 +167,10 @@ TASK = "model=net batch_size=8 dataset=rows task=own task.kind="
 CASES = {
     # metrics
     "no such metric": Bad("objective=f1/val",
-        "objective=f1/val: not one of loss/train, loss/val, loss/test, accuracy"),
+        "objective=f1/val: is not measured; use one of loss/train"),
     "a metric of another task": Bad(
         "task=regression dataset=diabetes objective=accuracy/val",
-        "objective=accuracy/val: not one of loss/train, loss"
+        "objective=accuracy/val: is not measured; use one of loss/train"
     ),
     "a metric without a split": Bad("objective=accuracy", "Did you mean 'accuracy/val'?"),
     "to stop by no such metric": Bad("early_stop='{metric: f1/val, patience: 1}'",
