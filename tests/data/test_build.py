@@ -65,7 +65,11 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert (data.info.shapes["channels"], data.info.shapes["image_size"], data.info.class_names) == (
+    assert (
+        data.info.shapes["channels"],
+        data.info.shapes["image_size"],
+        data.info.class_names,
+    ) == (
         3,
         (8, 10),
         ("cat", "dog"),
@@ -275,7 +279,11 @@ def synthetic(**options: Any) -> Synthetic:
 def test_digits_are_built() -> None:
     data = build_data(digits(), batch_size=100)
     info = data.info
-    assert (info.shapes["channels"], info.shapes["image_size"], info.shapes["num_classes"]) == (1, (8, 8), 10)
+    assert (info.shapes["channels"], info.shapes["image_size"], info.shapes["num_classes"]) == (
+        1,
+        (8, 8),
+        10,
+    )
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
     assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (
