@@ -211,11 +211,11 @@ def quoted_form(word: str) -> str:
     return word if re.search(r"[][{},]", value) else f"{key}={quoted(value)}"
 
 
-def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:
+def unknown_option(
+    missing: str, options: Sequence[str] | None, folders: Sequence[Path] = ()
+) -> str:
     """Return what is wrong with a choice of a group for which there is no file."""
     group, _, name = missing.rpartition("/")
-    if not group:
-        return f"{missing}: there is no such configuration; see --config-name and --config-path"
     files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
     choices = sorted({*(options or ()), *(path.stem for path in files)})
     if not choices:

@@ -47,10 +47,8 @@ class Outcome:
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
         self.ended.pop(run_paths, None)  # it was pruned by an earlier command
-        if status not in (COMPLETED, PRUNED, FAILED):
-            self.num_unfinished += 1
-            return
-        self.ended[run_paths] = status
+        if status in (COMPLETED, PRUNED, FAILED):
+            self.ended[run_paths] = status
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
 
