@@ -111,6 +111,10 @@ class OutOfMemory(RunFailed):
         self.fits = fits
 
 
+BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""Errors that say something of the settings, rather than of the code or the machine, by name."""
+
+
 class CheckpointError(ExptError):
     """A checkpoint could not be written, or is not what was written."""
 

@@ -15,14 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FATAL = {
-    "Aborted": signal.SIGABRT,
-    "Segmentation fault": signal.SIGSEGV,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-}
-"""What Python's faulthandler calls the signals of which it writes to the log."""
+FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""The signals of which Python's faulthandler writes to the log, by their names in C."""
 
 
 @contextlib.contextmanager
@@ -88,10 +82,9 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
 
 
 def _signal_in(log: Path) -> signal.Signals | None:
-    told = log.read_text(errors="replace") if log.exists() else ""
-    return next(
-        (number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None
-    )
+    text = log.read_text(errors="replace") if log.exists() else ""
+    found = (each for each in FATAL if f"Fatal Python error: {signal.strsignal(each)}" in text)
+    return next(found, None)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import secrets, user_code
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
+from expt.errors import BAD_TRIALS, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
@@ -31,8 +31,6 @@ PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the
 queue again.
 """
-SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
-"""What a search takes for a bad point, and no failure."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
 
 
@@ -191,7 +189,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
-        return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
+        return BAD_TRIALS.get(result.get("error_kind", ""), RunFailed)(result["error"])
     if submitted is None:
         return Interrupted("cancelled, before it could save")
     return RunFailed(
