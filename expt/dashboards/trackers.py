@@ -76,8 +76,8 @@ class MLflowCopy:
         self._params |= params
         self._client.update_run(self._id, status="RUNNING")
 
-    def add(self, points: Sequence[Point], at: float) -> bool:
-        """Send the points that are not there yet; return whether there were any."""
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send the points that are not there yet."""
         from mlflow.entities import Metric
 
         metrics, marks = list[Metric](), dict(self._marks)
@@ -88,7 +88,6 @@ class MLflowCopy:
         for some in _batches(metrics, MAX_METRICS):
             self._log("metrics", some)
             self._marks |= {metric.key: metric.step for metric in some}
-        return bool(metrics)
 
     def _log(self, kind: str, entries: Sequence[Any]) -> None:
         def send(some: _Named) -> None:
@@ -214,15 +213,13 @@ class WandbCopy:
 
         _send([*values.items()], lambda some: send(dict(some)), reach)
 
-    def add(self, points: Sequence[Point], at: float) -> bool:
-        """Send a row for each step that is not there yet; return whether there was any."""
-        before = self._next
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send a row for each step that is not there yet."""
         for step, row in itertools.groupby(points, key=lambda point: point.step):
             if step >= self._next:
                 values = {point.tag: point.value for point in row}
                 self._each(values, functools.partial(self._run.log, step=step))
                 self._next = self._state["next_step"] = step + 1
-        return self._next > before
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""

@@ -244,18 +244,15 @@ def try_out(
         tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
         console.status("trying out") as status,
     ):
-        jobs = [Job(RunPaths(Path(folder, str(number))), None) for number in range(len(requests))]
-        for job, request in zip(jobs, requests, strict=True):
+        jobs = list[Job]()
+        for number, request in enumerate(requests):
+            paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            job.request = dataclasses.replace(
-                request,
-                config=config,
-                paths=job.paths,
-                instead=Preflight(),
-                typed_at=None,
-                may_have_run=False,
-                goes_on_from=None,
+            new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            tried = dataclasses.replace(
+                request, config=config, paths=paths, instead=Preflight(), **new
             )
+            jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)
         Pool(machine, once, _ShownTrials(status, len(jobs))).run(iter(jobs))
         return [Tried(job.error, read_result(job.paths)) for job in jobs]

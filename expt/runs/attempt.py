@@ -230,17 +230,16 @@ def put_back(paths: RunPaths) -> bool:
     return was_run
 
 
-def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
+def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
-    A resumed run that was refused is put back. `ended_at` [by time.time] is given where it is not
-    now.
+    A resumed run that was refused is put back.
     """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         if isinstance(error, ConfigError) and put_back(paths):
             return
-        reached = _reached(paths, ended_at)
+        reached = _reached(paths)
         reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
@@ -248,11 +247,11 @@ def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = N
         warn(f"{paths.result}: could not be written ({problem})")
 
 
-def _reached(paths: RunPaths, ended_at: float | None) -> Record:
+def _reached(paths: RunPaths) -> Record:
     record = read_result(paths)
     reached = so_far(paths, record)
     if record.get("status") == RUNNING:  # else it has said itself what it has cost
-        reached |= cost_until_now(record, ended_at)
+        reached |= cost_until_now(record)
     return reached
 
 

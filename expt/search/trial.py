@@ -88,7 +88,7 @@ class Reader:
             values=values,
             status=record["status"],
             number=record.get("search", {}).get("number"),
-            objectives=tuple(goal.value(record, paths) for goal in self.goals),
+            objectives=tuple(value_of(goal.tag, record, paths) for goal in self.goals),
             violations={
                 limit.text: limit.violation(record, paths, out_of_memory=no_memory)
                 for limit in self.limits
@@ -169,10 +169,6 @@ class Goal:
 
     tag: str
     highest: bool
-
-    def value(self, record: Record, paths: RunPaths) -> float | None:
-        """Return the run's value, see `value_of`."""
-        return value_of(self.tag, record, paths)
 
     def cost(self, value: float | None) -> float:
         """Return the value as a cost, of which lower is better; a cost becomes the value again."""
