@@ -146,7 +146,7 @@ class Sender:
     def end(self) -> None:
         """Let go of all. Raises what the dashboard's client raises."""
         for run in self._runs.values():
-            if run.copy is not None:
+            if isinstance(run.copy, WandbCopy):
                 run.copy.leave()
             run.close()
         for sweep in self._sweeps.values():

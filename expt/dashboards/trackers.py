@@ -118,9 +118,6 @@ class MLflowCopy:
             status = _STATUS.get(sweep_status, "RUNNING")
             self._client.update_run(self._sweep.info.run_id, status=status)
 
-    def leave(self) -> None:
-        """Leave a run that is still under way; the server keeps it as it is."""
-
 
 _Named = Sequence[tuple[str, Any]]
 

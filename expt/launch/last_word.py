@@ -14,6 +14,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expt.runs.paths import RunPaths
 
 FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """The signals of which Python's faulthandler writes to the log, by their names in C."""
@@ -60,16 +64,14 @@ def write_end(folder: Path, attempt: int) -> None:
     with contextlib.suppress(ConfigError), at_work(paths):  # the next attempt may be at work
         record = read_result(paths)
         if record.get("status") == RUNNING:
-            record_end(paths, _what_ended(folder, attempt, record.get("world_size", 1)))
+            record_end(paths, _what_ended(paths, attempt, record.get("world_size", 1)))
 
 
-def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
+def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
     from expt.runs.attempt import LOG, in_one_line, read_error
-    from expt.runs.paths import RunPaths
 
-    paths = RunPaths(folder)
     ranks = range(world_size)
     raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}
     by = {rank: -number for rank in ranks if (number := _signal_in(paths.stderr(attempt, rank)))}

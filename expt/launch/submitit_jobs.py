@@ -241,7 +241,7 @@ class ClusterJob:
     def _train(self, started_at: float) -> None:
         how = launcher()
         user_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
-        if how.starts_workers:
+        if not machine.is_external_worker():
             forkserver.warm()
         if how.follow(started_at) is None:
             how.carry_out(received(self.sent, machine.detect(), typed_at=started_at))
