@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 
 KEY = "expt.key"
-MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
-"""Characters of a parameter, and entries of one request, as MLflow documents."""
+MAX_TEXT, MAX_METRICS = 5000, 1000
+"""Characters of a parameter, and points of one request, as MLflow documents."""
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
 
 
@@ -69,10 +69,8 @@ class MLflowCopy:
             for key, value in settings.items()
             if self._params.get(key, value) != value
         }
-        for some in _batches([Param(*each) for each in params.items()], MAX_ENTITIES):
-            self._log("params", some)
-        for some in _batches([RunTag(*each) for each in tags.items()], MAX_ENTITIES):
-            self._log("tags", some)
+        self._log("params", [Param(*each) for each in params.items()])
+        self._log("tags", [RunTag(*each) for each in tags.items()])
         self._params |= params
         self._client.update_run(self._id, status="RUNNING")
 
@@ -85,7 +83,8 @@ class MLflowCopy:
             if point.step > marks.get(key := _name(point.tag), -1):
                 marks[key] = point.step
                 metrics.append(Metric(key, point.value, int(at * 1000), point.step))
-        for some in _batches(metrics, MAX_METRICS):
+        for start in range(0, len(metrics), MAX_METRICS):
+            some = metrics[start : start + MAX_METRICS]
             self._log("metrics", some)
             self._marks |= {metric.key: metric.step for metric in some}
 
@@ -155,10 +154,6 @@ def in_a_line(error: BaseException) -> str:
 def _name(tag: str) -> str:
     """Return the tag in the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", tag, flags=re.ASCII)[:250]
-
-
-def _batches(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (entries[start : start + size] for start in range(0, len(entries), size))
 
 
 INIT_S, FINISH_S = 10, 30

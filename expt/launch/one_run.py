@@ -45,12 +45,6 @@ from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, say
 
-ABOUT_DP = (
-    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
-    " drives all GPUs, copies the model to each of them in every step, and gathers the outputs on"
-    " the first"
-)
-
 
 def run(
     request: RunRequest, on_start: Callable[[], None] | None = None, console: Console | None = None
@@ -60,8 +54,6 @@ def run(
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
     console, is_new = console or Console(), request.paths.is_new()
-    if request.config.strategy == "dp":
-        console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:
         if request.config.debug:
             with at_work(request.paths):
