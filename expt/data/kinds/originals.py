@@ -226,7 +226,7 @@ class Downloaded(Images):
     def folder(self) -> Path | None:
         """Return where the files are; None if they are yet to be downloaded."""
         found = self._search()
-        return found and found["train"][0].parent
+        return found["train"][0].parent if found else None
 
     @property
     def _root(self) -> Path:
@@ -271,7 +271,7 @@ class Downloaded(Images):
     def _missing(self, why: str) -> DataError:
         """Return the error that names what the fullest folder lacks."""
         original, folders = ORIGINALS[self.name], self._folders()
-        lacking = ([name for name in original.sums if not _file(each, name)] for each in folders)
+        lacking = [[name for name in original.sums if not _file(each, name)] for each in folders]
         return DataError(
             f"dataset={self.name}: {', '.join(min(lacking, key=len))} (plain or .gz) not found in"
             f" {', '.join(map(str, folders))}{why}; put the files into {folders[0]}:"
