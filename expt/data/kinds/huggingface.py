@@ -65,20 +65,16 @@ class HuggingFace(Images):
 
     @property
     def has_rows(self) -> bool:
-        """See DatasetConfig."""
         return not isinstance(self.input, str)
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments and not self.has_rows
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "image" if isinstance(settings.get("input"), str) else "row"
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         problems = problems_of_columns("target", self.target, self.standardise_targets, task)
         if self.has_rows and (self.image_size or self.transforms):
             problems.append(
@@ -116,7 +112,6 @@ class HuggingFace(Images):
             )
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         self._check()
         return of_files(Path(self.path), names_below(self.path))
 

@@ -79,11 +79,9 @@ class _Folder(DatasetConfig):
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
 
     def parts(self) -> Collection[str]:
-        """See DatasetConfig."""
         return parts_there(self.root, self.splits)
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         return of_files(Path(self.root), self._names())
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
@@ -103,7 +101,6 @@ class ImageFolder(_Folder, Images):
     names_classes = True
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         if self.transforms and self.cache is True:
             return ["dataset.cache=true: dataset.transforms read each image as it is; use auto"]
         return []
@@ -302,15 +299,12 @@ class SegmentationFolder(_Folder):
     TASKS = ("segmentation",)
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return True
 
     def mask_classes(self) -> int:
-        """See DatasetConfig."""
         return self.num_classes
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         return problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
@@ -341,7 +335,6 @@ class SegmentationFolder(_Folder):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data import masks
 
         how: Any = {"channels": self.channels, "size": self.image_size}

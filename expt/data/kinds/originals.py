@@ -133,13 +133,11 @@ class Digits(Images):
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         return 1, (8, 8), 10
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.images import of_arrays
 
         return of_arrays(self.load("train"), self.load("test"), _DIGITS, device, num_workers)
@@ -154,7 +152,6 @@ class Downloaded(Images):
     download: Annotated[bool, Key(result="none")]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig."""
         if self._search() is None:
             self._obtain()
         train, test = (self.load(split).images.shape[2:] for split in SPLITS)
@@ -184,7 +181,6 @@ class Downloaded(Images):
         return None
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         original = ORIGINALS[self.name]
         shape = (3, (32, 32)) if original.label_key else (1, (28, 28))
         return *shape, len(original.classes)
@@ -192,7 +188,6 @@ class Downloaded(Images):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.images import of_arrays
 
         names = ORIGINALS[self.name].classes
@@ -317,13 +312,11 @@ class Synthetic(Images):
     seed: int
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         return self.channels, self.image_size, self.num_classes
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         import torch
 
         from expt.data.images import of_arrays

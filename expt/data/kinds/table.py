@@ -75,7 +75,6 @@ class _Table(DatasetConfig):
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "row"
 
     @property
@@ -93,7 +92,6 @@ class _Table(DatasetConfig):
             assert self.file
 
     def described(self, task: Any) -> str:
-        """See DatasetConfig."""
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
@@ -153,11 +151,9 @@ class Table(_Table):
     TASKS = ("classification", "regression", "multilabel")
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         return of_content([self.file])
 
 

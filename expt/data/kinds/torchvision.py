@@ -60,15 +60,12 @@ class Torchvision(Images):
     may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments
 
     def mask_classes(self) -> int | None:
-        """See DatasetConfig."""
         return _MASKS[self.set][0] if self.set in _MASKS else None
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         if (known := _known_sets()) and self.set not in known:
             return [
                 f"dataset.set={self.set}: not in torchvision.datasets."
