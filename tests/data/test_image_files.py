@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import StackDataset
 
 from expt.data.cache import Checksums
 from expt.data.image_files import (
@@ -24,7 +25,7 @@ from expt.data.image_files import (
     picture_suffixes,
     report_found,
 )
-from expt.data.images import Pairs, Pictures
+from expt.data.images import Pictures
 from expt.data.masks import MaskPictures
 from expt.errors import DataError
 
@@ -153,7 +154,7 @@ def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
 def test_a_stream_is_read_as_its_file(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", PIXELS, 6)
     with open(path, "rb") as file:
-        pictures = Pictures(Pairs([path, file], [0, 1]), 3, None)
+        pictures = Pictures(StackDataset([path, file], [0, 1]), 3, None)
         assert torch.equal(pictures[0][0], pictures[1][0])
 
 
