@@ -61,7 +61,7 @@ def read_cifar(paths: Sequence[Path], label_key: str) -> Arrays:
 
 def _read_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     try:
-        content = _ArrayUnpickler(io.BytesIO(_bytes_of(path)), encoding="latin1").load()
+        content = _ArrayUnpickler(io.BytesIO(_bytes_of(path).data), encoding="latin1").load()
         images, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
     except Exception as error:  # a malformed pickle raises nearly anything
         raise DataError(

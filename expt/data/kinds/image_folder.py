@@ -177,7 +177,6 @@ class ImageFolder(_Folder, Images):
     ) -> Source:
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
-        from torch.utils.data import StackDataset
 
         from expt.data.images import Pictures, in_memory, of_pictures
 
@@ -187,7 +186,9 @@ class ImageFolder(_Folder, Images):
         is_whole = len(found) == len(listings)
         memory = {part: in_memory(each, device) for part, each in found.items() if is_whole}
         sets = {
-            part: Pictures(StackDataset(each.files, each.labels), self.channels, self.image_size)
+            part: Pictures(
+                [*zip(each.files, each.labels, strict=True)], self.channels, self.image_size
+            )
             for part, each in listings.items()
         }
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None

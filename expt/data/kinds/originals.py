@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_OF_TEST = ("t10k", "test")  # how the names of its files begin, which come last
 _DIGITS = tuple("0123456789")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -43,22 +44,18 @@ wardrobe whale willow_tree wolf woman worm
 
 
 class _Original(NamedTuple):
-    """What is known of a dataset: MD5 of its decompressed files, those of training first."""
+    """What is known of a dataset."""
 
     cls: str
     folder: str
     """where torchvision has the files, below the root"""
     classes: tuple[str, ...]
-    train: Mapping[str, str]
-    test: Mapping[str, str]
+    sums: Mapping[str, str]
+    """MD5 of its decompressed files"""
     hint: str
     """where to find the files without torchvision"""
     label_key: str = ""
     """of CIFAR's batches; the others are IDX files"""
-
-    @property
-    def sums(self) -> dict[str, str]:
-        return {**self.train, **self.test}
 
 
 # CIFAR's sums are as torchvision lists them, the others computed from the originals, of which
@@ -71,8 +68,6 @@ ORIGINALS = {
         {
             "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        },
-        {
             "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
             "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
         },
@@ -85,8 +80,6 @@ ORIGINALS = {
         {
             "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        },
-        {
             "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
             "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
         },
@@ -102,8 +95,8 @@ ORIGINALS = {
             "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
             "data_batch_4": "634d18415352ddfa80567beed471001a",
             "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
         },
-        {"test_batch": "40351d587109b95175f43aff81a1287e"},
         "they are in cifar-10-python.tar.gz",
         "labels",
     ),
@@ -111,8 +104,10 @@ ORIGINALS = {
         "CIFAR100",
         "cifar-100-python",
         tuple(_CIFAR100.split()),
-        {"train": "16019d7e3df5f24257cddd939b257f8d"},
-        {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        {
+            "train": "16019d7e3df5f24257cddd939b257f8d",
+            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
         "they are in cifar-100-python.tar.gz",
         "fine_labels",
     ),
@@ -233,10 +228,8 @@ class Downloaded(Images):
         for folder in self._folders():
             found = {name: path for name in original.sums if (path := _file(folder, name))}
             if len(found) == len(original.sums):
-                return {
-                    "train": tuple(found[name] for name in original.train),
-                    "test": tuple(found[name] for name in original.test),
-                }
+                test = tuple(path for name, path in found.items() if name.startswith(_OF_TEST))
+                return {"train": tuple(found.values())[: -len(test)], "test": test}
         return None
 
     def _folders(self) -> tuple[Path, ...]:
@@ -268,7 +261,7 @@ class Downloaded(Images):
         original, folders = ORIGINALS[self.name], self._folders()
         lacking = [[name for name in original.sums if not _file(each, name)] for each in folders]
         return DataError(
-            f"dataset={self.name}: {', '.join(min(lacking, key=len))} (plain or .gz) not found in"
+            f"dataset={self.name}: {', '.join(min(lacking, key=lambda names: len(names)))} (plain or .gz) not found in"
             f" {', '.join(map(str, folders))}{why}; put the files into {folders[0]}:"
             f" {original.hint}"
         )
