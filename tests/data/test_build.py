@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, StackDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
@@ -30,7 +30,7 @@ from tests.conftest import Configured
 
 
 def image_files(listing: Listing) -> Pictures:
-    return Pictures(StackDataset(listing.files, listing.labels), 3, (8, 10))
+    return Pictures([*zip(listing.files, listing.labels, strict=True)], 3, (8, 10))
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:

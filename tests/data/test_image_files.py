@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import StackDataset
 
 from expt.data.cache import Checksums
 from expt.data.image_files import (
@@ -134,7 +134,10 @@ def test_masks_of_different_palettes_are_reported(
     for chosen in (pairs[:1], pairs):
         with Checksums.below(tmp_path) as sums:
             report_found(
-                "all", look_at(sums, "now", chosen, lambda *both: look_at_pair(*both, "L", None))
+                "all",
+                look_at(
+                    sums, "now", chosen, functools.partial(look_at_pair, mode="L", values=None)
+                ),
             )
         assert ("palette" in capsys.readouterr().err) == (len(chosen) == 2)
 
@@ -154,7 +157,7 @@ def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
 def test_a_stream_is_read_as_its_file(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", PIXELS, 6)
     with open(path, "rb") as file:
-        pictures = Pictures(StackDataset([path, file], [0, 1]), 3, None)
+        pictures = Pictures([(path, 0), (file, 1)], 3, None)
         assert torch.equal(pictures[0][0], pictures[1][0])
 
 

@@ -259,9 +259,10 @@ class Downloaded(Images):
     def _missing(self, why: str) -> DataError:
         """Return the error that names what the fullest folder lacks."""
         original, folders = ORIGINALS[self.name], self._folders()
-        lacking = [[name for name in original.sums if not _file(each, name)] for each in folders]
+        lacking = ([name for name in original.sums if not _file(each, name)] for each in folders)
+        fewest: list[str] = min(lacking, key=len)
         return DataError(
-            f"dataset={self.name}: {', '.join(min(lacking, key=lambda names: len(names)))} (plain or .gz) not found in"
+            f"dataset={self.name}: {', '.join(fewest)} (plain or .gz) not found in"
             f" {', '.join(map(str, folders))}{why}; put the files into {folders[0]}:"
             f" {original.hint}"
         )
