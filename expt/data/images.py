@@ -32,10 +32,8 @@ def of_parts(
 ) -> Source:
     """Return a source of images of one shape, for so many outputs; targets are like `target`."""
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
-    train = parts.get("train", NOTHING)
-    more = {"class_names": (), "classes": torch.zeros(train.size), "val": parts.get("val"), **more}
-    example = torch.zeros(shape), target
-    return Source(shapes, example=example, train=train, test=parts.get("test"), **more)
+    more |= {"train": NOTHING, **parts}
+    return Source(shapes=shapes, example=(torch.zeros(shape), target), **more)
 
 
 def of_images(
@@ -223,7 +221,7 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    return of_images(shape, class_names, parts, **({} if labels is None else {"classes": labels}))
+    return of_images(shape, class_names, parts, classes=labels)
 
 
 def row(target: Any) -> Tensor:

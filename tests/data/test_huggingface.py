@@ -334,7 +334,7 @@ def test_rows_have_classes_or_labels(
         ),
         (
             ("dataset.input=[a]", "cutmix=1.0"),
-            "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers",
+            "cutmix=1: cuts images, and dataset=huggingface has rows of numbers",
         ),
         (
             ("dataset.input=[a]", "dataset.target=[y,z]"),

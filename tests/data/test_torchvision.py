@@ -140,7 +140,7 @@ class Kept(NamedTuple):
         self.make(root)
         data = build_data(config, ALONE)
         info, found = data.info, parts(data)
-        assert (info.train_size, info.val_size, info.test_size, info.num_classes) == (
+        assert (info.train_size, info.val_size, info.test_size, info.shapes["num_classes"]) == (
             *self.sizes,
             self.classes,
         )
