@@ -15,6 +15,7 @@ from expt.config.schema import TensorBoard
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
+from expt.errors import type_name
 from expt.runs import tags
 from expt.training import sharding
 from expt.training.callback import Observer
@@ -226,7 +227,7 @@ def parameter_table(module: nn.Module) -> str:
     rows = [
         f"| {name} | {layer[name.rpartition('.')[0]]} |"
         f" {' x '.join(map(str, parameter.shape)) or '1'} |"
-        f" {str(parameter.dtype).removeprefix('torch.')} |"
+        f" {type_name(parameter)} |"
         f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
         for name, parameter in module.named_parameters()
     ]

@@ -36,7 +36,6 @@ from expt.launch.job import Job, Observer, Options, described
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
-from expt.runs import continuing
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, Preflight, RunRequest
@@ -212,17 +211,12 @@ class Tried:
     error: ExptError | None
     record: Record
 
-    def seconds(self, request: RunRequest) -> float:
-        """Return the time of a whole run of this kind, if nothing stops it early."""
-        found, config = self.record["metrics"], request.config
-        per_epoch = self.record["steps_per_epoch"]
+    def seconds(self, config: RunConfig) -> float:
+        """Return the time of a whole run of this kind from its beginning, if nothing stops it."""
+        found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        done = min(steps, continuing.steps_done(request, per_epoch))
-        if done == steps:  # it ends with its test
-            return found["start_s"] + found["eval_s"]
-        evaluations = math.ceil(steps / per_epoch) - done // per_epoch
-        steps_s = found["first_step_s"] + (steps - done - 1) * found["step_s"]
-        return found["start_s"] + steps_s + evaluations * found["eval_s"]
+        steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
+        return found["start_s"] + steps_s + math.ceil(steps / per_epoch) * found["eval_s"]
 
 
 def try_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import time
@@ -20,6 +19,7 @@ from expt.config.schema import RunConfig
 from expt.config.secrets import hidden
 from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, provenance
+from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import FolderLock, RunPaths, at_work
@@ -199,10 +199,7 @@ def _back_up(paths: RunPaths) -> None:
     beside.mkdir(parents=True)
     for path in (paths.result, paths.metrics):
         if path.exists():
-            try:
-                os.link(path, beside / path.name)
-            except OSError:  # a disk without links
-                shutil.copyfile(path, beside / path.name)
+            link(path, beside / path.name)
     if paths.checkpoints.exists():
         (beside / paths.checkpoints.name).touch()
     beside.rename(paths.before)
@@ -302,20 +299,17 @@ LOST = (
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
     """Write the exception that ends a worker, in the form that torch elastic reads."""
-    content = {
-        "message": {
-            "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
-                "timestamp": str(int(time.time())),
-            },
-        },
-        "text": str(error),
-        "expected": isinstance(error, ExptError),
-        "kind": type(error).__name__,
-        "exit_code": exit_code,
-        "beats": getattr(error, "beats", None),
-    }
+    raised = Raised(
+        text=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        exit_code=exit_code,
+        expected=isinstance(error, ExptError),
+        kind=type(error).__name__,
+        beats=getattr(error, "beats", None),
+    )
+    about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
+    message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
+    content = {"message": message, "raised": raised._asdict()}
     path.write_text(json.dumps(hidden(content)), encoding="utf-8")
 
 
@@ -325,13 +319,14 @@ class Raised(NamedTuple):
     text: str
     traceback: str
     exit_code: int
-    time_ns: int
     expected: bool
     """Whether `text` is meant for a person, without the traceback."""
     kind: str
     """The name of its class."""
     beats: int | None = None
     """How far it had come, if it has ended itself because it was stuck."""
+    time_ns: int = 0
+    """When it was written."""
 
     @property
     def is_refusal(self) -> bool:
@@ -347,17 +342,8 @@ class Raised(NamedTuple):
 def read_error(path: Path) -> Raised | None:
     """Return the exception that ended a worker; None if it left none, or only part of one."""
     try:
-        content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
-        callstack = content["message"]["extraInfo"]["py_callstack"]
-        return Raised(
-            content.get("text", ""),
-            callstack,
-            content.get("exit_code", 1),
-            time_ns,
-            content.get("expected", False),
-            content.get("kind", ""),
-            content.get("beats"),
-        )
+        raised = Raised(**json.loads(path.read_text(encoding="utf-8"))["raised"])
+        return raised._replace(time_ns=path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -29,9 +29,9 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.loading import Batch, Loader, Shard, described, mapped
+from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import IterableLoader, refuse_shuffled
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, described, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -156,7 +156,7 @@ def build_learner(
         ema = ema_of(module, config.ema)
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
-        check_first_output(module, own, data.info.num_classes, warns=worker.rank == 0)
+        check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
     scheduler = build_scheduler(config, optimizer, steps_per_epoch=len(data.train))
     learner = Learner(
         module=module,

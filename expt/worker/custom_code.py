@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from torch import Tensor, nn
 
 from expt.config import constraints
@@ -12,6 +9,7 @@ from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.changes import Watched, listed
 from expt.data.checked_samples import in_words
+from expt.data.loading import named_leaves
 from expt.errors import ConfigError, warn
 from expt.tasks.task import Task
 from expt.training.learner import Learner
@@ -62,9 +60,10 @@ class FirstSteps:
         """Raise ConfigError for tensors of the model that get gradients and are no parameters."""
         for where, one in self._objects.items():
             names = [
-                f"{where}.{name}"
-                for name, value in changes.attributes(one).items()
-                if any(map(self._is_untrained, _tensors(value)))
+                name
+                for attribute, value in changes.attributes(one).items()
+                for name, tensor in named_leaves(value, f"{where}.{attribute}")
+                if self._is_untrained(tensor)
             ]
             if names and where != "task":
                 raise ConfigError(
@@ -104,17 +103,6 @@ class FirstSteps:
         module = self._learner.module
         found = (*module.modules(), *module.state_dict(keep_vars=True).values())
         return {id(each): each for each in found}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested containers, and the parameters of modules in them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
 
 
 def _methods(one: nn.Module | Task) -> tuple[str, ...]:

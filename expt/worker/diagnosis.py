@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch, Loader, described, named_leaves
+from expt.data.loading import Batch, Loader, named_leaves
 from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from expt.errors import (
     OutOfMemory,
     RunFailed,
     TimedOut,
+    described,
     first_line,
 )
 from expt.runs.attempt import LOST, NOTE

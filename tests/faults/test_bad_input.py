@@ -105,7 +105,6 @@ CASES = {
     "a sweep over bad YAML": Bad("-m --config-dir conf model=mlp,tab", 2, "tab.yaml"),
     "no folder of YAML": Bad("--config-dir nowhere", 2,
         "--config-dir nowhere: there is no such folder"),
-    "no main YAML": Bad("--config-name nope", 2, "nope: there is no such configuration"),
     # words
     "a wrong key": Bad("bakend=gloo", 2,
         "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?"),

@@ -93,6 +93,7 @@ def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
     content = {"module." * wraps + name: value for name, value in state.items()}
     assert weights_in(content, state.keys())[0].state == state
     average = {"ema": {f"module.{name}": value for name, value in state.items()}}
+    assert weights_in([state, {}], state.keys())[0].state == state
     assert weights_in(average, state.keys())[0].state == state
 
 
