@@ -104,6 +104,10 @@ class OutOfMemory(RunFailed):
     """The memory of a GPU, or of the machine, did not suffice."""
 
 
+BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""Errors that say something of the settings, rather than of the code or the machine, by name."""
+
+
 class CheckpointError(ExptError):
     """A checkpoint could not be written, or is not what was written."""
 

@@ -323,18 +323,10 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into `events`; the other ranks take part in it."""
-    wanted, info = config.tensorboard, data.info
+    info, example = data.info, data.blank(1).inputs
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(
-        events,
-        learner,
-        position,
-        pictures,
-        example=data.blank(1).inputs,
-        images=wanted.images if pictures else False,
-        graph=False if learner.compiled and wanted.graph == "auto" else wanted.graph,
-        norms=wanted.norms,
-        histograms=wanted.histograms,
+        events, learner, position, pictures, example=example, settings=config.tensorboard
     )
 
 
