@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch, Loader, named_leaves
@@ -93,16 +92,6 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
         return TimedOut(
             f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)"
         )
-    if "mixed torch.Tensor and DTensor" in text:
-        why = (
-            "the optimizer takes a tensor that each worker has whole next to a parameter of which"
-            " it has a shard; make it an attribute of the parameter, of its shape, or use"
-            " strategy=ddp"
-            if _is_of_optimizer(error)
-            else "a parameter is used outside of the module that it is sharded with; call modules,"
-            " and not functions of their weights, or name a larger module in sharding.wrap"
-        )
-        return ConfigError(f"strategy={config.strategy}: {why}")
     return None
 
 
@@ -115,11 +104,6 @@ def _single_sample(config: RunConfig) -> str:
         f"batch_size={config.batch_size}: a batch norm of the model can't train on one sample by"
         f" itself; use {fix}"
     )
-
-
-def _is_of_optimizer(error: Exception) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in frames)
 
 
 def _is_lack_of_shared_memory(error: Exception) -> bool:
