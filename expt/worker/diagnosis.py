@@ -74,10 +74,10 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")
     if _is_lack_of_shared_memory(error):
-        shm = re.search(r".*/dev/shm.*", text)  # NCCL's last line
-        why = error.strerror if isinstance(error, OSError) else (shm or [first_line(error)])[0]
+        of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
+        why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
         return RunFailed(
-            f"/dev/shm: {str(why)[:200].strip()}; mount it, make it larger (such as by docker run"
+            f"/dev/shm: {why[:200].strip()}; mount it, make it larger (such as by docker run"
             " --shm-size), or do without: dataset.num_workers=0, or NCCL_SHM_DISABLE=1 for NCCL"
         )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
