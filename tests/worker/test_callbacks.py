@@ -16,7 +16,6 @@ from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from expt.worker.run import Run
-
 from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, Trained, TrainTogether
 from tests.worker.looking_on import Busy, Noting

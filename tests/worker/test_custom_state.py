@@ -12,11 +12,9 @@ from expt.runs import checkpoint
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
-
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.stateful import Half, Saved, Warm
-
 
 OWN = "tests.worker.stateful"
 
@@ -25,8 +23,6 @@ def of(name: str) -> tuple[str, ...]:
     if name in ("Warm", "Saved", "Half", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     return "~model", f"+model._target_={OWN}.{name}"
-
-
 
 
 def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:

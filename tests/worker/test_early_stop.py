@@ -10,7 +10,6 @@ from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.runs import checkpoint
 from expt.worker.record import EarlyStop
-
 from tests.conftest import RunFolder, run
 from tests.worker.conftest import TrainAlone
 from tests.worker.test_run import TURNING
@@ -111,8 +110,6 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone
     more = train_alone(*EARLY, patient(9), source=last, name="more")
     assert [loss for _, loss in more.curve("loss/val")] == long[end:]
     assert more.result["stopped_early"] is None
-
-
 
 
 def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path: Path) -> None:

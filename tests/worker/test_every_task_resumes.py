@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from expt.config.schema import RunConfig
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.callback import Observer
-
 from expt.worker import fault
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from expt.runs import checkpoint
-
 from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, stopped_and_resumed
 from tests.worker.test_callbacks import words

@@ -14,7 +14,6 @@ from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.training.learner import parameters_of
 from expt.worker import build
-
 from tests.conftest import Configured, as_typed
 from tests.worker.adversarial import GAN, Adversarial, Partial
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
@@ -25,7 +24,9 @@ OWN = "tests.worker.adversarial"
 WORDS = (
     *as_typed(f"~dataset ~model +dataset._target_={OWN}.Points +model._target_={OWN}.GAN"),
     *as_typed(f"~task +task._target_={OWN}.Adversarial +dataset.num_workers=0"),
-    *as_typed("epochs=2 batch_size=16 drop_last=false log_every=1 optimizer=adam optimizer.lr=0.02"),
+    *as_typed(
+        "epochs=2 batch_size=16 drop_last=false log_every=1 optimizer=adam optimizer.lr=0.02"
+    ),
     "+task.metrics={generator: min}",
     "optimizer.groups=[{match: '^generator', lr_scale: 0.5}]",
 )

@@ -21,7 +21,6 @@ from expt.runs.paths import RunPaths
 from expt.training.callback import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
-from tests.conftest import Trained as TrainInWorkers
 from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether, stop_at
 
@@ -392,12 +391,12 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
 
 
 def test_two_workers_drop_other_units_and_evaluate_one_model(
-    trained: TrainInWorkers, configured: Configured
+    train_together: TrainTogether, configured: Configured
 ) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
     all.
     """
-    done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
+    done = train_together(2, *TURNING, "model=convnet", "model.dropout=0.2", name="run")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])
     assert best != max(losses), "what is tested is not what was there last"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from expt.runs import checkpoint
-
-
 from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_run import TURNING, measured
@@ -33,7 +31,6 @@ def test_the_average_is_evaluated_saved_and_tested(train_alone: TrainAlone) -> N
     done.run.snapshot.load_weights(best)
     assert done.result["metrics"]["loss/test"] == pytest.approx(tested, abs=1e-6)
     assert tested == measured(learner.ema.module, done.run, "test")[0], "of the best"
-
 
 
 def test_two_workers_have_one_average(train_together: TrainTogether) -> None:

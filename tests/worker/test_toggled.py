@@ -7,7 +7,6 @@ import torch
 
 from expt.runs import checkpoint
 from expt.training.loop import evaluate
-
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.test_run import TURNING
 
@@ -25,5 +24,3 @@ def test_the_weights_to_use_are_evaluated_and_saved(train_alone: TrainAlone) -> 
     assert run.data.val is not None
     found = evaluate(run.learner, run.data.val.evaluation(), ALONE.device)
     assert found.loss == pytest.approx(done.curve("loss/val")[-1][1], rel=1e-6)
-
-
