@@ -1,4 +1,4 @@
-"""The code of custom classes: which files it is in, a hash of them, and how it is imported.
+"""The code of custom classes: which files it is in, a hash of them, how it is imported and kept.
 
 A class's code is its module, and what that imports of the person's own. What is reached otherwise,
 as by importlib.import_module, is seen only by the run, which records what it has imported. Free of
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
+import hmac
 import importlib
 import importlib.machinery
 import inspect
@@ -26,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from expt.config import secrets, signature
+from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME, plain
 from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
@@ -34,7 +36,9 @@ from expt.errors import MISTAKES, ConfigError, did_you_mean
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
+T = TypeVar("T")
 TRUST = "EXPT_TRUST_CODE"
+_SIGNATURE = ".signature"
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
@@ -213,7 +217,7 @@ def keep(config: RunConfig, folder: Path) -> None:
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / file.name)
-            signature.sign(folder)
+            sign(folder)
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:
@@ -222,7 +226,7 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
     Raises ConfigError for what this user has not written there, unless it is trusted.
     """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
-        if not (trust or os.environ.get(TRUST) == "1" or signature.is_signed(folder)):
+        if not (trust or os.environ.get(TRUST) == "1" or is_signed(folder)):
             raise ConfigError(
                 f"{folder}: holds code that you have not written on this machine, and to load the"
                 f" run is to run it; read it, then give trust_code=True, or {TRUST}=1 to a command"
@@ -231,7 +235,50 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
         importlib.invalidate_caches()
 
 
-T = TypeVar("T")
+def sign(folder: Path) -> None:
+    """Sign the files in `folder` by a key that only this user has, unless there can be none."""
+    if key := _key():
+        (folder / _SIGNATURE).write_text(_signature(folder, key))
+
+
+def is_signed(folder: Path) -> bool:
+    """Return whether this user has signed these files; who can have no key must own them."""
+    if (key := _key()) is None:
+        return all(os.stat(at).st_uid == os.geteuid() for at in (folder, *_signed_files(folder)))
+    signature = _signature(folder, key).encode()
+    try:
+        return hmac.compare_digest((folder / _SIGNATURE).read_bytes(), signature)
+    except OSError:
+        return False
+
+
+def _signed_files(folder: Path) -> list[Path]:
+    """Return all files but Python's caches."""
+    found = (at for at in folder.rglob("*") if at.is_file() and at.name != _SIGNATURE)
+    return sorted(at for at in found if "__pycache__" not in at.parts)
+
+
+def _signature(folder: Path, key: bytes) -> str:
+    total = hmac.new(key, digestmod="sha256")
+    for file in _signed_files(folder):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        total.update(f"{file.relative_to(folder)}\0{content}\0".encode())
+    return total.hexdigest()
+
+
+def _key() -> bytes | None:
+    """Return the key of this user, made when it is first needed; None where it can't be kept."""
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        path = Path(base) / "expt" / "key"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not (key := file.read()):
+                file.write(key := os.urandom(32))
+        return key
+    except (OSError, RuntimeError):
+        return None
 
 
 def resolve(path: str, base: type[T]) -> type[T]:

@@ -36,7 +36,6 @@ from expt.launch.job import Job, Observer, Options, described
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
-from expt.runs import continuing
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import Evaluation, Preflight, RunRequest
@@ -44,12 +43,6 @@ from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, say
-
-ABOUT_DP = (
-    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
-    " drives all GPUs, copies the model to each of them in every step, and gathers the outputs on"
-    " the first"
-)
 
 
 def run(
@@ -60,8 +53,6 @@ def run(
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
     console, is_new = console or Console(), request.paths.is_new()
-    if request.config.strategy == "dp":
-        console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:
         if request.config.debug:
             with at_work(request.paths):
@@ -220,17 +211,12 @@ class Tried:
     error: ExptError | None
     record: Record
 
-    def seconds(self, request: RunRequest) -> float:
-        """Return the time of a whole run of this kind, if nothing stops it early."""
-        found, config = self.record["metrics"], request.config
-        per_epoch = self.record["steps_per_epoch"]
+    def seconds(self, config: RunConfig) -> float:
+        """Return the time of a whole run of this kind from its beginning, if nothing stops it."""
+        found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        done = min(steps, continuing.steps_done(request, per_epoch))
-        if done == steps:  # it ends with its test
-            return found["start_s"] + found["eval_s"]
-        evaluations = math.ceil(steps / per_epoch) - done // per_epoch
-        steps_s = found["first_step_s"] + (steps - done - 1) * found["step_s"]
-        return found["start_s"] + steps_s + evaluations * found["eval_s"]
+        steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
+        return found["start_s"] + steps_s + math.ceil(steps / per_epoch) * found["eval_s"]
 
 
 def try_out(
@@ -244,18 +230,15 @@ def try_out(
         tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
         console.status("trying out") as status,
     ):
-        jobs = [Job(RunPaths(Path(folder, str(number))), None) for number in range(len(requests))]
-        for job, request in zip(jobs, requests, strict=True):
+        jobs = list[Job]()
+        for number, request in enumerate(requests):
+            paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            job.request = dataclasses.replace(
-                request,
-                config=config,
-                paths=job.paths,
-                instead=Preflight(),
-                typed_at=None,
-                may_have_run=False,
-                goes_on_from=None,
+            new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            tried = dataclasses.replace(
+                request, config=config, paths=paths, instead=Preflight(), **new
             )
+            jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)
         Pool(machine, once, _ShownTrials(status, len(jobs))).run(iter(jobs))
         return [Tried(job.error, read_result(job.paths)) for job in jobs]

@@ -134,21 +134,6 @@ def record_of(given: str) -> Record:
     return record
 
 
-def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
-    """Return the optimiser steps that need not be taken any more; only looks, without a warning."""
-    own = checkpoints(request.paths.folder) if request.resumes else ()
-    if steps := [found.step for found in own]:
-        return max(steps)
-    with contextlib.suppress(ConfigError, CheckpointError):  # who tries to train says so
-        if (given := request.source) is not None:
-            run, which = named("resume", str(given))
-            meant = (each.step for each in checkpoints(run) if not which or each.is_meant(which))
-            return max(meant, default=0)
-        if request.config.fork is not None:
-            return _forked(request.config.fork).epochs_done * steps_per_epoch
-    return 0
-
-
 def as_continued(config: RunConfig, content: Content) -> Content:
     """Return the content of a run that resumes another's: its first weights are that one's."""
     if config.resume in (None, "auto"):
@@ -193,7 +178,7 @@ _OTHER_VERSION = (
 )
 
 
-def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | None) -> None:
+def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
     rule, found = source
     if found.state.get("version") != VERSION:
@@ -209,18 +194,18 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | 
     if made is None:  # a checkpoint without its run
         return
     if made["data"] != content.data:
-        place = [key for key in ("root", "path") if hasattr(config.dataset, key)]
-        same = f"dataset.{place[0]}=PATH with the same files" if place else "the same files"
         raise ConfigError(
-            f"dataset: its files are not those that {found.run} was trained on; give {same}, or"
+            f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {_instead(source)}"
         )
     if made["code"] != content.code or user_code.changed(record):
         other = f"{found.run}: its custom classes have other source now"
-        trained = _is_trained(config, found)
-        here = folder is not None and found.run.resolve() == folder.resolve()
-        if rule == "resume" and (here or trained):  # one record can't be of both
-            raise ConfigError(f"{other}; {after_other_code(found.run, trained=trained)}")
+        steps = config.epochs * found.state["steps_per_epoch"]
+        is_trained = found.step >= min(steps, config.max_steps or steps)
+        here = found.run.resolve() == folder.resolve()
+        if rule == "resume" and (here or is_trained):  # one record can't be of both
+            anew = f"{provenance.program()} rerun {shlex.quote(str(found.run))}"
+            raise ConfigError(f"{other}; put it back, or train the run anew by {anew}")
         warn(f"{other}; what continues from it is of both")
 
 
@@ -306,21 +291,6 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
         f" planned to step {then}, and one to step {now} has had other learning rates until here;"
         f" keep its plan by {keep}, or begin a further run from its weights by weights={run}@last"
     )
-
-
-def _is_trained(config: RunConfig, found: Checkpoint) -> bool:
-    steps = config.epochs * found.state["steps_per_epoch"]
-    return bool(found.step >= min(steps, config.max_steps or steps))
-
-
-def after_other_code(run: Path, *, trained: bool) -> str:
-    """Return what to type for a run whose custom classes have other source now."""
-    program, folder = provenance.program(), shlex.quote(str(run))
-    anew = f"to train it anew: {program} rerun {folder}"
-    if trained:
-        return f"to test it: {program} evaluate {folder}; {anew}"
-    elsewhere = f"type its settings with {shlex.quote(f'resume={run}')} and without hydra.run.dir"
-    return f"to continue in a new folder, {elsewhere}; {anew}"
 
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:

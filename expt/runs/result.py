@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -397,17 +397,6 @@ def _to_be_changed(paths: RunPaths) -> Record:
     return {}
 
 
-class Cost(NamedTuple):
-    """The cost of several runs together."""
-
-    device_s: float
-    runs: int
-    """The number of those that have cost anything."""
-    energy_j: float
-    measured: int
-    """The number of those whose energy is known."""
-
-
 def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     """Return the cost of earlier attempts, for the record of one that begins, and the meters."""
     begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
@@ -416,14 +405,14 @@ def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     return begun
 
 
-def cost_until_now(record: Record, ended_at: float | None = None) -> Record:
-    """Return the cost of a run at the end of an attempt, `ended_at` [by time.time] or now.
+def cost_until_now(record: Record) -> Record:
+    """Return the cost of a run that works, up to now.
 
     Its energy is known only on the machine where it ran.
     """
     if "started" not in record:
         return {}
-    lasted_s = max(0.0, (time.time() if ended_at is None else ended_at) - record["started"])
+    lasted_s = max(0.0, time.time() - record["started"])
     before = record.get("device_s_before", 0.0)
     spent: Record = {"device_s": before + num_devices(record) * lasted_s}
     is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()
@@ -447,17 +436,3 @@ def device_s(record: Record) -> float:
         return record["device_s"]
     trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
     return record.get("device_s_before", 0.0) + trained
-
-
-def total_costs(records: Iterable[Record]) -> dict[str, Cost]:
-    """Return the cost of runs by the kind of their devices, GPU or core."""
-    by_kind: dict[str, list[Record]] = {}
-    for record in records:
-        if device_s(record) > 0:
-            by_kind.setdefault("GPU" if record.get("devices") else "core", []).append(record)
-    costs: dict[str, Cost] = {}
-    for kind, found in sorted(by_kind.items()):
-        energies = [record["energy_j"] for record in found if "energy_j" in record]
-        total_s = sum(map(device_s, found))
-        costs[kind] = Cost(total_s, len(found), sum(energies), len(energies))
-    return costs

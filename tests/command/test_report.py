@@ -123,9 +123,9 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     out = io.StringIO()
     report_command.report(Console(file=out, width=60), parse([]))
     lines = [line.split() for line in out.getvalue().splitlines()]
-    assert lines[0] == ["status", "model", "best", "test", "time"]
-    assert ["outputs/sweeps/s/lr=1"] in lines, "a folder to be copied whole, on a line of its own"
-    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in lines
+    assert lines[0] == ["run", "status", "model", "best", "test", "time"]
+    assert lines[1][0] == "outputs/sweeps/s/lr=1", "a folder to be copied whole"
+    assert lines[2] == ["outputs/day/b", "completed", "convnet", "0.8000", "0.7800", "01:10"]
 
 
 @pytest.mark.parametrize("words", [[], ["--csv", "-"]])

@@ -225,11 +225,11 @@ def test_what_a_transform_makes_of_an_image_is_checked(
     ("words", "said"),
     [
         (["dataset.transforms=[{size: 3}]"],
-            "dataset.transforms.0: names no class; give its _target_, e.g. {"),
+            "dataset.transforms.0 names no class; give its _target_, e.g. {"),
         (["dataset.transforms=[{_target_: torchvision.transforms.v2.Normalize, mean: [0.1], std: "
           "[0.1]}]"],
-         "dataset.transforms.0: would normalise training images only; give dataset.mean and std "
-         "instead"),
+         "dataset.transforms.0 would normalise training images only; give dataset.mean and "
+         "dataset.std instead"),
         ([LIST, "dataset=image_folder", "dataset.root=x", "dataset.cache=true"],
             "dataset.cache=true: "),
         (["dataset.transforms=3"], "dataset.transforms=3"),

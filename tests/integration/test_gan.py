@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from expt.data.images_and_noise import ImagesAndNoise
 
 from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether, train_alone, train_together
-
 
 __all__ = ["train_alone", "train_together"]
 
@@ -32,9 +28,3 @@ def test_it_is_the_same_on_any_number_of_workers_and_drawn(
     drawn = EventAccumulator(str(one.folder), {"images": 0})
     drawn.Reload()
     assert [image.step for image in drawn.Images("generated/images")] == [6]
-
-
-def test_fashion_mnist_is_another_root(fashion_mnist: str) -> None:
-    sample = ImagesAndNoise(False, 5, fashion_mnist)[0]
-    assert (sample["image"].shape, sample["noise"].shape) == ((1, 28, 28), (5,))
-    assert 0.5 < sample["image"].max() <= 1

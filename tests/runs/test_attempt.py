@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.config.identity import Content, identity
+from expt.config.identity import VERSION, Content, identity
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt, accept, record_end, record_refusal
@@ -37,7 +37,7 @@ def test_the_first_record(tmp_path: Path) -> None:
     assert attempt(asked).begin(port=1234) is None
     found, host = read_result(asked.paths), socket.gethostname()
     expected = {
-        "version": 1,
+        "version": VERSION,
         "status": "running",
         "world_size": 2,
         "local_world_size": 2,

@@ -233,7 +233,7 @@ NAMED = word("auroc", _target_=AUROC, better="max")
         ),
         (
             (NAMED, "objective=auroc/train"),
-            "objective=auroc/train: not one of loss/train, loss/val, loss/test",
+            "objective=auroc/train: is not measured; use one of loss/train",
         ),
     ],
     ids=lambda value: "",

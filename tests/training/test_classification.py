@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused(
         ((*TABLE, "task=regression", "mixup=0.2"),
             "mixup=0.2: is of task=classification; use mixup=null"),
         ((*TABLE, "cutmix=1.0"),
-            "cutmix=1.0: cuts images, and dataset=table has rows of numbers; use mixup"),
+            "cutmix=1: cuts images, and dataset=table has rows of numbers; use mixup"),
         (("task.class_weights=balanced", "dataset.sampling=balanced"),
             "evens the classes out too; use one of them"),
         ((*TABLE, "task=regression", "dataset.sampling=balanced"),

@@ -13,12 +13,12 @@ import torch
 from expt.config.schema import RunConfig
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.worker import fault
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE
+from tests.worker.sharded import Observer
 
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
 """The step is within the second epoch of five, and what is saved before it between log points."""

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,10 @@ def rows(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
 ) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
-    groups = experiments(runs)
+    alike: dict[str, list[FoundRecord]] = {}
+    for run in runs:
+        alike.setdefault(without_seed(run), []).append(run)
+    groups = [*alike.values()]
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [list(_overrides(group[0])) for group in groups])
     objective = objective_of(runs)
@@ -109,29 +112,6 @@ def rows(
         return (row.mean if row.values else None) if by == objective else _mean(row, by)
 
     return ordered(found, value, falling=falls(by, runs) != reverse)
-
-
-def experiments(runs: Iterable[FoundRecord]) -> list[list[FoundRecord]]:
-    """Group the runs that repeat one another, with another seed or fold.
-
-    Forks of parents that differ by their seeds are repetitions where each has its parent's seed.
-    Where two of them have the same seed, each parent is an experiment of its own.
-    """
-    found = list[list[FoundRecord]]()
-    for group in _grouped(runs, without_seed):
-        parents = _grouped(group, parent_of)
-        seeds = [seed for forks in parents for seed in {seed_and_fold(run) for run in forks}]
-        found += parents if len(set(seeds)) < len(seeds) else [group]
-    return found
-
-
-def _grouped(
-    runs: Iterable[FoundRecord], by: Callable[[FoundRecord], Hashable]
-) -> list[list[FoundRecord]]:
-    groups: dict[Hashable, list[FoundRecord]] = {}
-    for run in runs:
-        groups.setdefault(by(run), []).append(run)
-    return list(groups.values())
 
 
 def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
@@ -150,12 +130,6 @@ def without_seed(run: FoundRecord) -> str:
     # Refused before it had a configuration.
     typed = {key: value for key, value in _overrides(run).items() if key not in REPEATED}
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def parent_of(run: FoundRecord) -> str:
-    """Return the checkpoint that a fork began from; "" of another run."""
-    content = run.get("content")
-    return content.get("fork", "") if content else ""
 
 
 def wide_console() -> Console:
@@ -294,8 +268,7 @@ class _Settings:
     @functools.cached_property
     def all(self) -> dict[str, Any]:
         """With those that nobody has typed, which takes 20 times as long."""
-        last_resort = f"{without_seed(self._run)} {parent_of(self._run)}".rstrip()
-        return {**settings_of(self._run), **self._typed, _LAST_RESORT: last_resort}
+        return {**settings_of(self._run), **self._typed, _LAST_RESORT: without_seed(self._run)}
 
     def get(self, key: str) -> Any:
         """Return the value of a setting; "" where the run has none."""
