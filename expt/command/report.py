@@ -19,7 +19,7 @@ from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
 from expt.runs.sweep import without_copies
 from expt.runs.view import comparison
-from expt.runs.view.comparison import as_csv, print_listing, side_by_side
+from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
@@ -138,11 +138,11 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         return
     runs = _asked_for(runs, asked)
     if asked.csv == "-":
-        sys.stdout.write(as_csv(runs))
+        sys.stdout.write(listing_csv(runs))
         return
     if asked.csv:
         try:
-            write_atomically(Path(asked.csv), as_csv(runs))
+            write_atomically(Path(asked.csv), listing_csv(runs))
         except OSError as error:
             raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:

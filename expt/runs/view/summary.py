@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -29,7 +28,7 @@ from expt.runs.result import (
     result_of_any,
     whole_epochs,
 )
-from expt.runs.view.text import cells, resume_command, say, setting, shown_path
+from expt.runs.view.text import cells, plain_table, resume_command, say, setting, shown_path
 
 STALE = "stale"
 """Said of runs whose custom classes have other source now."""
@@ -48,9 +47,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         say(console, f"{at_end}; give a larger {longer} to continue")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", *metrics, "of epoch"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = plain_table(("", *metrics, "of epoch"), left=[""])
     for split in ("train", "val", "test"):
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
@@ -141,10 +138,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         name for _, record in records for name in metrics_of(record["config"]["task"])
     )
     several = len(records) > 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (*(["run"] if several else []), "", *metrics, "samples", "of epoch"):
-        left = column in ("run", "")
-        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
+    columns = (*(["run"] if several else []), "", *metrics, "samples", "of epoch")
+    table = plain_table(columns, left=("run", ""))
     for paths, record in records:
         about, name = record["evaluation_of"], [paths.folder.parents[1].name] if several else []
         dataset = "" if about["own_data"] else f"{about['dataset']} "
