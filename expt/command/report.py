@@ -76,7 +76,8 @@ def _judge(asked: argparse.Namespace) -> None:
         runs = chosen([run for folder in asked.folders for run in _below(folder)], asked.filter)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
     if asked.metric is not None:
-        comparison.check_metric(asked.metric, records)
+        with _naming("--metric"):
+            check_key(asked.metric, runs)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):

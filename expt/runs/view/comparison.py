@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
 from expt.runs.view.progress import WIDE
@@ -243,15 +243,6 @@ def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
         **p,
         **{pair: min(1.0, value) for (_, pair), value in zip(known, corrected, strict=True)},
     }
-
-
-def check_metric(metric: str, runs: Sequence[FoundRecord]) -> None:
-    """Raise ConfigError where no run has measured `metric`."""
-    known = {tag for run in runs for tag in run.get("metrics") or {}}
-    if metric not in known:
-        raise ConfigError(
-            f"--metric {metric}: no run has such a metric.{did_you_mean(metric, known)}"
-        )
 
 
 def verdict_table(found: Verdicts) -> Table:

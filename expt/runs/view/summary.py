@@ -176,37 +176,22 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
             yield f"then         the run itself recorded {shown}"
 
 
-def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> None:
-    """Print which weights runs began with, where those came from, and the tree of forks."""
-    runs = list(runs)
-    begun: dict[tuple[str, ...], list[Path]] = {}
+def print_ancestry(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+    """Print which weights runs began with, and the tree of forks."""
+    begun: dict[str, list[Path]] = {}
     for folder, record in runs:
-        if line := tuple(_ancestors(record)):
-            begun.setdefault(line, []).append(folder)
-    for (first, *others), folders in begun.items():
+        if "weights_from" in record:
+            begun.setdefault(_described(record["weights_from"]), []).append(folder)
+    for origin, folders in begun.items():
         whose = shown_path(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-        say(console, f"weights      {whose}: from {first}")
-        for depth, each in enumerate(others, 1):
-            say(console, f"             {'  ' * depth}which began from {each}")
+        say(console, f"weights      {whose}: from {origin}")
     print_forks(console, runs)
 
 
-def _ancestors(record: Record) -> Iterator[str]:
-    seen = set[str]()
-    while (begun := record.get("weights_from")) and begun["file"] not in seen:
-        seen.add(begun["file"])
-        there = result_of_any(RunPaths(Path(begun["run"]))) if begun.get("run") else Record()
-        is_it = bool(there) and there.get("identity") == begun["identity"]
-        yield _described(begun, there=bool(there), is_it=is_it)
-        record = there if is_it else {}
-
-
-def _described(begun: Begun, *, there: bool, is_it: bool) -> str:
+def _described(begun: Begun) -> str:
     details = [begun.get("which") or ""]
     details.append(f"epoch {begun['epoch']}" if begun.get("epoch") is not None else "")
     details.append("moving average" if begun.get("average") else "")
-    if begun.get("run") and not is_it:
-        details.append("another run is there now" if there else "no longer there")
     about = ", ".join(filter(None, details))
     return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({about})" if about else "")
 
