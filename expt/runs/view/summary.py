@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,22 +112,8 @@ def _facts(result: Record) -> Iterator[str]:
     yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
     if best := result.get("best"):
         yield f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
-    elif none := _without_best(result):
-        yield f"no best      {none}"
     if stopped := result.get("stopped_early"):
         yield f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}"
-
-
-def _without_best(result: Record) -> str | None:
-    """Return why no epoch was the best, where each was evaluated."""
-    values: Mapping[str, float] = result.get("metrics") or {}
-    objective: Mapping[str, Any] = result.get("objective") or {}
-    name = str(objective.get("name"))
-    each_epoch = (result.get("config") or {}).get("eval_split") == "test"
-    if math.isfinite(values.get(name, 0.0)) or (name.endswith("/test") and not each_epoch):
-        return None
-    tested = "; what is tested is the last" if "loss/test" in values and not each_epoch else ""
-    return f"{name} was not finite in any epoch{tested}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
