@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import resource
+import socket
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -270,6 +271,17 @@ def not_world_writable() -> Iterator[None]:
             if len(_umasks) == 1:
                 os.umask(_umasks[0])
             _umasks.pop()
+
+
+@contextlib.contextmanager
+def impatient(seconds: float = 10.0) -> Iterator[None]:
+    """Give up on a server that does not answer: libraries would wait for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 @contextlib.contextmanager

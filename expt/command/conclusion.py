@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from expt.config.user_code import is_of_main, targets
-from expt.errors import ExptError, warn
+from expt.errors import warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
@@ -20,7 +19,7 @@ from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
-from expt.search.conclusion import NAMED, bad_trials, conclude_search
+from expt.search.conclusion import bad_trials, conclude_search
 
 
 def conclude(
@@ -30,24 +29,18 @@ def conclude(
     sort: str | None = None,
     *,
     reverse: bool = False,
-    failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where they have just been read. `failed_now` has the folders of
-    runs known to have failed, of which a full disk may have kept the record, and why. `notes` are
-    lines of the command that ends.
+    `runs` are those of the folder, where they have just been read. `notes` are lines of the command
+    that ends.
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return
-    for run in runs:
-        error = failed_now.get(run["folder"])
-        if error is not None and run["status"] != FAILED:
-            run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
     try:
         console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
@@ -78,14 +71,10 @@ def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
     if not pruned:
         return
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
+    yield f"pruned       {len(pruned)} of {total} runs"
     kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
-    names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
-    few = f", {len(kept) or 'none'} of them with a checkpoint" * (len(kept) < len(pruned))
-    listed = f": {', '.join(names)}" if names else ""
-    yield f"pruned       {len(pruned)} of {total} runs{few}{listed}"
     if kept:
-        which, command = "it" if len(kept) == 1 else "one", resume_command(RunPaths(kept[0]))
-        yield f"      to train {which} to its end: {command}"
+        yield f"      to train the best to its end: {resume_command(RunPaths(kept[0]))}"
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
@@ -142,11 +131,9 @@ def again(run: FoundRecord) -> str:
         words = words[2:]
     words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
     kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
-    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
-    # the point's own.
-    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
-    return joined(["python", "-m", "expt", *kept, *searched, *own, *alone])
+    mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *own, *mode])

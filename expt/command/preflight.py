@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -24,21 +23,13 @@ from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.text import about, brief, cells, mebibytes, plain_table, say
 
 
-class Samples(NamedTuple):
-    """The runs are samples of a search's space, and stand for all of it."""
-
-    total: int
-    """How many the search has still to train."""
-    rungs: str | None
-    """By which some of them pause for good."""
-
-
 def preflight(
-    jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None
+    jobs: Sequence[Job], machine: Machine, options: Options, total: int | None = None
 ) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
-    Raises ConfigError where some can't run by their settings, RunFailed where one can't for another
+    With a `total` they are samples of a search that has still so many trials to train. Raises
+    ConfigError where some can't run by their settings, RunFailed where one can't for another
     reason, and Interrupted on Ctrl-C; nothing is written.
     """
     kinds: dict[str, list[Job]] = {}
@@ -57,17 +48,17 @@ def preflight(
         raise refused[jobs[0]]
     console = wide_console()
     if rows := [(alike, each) for alike, each in tried if not each.error]:
-        console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
+        count = "runs" if total is None else "tried"
+        console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
     able = [(request_of(job), each) for alike, each in rows for job in alike]
     lengths = [(request.config, each.seconds(request.config)) for request, each in able]
-    _print_total(console, lengths, machine, options, samples)
+    _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
         by_settings = all(isinstance(why, ConfigError) for why in refused.values())
-        what = "trials" if samples else "runs"
-        told = f"{len(refused)} of {len(jobs)} {what} cannot run as they are"
-        raise ConfigError(told) if by_settings else RunFailed(told)
+        text = f"{len(refused)} of {len(jobs)} runs cannot run as they are"
+        raise ConfigError(text) if by_settings else RunFailed(text)
 
 
 def _kind(config: RunConfig) -> str:
@@ -100,24 +91,15 @@ def _print_total(
     lengths: Sequence[tuple[RunConfig, float]],
     machine: Machine,
     options: Options,
-    samples: Samples | None,
+    total: int | None,
 ) -> None:
+    by = "" if total is None else f", judged by the {len(lengths)} tried"
+    if total is not None:
+        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
     if not lengths:
         return
-    by = ""
-    if samples:
-        several = len(lengths) > 1
-        by = f", judged by the {f'{len(lengths)} that were' if several else 'one'} tried"
-        if samples.rungs:
-            by += f", or less, as search.rungs={samples.rungs} stops some early"
-        lengths = [*itertools.islice(itertools.cycle(lengths), samples.total)]
-        if not lengths:
-            return say(console, "nothing is left to train: the search has all its trials")
-    total = together_s(lengths, machine, options)
-    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
+    seconds = together_s(lengths, machine, options)
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    if any(config.early_stop for config, _ in lengths):
-        by += ", or less where early_stop ends some"
-    line = f"{what} about {about(total)} on {where}{by}: until {end}, if it begins now"
-    say(console, line)
+    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if it begins now")

@@ -47,10 +47,8 @@ class Outcome:
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
         self.ended.pop(run_paths, None)  # it was pruned by an earlier command
-        if status not in (COMPLETED, PRUNED, FAILED):
-            self.num_unfinished += 1
-            return
-        self.ended[run_paths] = status
+        if status in (COMPLETED, PRUNED, FAILED):
+            self.ended[run_paths] = status
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
 
@@ -162,10 +160,7 @@ def train(
 
 
 def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
-    """Raise ConfigError where a typed choice leaves another class in place than its own.
-
-    An experiment may have a custom class, beside which the keys of the choice would count only.
-    """
+    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
     typed = {key_of(word): word for word in words}
     for group, members in GROUPS.items():
         choice = typed.get(group, "").partition("=")[2]

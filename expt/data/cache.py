@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import tarfile
 import tempfile
 import zlib
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from expt.errors import ConfigError, DataError
+from expt.machine import impatient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,9 +238,6 @@ def _new(entry: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-_CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes behind a firewall
-
-
 def fetch(
     root: Path,
     construct: Callable[[Any, Path], Sequence[Any]],
@@ -266,7 +263,7 @@ def fetch(
                 return
             beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
             try:
-                with _impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
+                with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
                     cls = getattr(importlib.import_module("torchvision.datasets"), name)
                     construct(cls, beside)
                 for path in [path for path in beside.rglob(pattern) if path.is_file()]:
@@ -282,17 +279,6 @@ def fetch(
             lock.unlink()
             for folder in new:
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """Give up on a server that does not answer."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 SAMPLED = 20_000

@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -19,6 +18,7 @@ from expt.config import user_code
 from expt.data import changes, masks, samples
 from expt.data.checked_samples import (
     Check,
+    as_it_is,
     checked,
     class_of,
     in_words,
@@ -31,10 +31,9 @@ from expt.data.checked_samples import (
 from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
-from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, described
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
@@ -96,7 +95,7 @@ def _source(
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
     check = check_for(train, dataset, task)
-    found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
+    found = _own_samples(dataset, train, test, num_workers, check, samples.first(train), task)
     if getattr(task, "TARGETS", None) == "mask":
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     # An integer is a class, or a count.
@@ -120,8 +119,7 @@ def _of_classes(
     shape = None if hasattr(train, "collate") else _image_shape(inputs)
     if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
         check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), getattr(task, "TARGETS", "class") == "class")
-        found = _own_samples(dataset, train, test, num_workers, check, first, kind)
+        found = _own_samples(dataset, train, test, num_workers, check, first, task)
         if are_images(names, found.example):
             _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
         shapes = {**found.shapes, "num_classes": len(names)}
@@ -179,27 +177,65 @@ def _own_samples(
     num_workers: int,
     check: Check,
     first: Any,
-    labelled: Labelled | None = None,
+    task: Any,
 ) -> Source:
     """Return samples of any kind, which are like the `first`."""
     if not hasattr(train, "collate"):  # which may make anything of anything
         check = like(structure_of(first), check)
-    example = samples.example(train, first, check)
-    labelled = labelled and labelled.of(example)
-    if labelled and labelled.channels is not None:
+    example, classes = samples.example(train, first, check), dataset.num_classes
+    channels = _channels(example[0]) if classes else None
+    if channels:
         example = example[0].float(), example[1]  # as they are once they are normalised
-    how: Any = {"channels": labelled and labelled.channels, "sample_s": _seconds(dataset, train)}
+    of = None if getattr(task, "TARGETS", "class") != "class" else classes
+    how: Any = {"channels": channels, "sample_s": _seconds(dataset, train)}
 
     def part(found: Dataset[Any]) -> Part:
-        own = getattr(found, "collate", None)
-        collate = functools.partial(labelled.collated, own=own) if labelled and own else None
+        own, collate = getattr(found, "collate", None), None
+        if own and classes:
+            collate = functools.partial(_collated, own=own, classes=of, are_images=bool(channels))
         load = samples.loading(found, num_workers, check, collate=collate, **how)
         return Part(len(cast(Sized, found)), load)
 
-    to_train, to_test = part(train), part(test)
-    shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None
-    return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
+    return Source(
+        shapes=samples.shapes(train, *example),
+        example=example,
+        train=part(train),
+        test=part(test),
+        targets_of=targets_of,
+    )
+
+
+def _channels(inputs: Any) -> int | None:
+    """Return those of images [C, H, W], which are normalised and augmented."""
+    is_image = isinstance(inputs, Tensor) and inputs.dim() == 3
+    has_pixels = is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
+    return inputs.shape[0] if has_pixels else None
+
+
+def _collated(
+    given: list[Any], own: Callable[[list[Any]], Any], classes: int | None, are_images: bool
+) -> tuple[Any, Any]:
+    """Return a batch that the dataset's `collate` makes of samples of one of `classes` each.
+
+    None: of targets for a custom task. Only class numbers can be drawn beside images.
+    """
+    inputs, targets = samples.collated(given, own)
+    if are_images:
+        inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
+    if classes is None:
+        return inputs, targets
+    is_tensor, also = isinstance(targets, Tensor), ""
+    if is_tensor and targets.dim() == 1 and not targets.is_floating_point():
+        return inputs, targets.long()
+    if not are_images:
+        if is_tensor and targets.shape[1:] == (classes,):
+            return inputs, targets.float()
+        also = f", or shares of the classes, [samples, {classes}]"
+    raise DataError(
+        f"collate makes targets of {described(targets)}; let them be class numbers, int64"
+        f" [samples]{also}"
+    )
 
 
 def _is_integer(target: Any) -> bool:
@@ -221,14 +257,13 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
 
 
-def _classes_of(dataset: Dataset[Any]) -> Tensor:
-    """Return each sample's class, by the attribute `targets`; without it all are of one."""
-    size = len(cast(Sized, dataset))
-    try:
+def _classes_of(dataset: Dataset[Any]) -> Tensor | None:
+    """Return each sample's class, by the attribute `targets`, if there is one."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # boxes, texts, ...
         targets = torch.as_tensor(getattr(dataset, "targets", ()))
-    except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
-        targets = torch.empty(0)
-    return targets if targets.shape == (size,) else torch.zeros(size)
+        if targets.shape == (len(cast(Sized, dataset)),):
+            return targets
+    return None
 
 
 def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
@@ -236,11 +271,9 @@ def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     targets = getattr(task, "TARGETS", None)
     if targets == "mask":
         return functools.partial(masks.checked_mask, values=values_of(config, task))
-    if targets == "labels":
-        return _checked_labels
     if targets == "tokens" and hasattr(dataset, "vocab_size"):
         return functools.partial(_checked_tokens, vocab_size=dataset.vocab_size)
-    return lambda sample: sample
+    return as_it_is
 
 
 def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
@@ -249,25 +282,9 @@ def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
     return inputs, class_of(label, num_classes)
 
 
-def _parts_of(sample: Any) -> tuple[Any, Any]:
-    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
-    return (sample[0], sample[1]) if is_pair else (None, None)
-
-
-def _checked_labels(sample: Any) -> Any:
-    _, target = _parts_of(sample)
-    if isinstance(target, Tensor | np.ndarray):
-        wrong = (target != 0) & (target != 1)
-        if wrong.any():
-            raise DataError(
-                f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; fix"
-                " it, or use task=regression"
-            )
-    return sample
-
-
 def _checked_tokens(sample: Any, vocab_size: int) -> Any:
-    for name, tokens in zip(("inputs", "targets"), _parts_of(sample), strict=True):
+    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
+    for name, tokens in zip(("inputs", "targets"), sample if is_pair else (), strict=False):
         if not isinstance(tokens, Tensor):
             continue
         if tokens.is_floating_point():

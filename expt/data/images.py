@@ -32,10 +32,8 @@ def of_parts(
 ) -> Source:
     """Return a source of images of one shape, for so many outputs; targets are like `target`."""
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
-    train = parts.get("train", NOTHING)
-    more = {"class_names": (), "classes": torch.zeros(train.size), "val": parts.get("val"), **more}
-    example = torch.zeros(shape), target
-    return Source(shapes, example=example, train=train, test=parts.get("test"), **more)
+    more |= {"train": NOTHING, **parts}
+    return Source(shapes=shapes, example=(torch.zeros(shape), target), **more)
 
 
 def of_images(
@@ -139,20 +137,6 @@ class ArrayImages(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Samples of pictures, or of their files, and as many targets."""
-
-    pictures: Sequence[Any]
-    targets: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.pictures[index], self.targets[index]
-
-
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
@@ -237,7 +221,7 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    return of_images(shape, class_names, parts, **({} if labels is None else {"classes": labels}))
+    return of_images(shape, class_names, parts, classes=labels)
 
 
 def row(target: Any) -> Tensor:

@@ -73,7 +73,7 @@ class InMemoryLoader(Loader):
         if are_images:
             options = dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
         super().__init__(indices, options)
-        self._finish = Finish(options, channels=inputs.shape[1]) if are_images else None
+        self._finish = Finish(options, inputs.shape[1]) if are_images else None
         self._inputs = place(inputs, device)
         self._targets = targets.to(self._inputs.device)
         self._device = device
@@ -167,17 +167,20 @@ def _source(
         inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
         return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
 
-    train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
-    example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+    train = parts["train"]
+    more |= {name: part(index) for name, index in parts.items() if len(index)}
     targets = torch.from_numpy(rows.targets[train])
-    classes = targets if rows.class_names else torch.zeros(len(train))
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
-    more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
     # An image of one row and one channel, so that a model of images may flatten it.
     shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
     shapes["num_classes"] = len(rows.class_names or rows.target_names)
     return Source(
-        shapes, rows.class_names, example, each["train"], each.get("test"), classes, **more
+        shapes=shapes,
+        class_names=rows.class_names,
+        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1])),
+        classes=targets if rows.class_names else None,
+        targets_of=targets.__getitem__,
+        **more,
     )
 
 
@@ -330,9 +333,9 @@ def of_extents(
     """Return a text's parts, by windows of `context` tokens."""
     train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
     assert train
-    example = torch.zeros(context, dtype=torch.int64)
-    shapes = {"vocab_size": vocab_size, "context": context}
-    return Source(shapes, (), (example, example), train, test, torch.zeros(train.size), val=val)
+    example, shapes = torch.zeros(context, dtype=torch.int64), {"vocab_size": vocab_size}
+    shapes["context"] = context
+    return Source(shapes=shapes, example=(example, example), train=train, val=val, test=test)
 
 
 def _part(windows: Windows) -> Part:

@@ -18,6 +18,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -29,13 +30,13 @@ from expt import signals
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
-    Floats,
+    Finish,
     Loader,
     LoaderOptions,
     Order,
+    mapped,
     prefetched,
     to_device,
-    tree_to_device,
 )
 from expt.errors import ConfigError, ExptError
 
@@ -44,22 +45,32 @@ _BATCHES_AHEAD = 2  # for each reading process
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
 
-Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
-"""Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
+Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
+"""Makes inputs and targets of a list of samples."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How samples are read and become a batch."""
+
+    collate: Collate
+    num_workers: int = 0
+    """processes that read"""
+    finish: Finish | None = None
+    """of images"""
 
 
 class ReadingLoader(Loader):
     """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
 
-    def __init__(
-        self,
-        indices: Tensor,
-        options: LoaderOptions,
-        finish: Finishing | None,
-        floats: Floats | None = None,
-    ) -> None:
+    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
         super().__init__(indices, options)
-        self._finish, self.floats = finish, floats or self.floats
+        self._reading = reading
+
+    @property
+    def _collate(self) -> Collate:
+        collate = self._reading.collate
+        return collate if self.stay_double else functools.partial(_in_single, collate)
 
     @abstractmethod
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
@@ -75,10 +86,10 @@ class ReadingLoader(Loader):
         drawn = None if order.drawn is None else to_device(order.drawn, device)
         batches = _read_ahead(self._dataloader(order, pieces))
         for loaded, piece in zip(batches, pieces, strict=True):
-            inputs, targets = tree_to_device(loaded, device)
-            if self._finish is not None:
+            inputs, targets = mapped(lambda one: to_device(one, device), loaded)
+            if self._reading.finish is not None:
                 numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-                inputs = self._finish(inputs, numbers)
+                inputs = self._reading.finish(inputs, numbers)
             yield Batch(inputs, targets, piece.global_size, piece.weightless)
 
 
@@ -97,13 +108,13 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class SampleLoader(ReadingLoader):
-    """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
+    """Batches of a map-style Dataset; see Loader.
 
-    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
-    a sample is read in few `sample_s` seconds, no processes are started: see `median_read_s`.
-    Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
-    often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
-    DataError, while iterating, for what the dataset or `collate` raise as such.
+    `indices` choose the split's samples. Where a sample is read in few `sample_s` seconds, no
+    processes are started: see `median_read_s`. Random augmentation in the dataset depends on the
+    seed, the epoch and the sample only (and how often it came before in the epoch), so neither a
+    restart nor `gpus` changes it. Raises DataError, while iterating, for what the dataset or
+    `collate` raise as such.
     """
 
     def __init__(
@@ -111,20 +122,18 @@ class SampleLoader(ReadingLoader):
         dataset: Dataset[Any],
         indices: Tensor,
         options: LoaderOptions,
-        *,
-        collate: Callable[[list[Any]], tuple[Any, Any]],
-        num_workers: int = 0,
+        reading: Reading,
         sample_s: float = math.inf,
-        finish: Finishing | None = None,
-        floats: Floats | None = None,
     ) -> None:
-        super().__init__(indices, options, finish, floats)
-        if _is_cheap(sample_s, options):
-            num_workers = 0
-        self._keys = _EpochKeys()
-        how = loading_settings(options.device, num_workers)
-        self._loader: DataLoader[Any] = DataLoader(
-            _Batches(dataset, collate),
+        super().__init__(indices, options, reading)
+        self._dataset, self._keys = dataset, _EpochKeys()
+        self._num_workers = 0 if _is_cheap(sample_s, options) else reading.num_workers
+
+    @functools.cached_property
+    def _loader(self) -> DataLoader[Any]:
+        how = loading_settings(self._options.device, self._num_workers)
+        return DataLoader(
+            _Batches(self._dataset, self._collate),
             sampler=self._keys,
             batch_size=None,
             collate_fn=identity_collate,
@@ -135,6 +144,16 @@ class SampleLoader(ReadingLoader):
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         self._keys.keys = _keys(order, pieces, self._options.seed)
         return self._loader
+
+
+def _in_single(collate: Collate, samples: list[Any]) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = mapped(single, collate(samples))
+    return found
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return float64 as float32, and anything else as it is."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
 def median_read_s(dataset: Dataset[Any]) -> float:
@@ -195,9 +214,7 @@ class _Batches(Dataset[Any]):
     that is raised in its own traceback.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], tuple[Any, Any]]
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
         self._draws: bool | None = None
 

@@ -21,7 +21,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
-from expt.errors import ConfigError, DataError, ExptError, RunFailed
+from expt.errors import ConfigError, DataError, ExptError, RunFailed, type_name
 from expt.inference.load import Scales, TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
@@ -160,11 +160,10 @@ def _samples(
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
+    if not normalised:
+        dataset = dataclasses.replace(dataset, mean=None, std=None)
     split = next(part for part in ("test", "val", "train") if data.get(f"{part}_size"))
-    mean, std = (dataset.mean, dataset.std) if normalised else (None, None)
-    options = LoaderOptions(
-        batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number
-    )
+    options = LoaderOptions(batch_size=number, device=torch.device("cpu"), eval_batch_size=number)
     known = data if normalised else {**data, "standardised": {}}
     try:
         dataset.prepare(config.task, learns=False)
@@ -290,7 +289,7 @@ def _in_words(tree: Any, dims: Mapping[int, Any]) -> str:
     for tensor in leaves(tree):
         named = {place: dim.__name__ for place, dim in dims.items()}
         shape = [named.get(place, str(size)) for place, size in enumerate(tensor.shape)]
-        found.append(f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
+        found.append(f"{type_name(tensor)} [{', '.join(shape)}]")
     return ", ".join(found)
 
 

@@ -44,6 +44,9 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, T
             yield key, state
         for name, below in named.items():
             yield from _state_dicts(below, f"{key}.{name}".removeprefix("."))
+    elif isinstance(content, list | tuple):
+        for index, below in enumerate(content):
+            yield from _state_dicts(below, f"{key}.{index}".removeprefix("."))
 
 
 def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:

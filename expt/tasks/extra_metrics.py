@@ -12,8 +12,8 @@ from torch import Tensor
 
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
-from expt.data.loading import Batch, described, mapped
-from expt.errors import ConfigError
+from expt.data.loading import Batch, mapped
+from expt.errors import ConfigError, described
 from expt.tasks.task import Task
 
 if TYPE_CHECKING:

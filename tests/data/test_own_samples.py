@@ -237,12 +237,6 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
             Classification(),
             "its images are (8, 8, 3), read as (channels, height, width), and look",
         ),
-        (
-            "Targets",
-            "array",
-            MULTILABEL,
-            "sample 0: its target holds 2, expected 0 or 1 for each label; fix it, or",
-        ),
     ],
 )
 def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:

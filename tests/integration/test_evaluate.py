@@ -126,9 +126,9 @@ def test_a_sweeps_best_and_folders_that_are_none(
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
     (sweep / "c" / "checkpoints" / "best.pt").unlink()
     for words, said in (
-        ([str(sweep)], "--best 1"),
+        ([str(sweep)], "holds 3 runs; name one"),
         ([str(tmp_path / "no")], "no such folder"),
-        ([str(sweep / "a" / "checkpoints")], "is not a run"),
+        ([str(sweep / "a" / "checkpoints")], "is no folder of a run"),
         ([str(sweep / "a"), "--best", "2"], "--best 2: "),
         (["split=val"], "split=val: "),
         ([str(sweep / "c")], "which=last"),

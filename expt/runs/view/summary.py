@@ -21,6 +21,7 @@ from expt.runs.result import (
     COMPLETED,
     PRUNED,
     Begun,
+    ByClass,
     Forked,
     Record,
     read_result,
@@ -33,6 +34,8 @@ STALE = "stale"
 """Said of runs whose custom classes have other source now."""
 _SHOWN = 3
 """Commands that are printed."""
+_MOST_CLASSES = 20
+"""Of an evaluation, that are shown one by one."""
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
@@ -137,11 +140,26 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     paths, record = records[0]
     run = paths.folder.parents[1]
     if not several:
+        classes = record["evaluation_of"].get("by_class", {})
+        if 0 < len(classes) <= _MOST_CLASSES:
+            console.print(_by_class(classes))
         for line in _facts_of_evaluation(record):
             say(console, line)
         say(console, f"numbers      {shown_path(paths.result)}")
     around = run.parent if several else logdir(run)
     say(console, f"look at it   tensorboard --logdir {_quoted(around)}")
+
+
+def _by_class(classes: Mapping[str, ByClass]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("class", "samples", "precision", "recall", "F1"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for name, of in classes.items():
+        shares = (of["precision"], of["recall"], of["f1"])
+        table.add_row(
+            *cells(name, of["samples"], *("" if x is None else f"{x:.4f}" for x in shares))
+        )
+    return table
 
 
 def _facts_of_evaluation(record: Record) -> Iterator[str]:
