@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -151,14 +152,12 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
 
 
 def _by_class(classes: Mapping[str, ByClass]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("class", "samples", "precision", "recall", "F1"):
-        table.add_column(column, justify="left" if column == "class" else "right")
+    table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
     for name, of in classes.items():
-        shares = (of["precision"], of["recall"], of["f1"])
-        table.add_row(
-            *cells(name, of["samples"], *("" if x is None else f"{x:.4f}" for x in shares))
+        shares = (
+            "" if x is None else f"{x:.4f}" for x in (of["precision"], of["recall"], of["f1"])
         )
+        table.add_row(*cells(name, of["samples"], *shares))
     return table
 
 
