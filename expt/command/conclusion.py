@@ -135,5 +135,5 @@ def again(run: FoundRecord) -> str:
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
-    return joined(["python", "-m", "expt", *kept, *own, *alone])
+    mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *own, *mode])

@@ -16,7 +16,7 @@ from expt.runs.request import literal, quoted, unquoted
 
 
 def conf_dir() -> Path:
-    """Return the folder of the YAML that expt ships: in the package, or beside it in a checkout."""
+    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -50,7 +50,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def conf_here(settings: Sequence[str]) -> str | None:
-    """Return `conf` where the current folder has one with a group of ours, or one that is typed."""
+    """Return `conf` if it is here and has one of expt's groups, or a group that is typed."""
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
         return None
@@ -63,8 +63,8 @@ def conf_here(settings: Sequence[str]) -> str | None:
 def refuse_hidden(folder: Path) -> None:
     """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's."""
     for path in sorted(folder.glob("*/*.yaml")):
-        ours = conf_dir() / path.parent.name / path.name
-        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+        shipped = conf_dir() / path.parent.name / path.name
+        if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"
             raise ConfigError(
                 f"{path}: expt's own {word} would be taken; give the file another name"
@@ -135,10 +135,7 @@ def cannot_set(error: Exception, word: str, choice: str | None) -> ConfigError:
 
 
 def unknown_key(word: str, key: str, choice: str | None) -> str:
-    """Return what is wrong with `word`, beside this choice of its group.
-
-    It is None where a custom class is chosen, of which the key is an argument.
-    """
+    """Return what is wrong with `word` if this is the choice of its group; None: a custom class."""
     group = key.partition(".")[0]
     if choice is None:
         return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,13 +110,10 @@ def _of_choices(
     """Yield the chosen option of each group, with what it is, and its rows."""
     chosen = ((group, name) for group, each in _chosen(words).items() for name in each.split(","))
     for group, name in chosen:
-        found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
-        for path in itertools.islice(found, 1):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            about = " ".join(
-                line.removeprefix("# ") for line in lines if line[:2] == "# " and line[2:3] != "@"
-            )
-            yield f"{group}={name}  {about}", keys_with_meaning(lines, f"{group}.")
+        paths = (folder / group / f"{name}.yaml" for folder in folders)
+        lines = next(filter(Path.is_file, paths)).read_text(encoding="utf-8").splitlines()
+        about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
+        yield f"{group}={name}  {' '.join(about)}", keys_with_meaning(lines, f"{group}.")
 
 
 def _is_below(row: str, words: Iterable[str]) -> bool:

@@ -160,10 +160,7 @@ def train(
 
 
 def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
-    """Raise ConfigError where a typed choice leaves another class in place than its own.
-
-    An experiment may have a custom class, beside which the keys of the choice would count only.
-    """
+    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
     typed = {key_of(word): word for word in words}
     for group, members in GROUPS.items():
         choice = typed.get(group, "").partition("=")[2]

@@ -436,11 +436,9 @@ def _typed(
 
 
 def _is_integer_of_custom(parameter: Parameter, settings: Any) -> bool:
-    above, is_custom = settings, False
-    for part in parameter.name.split("."):
-        is_custom |= isinstance(above, Mapping) and "_target_" in above
-        above = above.get(part) if isinstance(above, Mapping) else None
-    return is_custom and all(type(each) is int for each in (above, parameter.low, parameter.high))
+    known, group = keys.flat(settings), parameter.name.partition(".")[0]
+    values = (known.get(parameter.name), parameter.low, parameter.high)
+    return f"{group}._target_" in known and all(type(each) is int for each in values)
 
 
 def _has(settings: Any, name: str) -> bool:

@@ -106,7 +106,7 @@ class Sweep:
     def run_points(
         self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver
     ) -> list[Job]:
-        """Run what another sweeper than ours asks for; returns the job of each point."""
+        """Run the points of one of Hydra's sweepers; returns the job of each."""
         folder, keys = self.open(), self._command.swept
         found = [folder.run(words, number, keys) for number, words in enumerate(points, first)]
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)

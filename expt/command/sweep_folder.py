@@ -114,7 +114,7 @@ class SweepFolder:
         return parse(self._composer.settings(words, sweep=True), self._machine)
 
     def content_of(self, config: RunConfig) -> Content:
-        """Return what the run is made of beside its settings.
+        """Return what the run is made of besides its settings.
 
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.

@@ -64,7 +64,7 @@ class _Setting:
         self._is_open = self._is_group or key in holders() or key.partition(".")[0] == "hydra"
 
     def words(self, value: Any) -> Iterator[str]:
-        """One or several for `value`; the choice of a group comes before what is set of it."""
+        """Yield the words for `value`; a group's choice comes before what is set of it."""
         value = self._with_class(value)
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
@@ -184,6 +184,8 @@ def as_setting(value: Any, key: str) -> Any:
             name = getattr(value.func, "__name__", "...")
             raise ConfigError(f"{key}: name the arguments of functools.partial({name}, ...)")
         return {"_target_": dotted(key, value.func), **value.keywords}
+    if isinstance(value, Mapping) and isinstance(value.get("_target_"), type):
+        return {**value, "_target_": dotted(key, value["_target_"])}
     if isinstance(value, type) and not issubclass(value, enum.Enum):
         return {"_target_": dotted(key, value)}
     return value
@@ -195,12 +197,8 @@ def _plain(key: str, value: Any) -> Any:
         return _plain(key, value.value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
-    if isinstance(value, functools.partial):
+    if isinstance(value, functools.partial | Mapping):
         return as_setting(value, key)
-    if isinstance(value, Mapping):
-        target = value.get("_target_")
-        is_class = isinstance(target, type)
-        return {**value, "_target_": dotted(key, target)} if is_class else value
     if isinstance(value, tuple | range):
         return list(value)
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's

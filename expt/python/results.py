@@ -226,11 +226,11 @@ class SweepResult(Runs):
             return "expt.SweepResult of no runs"
         text = io.StringIO()
         Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
-        told = f", {len(self.pruned)} pruned" if self.pruned else ""
-        told += f", {len(self.failed)} failed" if self.failed else ""
+        few = f", {len(self.pruned)} pruned" if self.pruned else ""
+        few += f", {len(self.failed)} failed" if self.failed else ""
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
         return "\n".join(
-            [f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures]
+            [f"expt.SweepResult of {len(self)} runs{few}", text.getvalue().rstrip(), *failures]
         )
 
 
