@@ -285,7 +285,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
 
 
 def test_booleans_are_the_classes_false_and_true_of_any_file(
-    train: TrainAlone, tmp_path: Path
+    train: TrainAlone, tmp_path: Path, capfd: Any
 ) -> None:
     """Also one of them only."""
     x = np.random.default_rng(2).normal(size=60)
@@ -299,6 +299,9 @@ def test_booleans_are_the_classes_false_and_true_of_any_file(
     expected = metrics(folder, "split=all")
     assert metrics(folder, whole) == pytest.approx(expected)
     assert metrics(folder, true)
+    capfd.readouterr()
+    assert "loss/val" in metrics(folder)
+    assert capfd.readouterr().err == "warning: the run's dataset has no test set: val is measured\n"
     assert read_result(RunPaths(folder))["data"]["class_names"] == ["False", "True"]
     trained = train("dataset=table", whole, "dataset.targets=y", *TABLE, name="npz")
     assert trained.result["data"]["class_names"] == ["False", "True"]
