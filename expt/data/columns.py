@@ -87,7 +87,10 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
             why = f"has {len(row)} cells for {len(names)} columns"
             if damaged is None:
                 cause = "a comma in a cell needs quotes, a decimal sign is a point"
-                raise DataError(f"{path}: row {number + 1} {why}; {cause}")
+                header = ", ".join(names)[:60]
+                raise DataError(
+                    f"{path}: row {number + 1} {why}, which line 1 names ({header}); {cause}"
+                )
             damaged[number], rows[number] = why, [""] * len(names)
     cells = zip(*rows, strict=True) if rows else [()] * len(names)
     return Columns(zip(names, cells, strict=True))

@@ -137,20 +137,6 @@ class ArrayImages(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Samples of pictures, or of their files, and as many targets."""
-
-    pictures: Sequence[Any]
-    targets: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.pictures[index], self.targets[index]
-
-
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.

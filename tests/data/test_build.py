@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
-from expt.data.images import Pairs, Pictures
+from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.data.kinds.originals import Digits, Synthetic
@@ -30,7 +30,7 @@ from tests.conftest import Configured
 
 
 def image_files(listing: Listing) -> Pictures:
-    return Pictures(Pairs(listing.files, listing.labels), 3, (8, 10))
+    return Pictures([*zip(listing.files, listing.labels, strict=True)], 3, (8, 10))
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:

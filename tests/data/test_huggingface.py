@@ -211,7 +211,7 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
             None,
             "dataset.target=weight: holds 1.5; a class is an integer or a text",
         ),
-        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'NA', which stands"),
+        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'null'; a class"),
     ],
 )
 def test_columns_that_do_not_fit_are_told(

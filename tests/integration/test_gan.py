@@ -6,7 +6,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from expt.data.images_and_noise import ImagesAndNoise
 from expt.runs import checkpoint
 from expt.worker.run import Run
 from tests.conftest import as_typed
@@ -44,9 +43,3 @@ def test_it_is_the_same_on_any_number_of_workers_resumed_and_drawn(
     drawn = EventAccumulator(str(one.folder), {"images": 0})
     drawn.Reload()
     assert [image.step for image in drawn.Images("generated/images")] == [6, 12]
-
-
-def test_fashion_mnist_is_another_root(fashion_mnist: str) -> None:
-    sample = ImagesAndNoise(False, 5, fashion_mnist)[0]
-    assert (sample["image"].shape, sample["noise"].shape) == ((1, 28, 28), (5,))
-    assert 0.5 < sample["image"].max() <= 1

@@ -65,20 +65,16 @@ class HuggingFace(Images):
 
     @property
     def has_rows(self) -> bool:
-        """See DatasetConfig."""
         return not isinstance(self.input, str)
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments and not self.has_rows
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "image" if isinstance(settings.get("input"), str) else "row"
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         problems = problems_of_columns("target", self.target, self.standardise_targets, task)
         if self.has_rows and (self.image_size or self.transforms):
             problems.append(
@@ -116,7 +112,6 @@ class HuggingFace(Images):
             )
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         self._check()
         return of_files(Path(self.path), names_below(self.path))
 
@@ -210,34 +205,30 @@ def _classes(
 ) -> tuple[list[Any], dict[str, list[int]]]:
     """Return the names of the classes, and by part the class of each row, by its name."""
     (target,) = names_of(dataset.target)
-    cells = {part: _column(split, target) for part, split in splits.items()}
-    names = getattr(splits["train"].features[target], "names", None)
-    if names is None and {type(cell) for cell in cells["train"]} not in ({int}, {str}):
-        odd = next((cell for cell in cells["train"] if type(cell) not in (int, str)), "both kinds")
-        raise DataError(f"dataset.target={target}: holds {odd!r}; a class is an integer or a text")
-    if names is None and (missing := columns.MISSING.intersection(cells["train"])):
-        raise DataError(
-            f"dataset.target={target}: holds {min(missing)!r}, which stands for no value; give such"
-            " rows a class, or remove them, or write it otherwise if it is one"
-        )
-    names = list(names or sorted({*cells["train"]}))
-    known = {name: number for number, name in enumerate(names)}
-    numbers = dict[str, list[int]]()
+    named = {part: getattr(split.features[target], "names", None) for part, split in splits.items()}
+    cells = dict[str, list[Any]]()
     for part, split in splits.items():
         # A split may count the classes in another order, or have only their numbers.
-        own = getattr(split.features[target], "names", None) or names
-        is_number = isinstance(own[0], str)
-        numbers[part] = []
-        for row, cell in enumerate(cells[part]):
-            by_name = is_number and isinstance(cell, int) and 0 <= cell < len(own)
-            number = known.get(own[cell] if by_name else cell)
-            if number is None:
+        known = dict(enumerate(named[part] or named["train"] or ()))
+        cells[part] = [known.get(cell, cell) for cell in _column(split, target)]
+    train = cells["train"]
+    odd = [cell for cell in train if type(cell) not in (int, str) or cell in columns.MISSING]
+    if odd or len({*map(type, train)}) > 1:
+        what = repr(odd[0]) if odd else "both kinds"
+        raise DataError(
+            f"dataset.target={target}: holds {what}; a class is an integer or a text: give such"
+            " rows one, or remove them"
+        )
+    classes = list(named["train"] or sorted({*train}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    for part, found in cells.items():
+        for row, cell in enumerate(found):
+            if cell not in numbers:
                 raise DataError(
                     f"dataset.target={target}: row {row} of {part} has {cell!r}, which is no class"
                     " of train"
                 )
-            numbers[part].append(number)
-    return names, numbers
+    return classes, {part: [numbers[cell] for cell in found] for part, found in cells.items()}
 
 
 def _table(
@@ -338,12 +329,9 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
 
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
-    try:
-        # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
-        importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
-        library: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ConfigError(_NEEDS) from error
+    # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
+    importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
+    library: Any = importlib.import_module("datasets")
     library.disable_progress_bars()
     folder = Path(dataset.path)
     try:

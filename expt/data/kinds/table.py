@@ -75,7 +75,6 @@ class _Table(DatasetConfig):
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "row"
 
     @property
@@ -93,7 +92,6 @@ class _Table(DatasetConfig):
             assert self.file
 
     def described(self, task: Any) -> str:
-        """See DatasetConfig."""
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
@@ -112,10 +110,7 @@ class _Table(DatasetConfig):
         """
         targets, known = names_of(self.targets), tuple((trained_on or {}).get("feature_names", ()))
         kind, state = getattr(task, "TARGETS", "numbers"), tuple(state_of(self.file))
-        rows = _load(self.file, state, targets, self.features or (), known, kind)
-        if trained_on is None and rows.class_names:
-            check_learnable(self.file, targets[0], rows.targets, rows.class_names)
-        return rows
+        return _load(self.file, state, targets, self.features or (), known, kind)
 
     def open(
         self,
@@ -153,11 +148,9 @@ class Table(_Table):
     TASKS = ("classification", "regression", "multilabel")
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         return of_content([self.file])
 
 
@@ -207,14 +200,21 @@ def _load(
     for key, chosen in (("targets", targets), ("features", features)):
         _refuse_missing(path, columns, key, chosen)
     refuse_twice({"targets": targets, "features": features})
-    found, names, left_out = _features(path, columns, targets, features, known)
+    if not len(columns[targets[0]]):
+        raise DataError(f"{path}: has no rows; give it some")
+    class_names = tuple[str, ...]()
     if kind == "class":
-        answers, class_names = classes_of(path, targets[0], columns[targets[0]])
-        return Rows(found, answers, names, targets, class_names, left_out)
-    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "labels" else FIX)
-    if kind == "labels":
-        check_labels(path, target_names, answers)
-    return Rows(found, answers, names, target_names, (), left_out)
+        (target,) = target_names = targets
+        answers, class_names = classes_of(path, target, columns[target])
+        if not known:
+            check_learnable(path, target, answers, class_names)
+    else:
+        fix = _LABELS if kind == "labels" else FIX
+        answers, target_names = numbers_of(path, columns, targets, fix)
+        if kind == "labels":
+            check_labels(path, target_names, answers)
+    found, names, left_out = _features(path, columns, targets, features, known)
+    return Rows(found, answers, names, target_names, class_names, left_out)
 
 
 def _features(
@@ -233,8 +233,6 @@ def _features(
     if not chosen:
         what = f"none of the run's columns {listed(known)}" if known else "only targets"
         raise ConfigError(f"dataset.features: {path} has {what}; give it the others")
-    if not len(columns[chosen[0]]):
-        raise DataError(f"{path}: has no rows; give it some")
     try:
         found, names = numbers_of(path, columns, chosen)
     except DataError as error:

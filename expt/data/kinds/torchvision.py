@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -60,20 +58,12 @@ class Torchvision(Images):
     may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments
 
     def mask_classes(self) -> int | None:
-        """See DatasetConfig."""
         return _MASKS[self.set][0] if self.set in _MASKS else None
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
-        if (known := _known_sets()) and self.set not in known:
-            return [
-                f"dataset.set={self.set}: not in torchvision.datasets."
-                + did_you_mean(self.set, known)
-            ]
         return problems_of_masks(self, task) if task.TARGETS == "mask" else []
 
     @property
@@ -91,6 +81,7 @@ class Torchvision(Images):
                 f"dataset.set={self.set}: no files in {self.folder}, and dataset.download is false;"
                 f" {fix}"
             )
+        _class(self.set)
         try:
             fetch(
                 self.folder,
@@ -152,8 +143,7 @@ class Torchvision(Images):
     def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Construct each part. Raise DataError for files that are missing or damaged."""
         try:
-            cls = getattr(importlib.import_module("torchvision.datasets"), self.set)
-            return self._constructed(cls, self.folder, more)
+            return self._constructed(_class(self.set), self.folder, more)
         except TypeError as error:
             raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
         except ImportError as error:
@@ -201,16 +191,14 @@ class Torchvision(Images):
         return found
 
 
-def _known_sets() -> Sequence[str]:
-    """Return the names that torchvision.datasets exports, without an import, which takes 1 s."""
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return ()
-    tree = ast.parse((Path(spec.origin).parent / "datasets" / "__init__.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return tuple(ast.literal_eval(node.value))
-    return ()
+def _class(name: str) -> Any:
+    """Return a class of torchvision's datasets. Raise ConfigError for another name."""
+    library = importlib.import_module("torchvision.datasets")
+    if name not in library.__all__:
+        raise ConfigError(
+            f"dataset.set={name}: not in torchvision.datasets{did_you_mean(name, library.__all__)}"
+        )
+    return getattr(library, name)
 
 
 def labels_of(found: Any) -> Tensor | None:
