@@ -299,12 +299,13 @@ def test_booleans_are_the_classes_false_and_true_of_any_file(
     expected = metrics(folder, "split=all")
     assert metrics(folder, whole) == pytest.approx(expected)
     assert metrics(folder, true)
-    capfd.readouterr()
-    assert "loss/val" in metrics(folder)
-    assert capfd.readouterr().err == "warning: the run's dataset has no test set: val is measured\n"
     assert read_result(RunPaths(folder))["data"]["class_names"] == ["False", "True"]
-    trained = train("dataset=table", whole, "dataset.targets=y", *TABLE, name="npz")
+    untested = (*TABLE, "dataset.test_fraction=0", "dataset.val_fraction=0.2")
+    trained = train("dataset=table", whole, "dataset.targets=y", *untested, name="npz")
     assert trained.result["data"]["class_names"] == ["False", "True"]
+    capfd.readouterr()
+    assert "loss/val" in metrics(trained.folder)
+    assert "has no test set: val is measured" in capfd.readouterr().err
 
 
 def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:
