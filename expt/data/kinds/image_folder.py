@@ -178,22 +178,20 @@ class ImageFolder(_Folder, Images):
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import Pictures, in_memory, of_pictures
+        from expt.data.images import in_memory, of_pictures, pictures_of
 
         listings = list_parts(self.root, self.splits)
-        decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
-        found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
-        is_whole = len(found) == len(listings)
-        memory = {part: in_memory(each, device) for part, each in found.items() if is_whole}
-        sets = {
-            part: Pictures(
-                [*zip(each.files, each.labels, strict=True)], self.channels, self.image_size
-            )
+        memory = {
+            part: in_memory(arrays, device)
             for part, each in listings.items()
+            if (arrays := decoded_folder(each, self))
+        }
+        pairs = {
+            part: [*zip(each.files, each.labels, strict=True)] for part, each in listings.items()
         }
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
-        return of_pictures(sets, classes, labels, num_workers, memory)
+        return of_pictures(pictures_of(pairs, self), classes, labels, num_workers, memory)
 
 
 class Listing(NamedTuple):
@@ -337,14 +335,9 @@ class SegmentationFolder(_Folder):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        from expt.data import masks
+        from expt.data.masks import of_masks
 
-        how: Any = {"channels": self.channels, "size": self.image_size}
-        how["values"] = values_of(self, task)
-        folders = {
-            part: masks.MaskPictures(pairs=pairs, **how) for part, pairs in self._samples().items()
-        }
-        return masks.of_masks(folders, self.num_classes, num_workers)
+        return of_masks(self._samples(), self, task, num_workers)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:
