@@ -101,14 +101,11 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice.
+    """The memory of a GPU, or of the machine, did not suffice."""
 
-    `fits` is how many images at a time would fit, where that was tried.
-    """
 
-    def __init__(self, text: str, *, fits: int | None = None) -> None:
-        super().__init__(text)
-        self.fits = fits
+BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""Errors that say something of the settings, rather than of the code or the machine, by name."""
 
 
 class CheckpointError(ExptError):

@@ -11,7 +11,7 @@ from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
-from expt.launch.launcher import launcher
+from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
@@ -69,8 +69,7 @@ def evaluate(
 
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """
-    if not launcher().starts_workers:
-        raise ConfigError("an evaluation cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("an evaluation")
     if best is not None and best < 1:
         raise ConfigError(f"--best {best}: give 1 or more")
     forkserver.warm()  # at once, beside what follows

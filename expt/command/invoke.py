@@ -12,7 +12,7 @@ from expt.command import command_line, compose, hydra_files, terminal
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.launcher import launcher
+from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
@@ -55,7 +55,7 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if options.printing:
         return _printed_by_hydra(options)
-    words, own = command_line.read(options, begins=this.how.starts_workers)
+    words, own = command_line.read(options, begins=not machine.is_external_worker())
     if folder := this.how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
@@ -67,7 +67,7 @@ def _carry_out(this: Command, options: Options) -> None:
     sweep = options.sweep or hydra_files.is_sweep(composed)
     hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
     if sweep:
-        this.how.refuse_sweep("-m" if options.sweep else "sweep")
+        refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
         if not this.may_sweep:
             raise ConfigError(f"this makes several runs; {USE_SWEEP}")
         _refuse_several(this, composed, fixed, axes)

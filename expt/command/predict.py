@@ -18,6 +18,7 @@ from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
+from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.text import say
 
@@ -58,8 +59,7 @@ def main(words: Sequence[str]) -> int:
     """
     asked = parse(words)
     output, force = asked.pop("output"), asked.pop("force")
-    if machine.is_external_worker():
-        raise ConfigError("expt predict cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("expt predict")
     chosen, to_file = Plan(**asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
     if masks and not to_file:

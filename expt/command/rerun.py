@@ -20,7 +20,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
-from expt.launch.launcher import launcher
+from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs import paths, provenance
 from expt.runs.named_checkpoint import no_run
 from expt.runs.paths import RunPaths
@@ -58,8 +58,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     from expt.command.run import Command, train  # late: Hydra
 
     how = launcher()
-    if not how.starts_workers:
-        raise ConfigError("a rerun cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("a rerun")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged")

@@ -5,7 +5,9 @@ Free of torch, and quick, unless this process is one of the workers.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import MutableMapping
 
 from expt import machine
@@ -20,6 +22,14 @@ def launcher() -> Launcher:
     from expt.launch.torchrun import ExternalWorker  # late: it imports torch
 
     return ExternalWorker()
+
+
+def refuse_in_torchrun(what: str) -> None:
+    """Raise ConfigError where torchrun or Slurm has started this process; only rank 0 says why."""
+    if machine.is_external_worker():
+        if os.environ["RANK"] != "0":
+            sys.exit(ConfigError.exit_code)
+        raise ConfigError(f"{what} cannot run inside torchrun or srun; start it without them")
 
 
 PORTS = range(20_000, 30_000)

@@ -44,12 +44,6 @@ from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, say
 
-ABOUT_DP = (
-    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock,"
-    " drives all GPUs, copies the model to each of them in every step, and gathers the outputs on"
-    " the first"
-)
-
 
 def run(
     request: RunRequest, on_start: Callable[[], None] | None = None, console: Console | None = None
@@ -59,8 +53,6 @@ def run(
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
     console, is_new = console or Console(), request.paths.is_new()
-    if request.config.strategy == "dp":
-        console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:
         if request.config.debug:
             with at_work(request.paths):
@@ -238,18 +230,15 @@ def try_out(
         tempfile.TemporaryDirectory(prefix="expt-preflight-") as folder,
         console.status("trying out") as status,
     ):
-        jobs = [Job(RunPaths(Path(folder, str(number))), None) for number in range(len(requests))]
-        for job, request in zip(jobs, requests, strict=True):
+        jobs = list[Job]()
+        for number, request in enumerate(requests):
+            paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            job.request = dataclasses.replace(
-                request,
-                config=config,
-                paths=job.paths,
-                instead=Preflight(),
-                typed_at=None,
-                may_have_run=False,
-                goes_on_from=None,
+            new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            tried = dataclasses.replace(
+                request, config=config, paths=paths, instead=Preflight(), **new
             )
+            jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)
         Pool(machine, once, _ShownTrials(status, len(jobs))).run(iter(jobs))
         return [Tried(job.error, read_result(job.paths)) for job in jobs]

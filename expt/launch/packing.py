@@ -213,13 +213,11 @@ class GpuLocks:
 
     def _try(self, device: str) -> bool:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{self._uuid_of(device)}.lock"
-        lock = FileLock(path, timeout=0)
+        with contextlib.suppress(PermissionError):
+            self._folder.chmod(0o777)  # other people's commands on this machine take part
+        lock = FileLock(self._folder / f"{self._uuid_of(device)}.lock", timeout=0, mode=0o666)
         try:
             lock.acquire()
-            for ours in (self._folder, path):
-                with contextlib.suppress(PermissionError):
-                    ours.chmod(0o777)  # other people's commands on this machine take part
         except Timeout:
             return False
         self._held[device] = lock

@@ -24,12 +24,6 @@ def alone(environment: Mapping[str, str]) -> str:
 class Launcher:
     """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
 
-    starts_workers = True
-    """Whether it starts them; else it is one of them."""
-
-    def refuse_sweep(self, word: str) -> None:
-        """Raise ConfigError if there can be only one run, and `word` asks for several."""
-
     def follow(self, typed_at: float) -> RunPaths | None:
         """Train as rank 0 decides, and return the run's folder; None if this process decides.
 

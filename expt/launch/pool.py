@@ -297,7 +297,7 @@ class Pool:
         job.try_again()
         self._observer.job_retrying(job, error)
         self._release(number)
-        self._leave_folder(number)
+        self._folders.pop(number).release()
         self._queue(number, job)
 
     def _release(self, number: int) -> None:
@@ -311,10 +311,6 @@ class Pool:
             job.workers.close()
             job.workers = None
 
-    def _leave_folder(self, number: int) -> None:
-        if lock := self._folders.pop(number, None):
-            lock.release()
-
     def _end(self, number: int, error: ExptError | None) -> None:
         """End a job; its folder stays locked until the observer has been called."""
         job = self._jobs[number]
@@ -326,7 +322,8 @@ class Pool:
         try:
             self._observer.job_ended(job)
         finally:
-            self._leave_folder(number)
+            if lock := self._folders.pop(number, None):
+                lock.release()
         if job.status == FAILED and self._options.fail_fast:
             self._closed = True
             self._drop_waiting()

@@ -57,17 +57,6 @@ REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 class ExternalWorker(Launcher):
     """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
 
-    starts_workers = False
-
-    def refuse_sweep(self, word: str) -> None:
-        """Refuse it, in the words of rank 0."""
-        if os.environ["RANK"] != "0":
-            sys.exit(ConfigError.exit_code)
-        raise ConfigError(
-            f"{word}: a sweep cannot run inside torchrun or srun; start it without torchrun, e.g."
-            " python -m expt -m ..."
-        )
-
     def earlier_folder(self) -> Path | None:
         """Return the run's folder, where torchrun has started its workers again."""
         folder = of_environment().earlier()

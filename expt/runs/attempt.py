@@ -17,7 +17,7 @@ from expt.config import user_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.config.secrets import hidden
-from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
+from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
@@ -227,17 +227,16 @@ def put_back(paths: RunPaths) -> bool:
     return was_run
 
 
-def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
+def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
-    A resumed run that was refused is put back. `ended_at` [by time.time] is given where it is not
-    now.
+    A resumed run that was refused is put back.
     """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         if isinstance(error, ConfigError) and put_back(paths):
             return
-        reached = _reached(paths, ended_at)
+        reached = _reached(paths)
         reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
@@ -245,11 +244,11 @@ def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = N
         warn(f"{paths.result}: could not be written ({problem})")
 
 
-def _reached(paths: RunPaths, ended_at: float | None) -> Record:
+def _reached(paths: RunPaths) -> Record:
     record = read_result(paths)
     reached = so_far(paths, record)
     if record.get("status") == RUNNING:  # else it has said itself what it has cost
-        reached |= cost_until_now(record, ended_at)
+        reached |= cost_until_now(record)
     return reached
 
 
@@ -347,13 +346,6 @@ def read_error(path: Path) -> Raised | None:
         return raised._replace(time_ns=path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def mistake_in(error: str) -> str:
-    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
-    traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    name = traceback_alone.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
-    return traceback_alone if name in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:

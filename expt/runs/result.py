@@ -405,14 +405,14 @@ def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     return begun
 
 
-def cost_until_now(record: Record, ended_at: float | None = None) -> Record:
-    """Return the cost of a run at the end of an attempt, `ended_at` [by time.time] or now.
+def cost_until_now(record: Record) -> Record:
+    """Return the cost of a run that works, up to now.
 
     Its energy is known only on the machine where it ran.
     """
     if "started" not in record:
         return {}
-    lasted_s = max(0.0, (time.time() if ended_at is None else ended_at) - record["started"])
+    lasted_s = max(0.0, time.time() - record["started"])
     before = record.get("device_s_before", 0.0)
     spent: Record = {"device_s": before + num_devices(record) * lasted_s}
     is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()

@@ -11,12 +11,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import ConfigError
+from expt.errors import BAD_TRIALS, ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
 from expt.runs.view.text import cells, say
-from expt.search.trial import BAD, Goal, Limit, costs_of, goals_for, limits_of
+from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
 
 NAMED = 3
 """Runs that violate a limit, and are named."""
@@ -53,7 +53,7 @@ class SearchRecord(NamedTuple):
 
     def values(self, run: FoundRecord) -> list[float | None]:
         """Return the value of each goal."""
-        return [goal.value(run, RunPaths(run["folder"])) for goal in self.goals]
+        return [value_of(goal.tag, run, RunPaths(run["folder"])) for goal in self.goals]
 
     def _costs(self, run: FoundRecord) -> list[float]:
         return costs_of(self.goals, self.values(run))
@@ -96,7 +96,7 @@ def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     if not any("search" in run and run["status"] in (COMPLETED, PRUNED) for run in runs):
         return []
     failed = [run for run in runs if "search" in run and run["status"] == FAILED]
-    return [run for run in failed if run.get("error_kind") in BAD]
+    return [run for run in failed if run.get("error_kind") in BAD_TRIALS]
 
 
 def conclude_search(
@@ -124,10 +124,7 @@ def conclude_search(
             console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
-        say(
-            console,
-            "best         none: no run has measured all goals and kept all limits",
-        )
+        say(console, "best         none: no run has measured all goals and kept all limits")
         return
     tag, value = found.goals[0].tag, found.values(best)[0]
     say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")

@@ -313,8 +313,7 @@ def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) 
     )
     done = _in_namespace("--net", take_all, "epochs=1", cwd=tmp_path)
     assert done.returncode == 1
-    why = "no port is free on 127.0.0.1 (Address already in use); end other runs, or start fewer"
-    assert done.stderr == f"error: {why}\n"
+    assert done.stderr.startswith("error: 127.0.0.1: Address already in use; ")
 
 
 NO_SHARED_MEMORY = (

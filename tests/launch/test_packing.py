@@ -268,9 +268,8 @@ def test_what_was_held_before_is_kept_where_the_rest_is_missed() -> None:
 
 def test_other_people_may_take_part(locks_folder: Path) -> None:
     GpuLocks().acquire(["0"])
-    assert {path.stat().st_mode & 0o777 for path in (locks_folder, *locks_folder.iterdir())} == {
-        0o777
-    }
+    modes = [path.stat().st_mode & 0o777 for path in (locks_folder, *locks_folder.iterdir())]
+    assert modes == [0o777, 0o666]
 
 
 def test_two_jobs_that_each_call_their_own_gpu_0_do_not_wait_for_each_other() -> None:

@@ -15,13 +15,12 @@ import torch
 
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, usual
 from tests.ranks import together
-from tests.worker.sharded import Configs
+from tests.worker.sharded import Configs, Observer
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 

@@ -56,6 +56,7 @@ def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
         ("LateCache", set()),
+        ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
     ],
 )
 def test_what_no_checkpoint_holds_is_reported_once(

@@ -14,13 +14,13 @@ import torch
 from expt.config.schema import RunConfig
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.worker import fault
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
+from tests.worker.sharded import Observer
 
 HALVES = [[*CASES][:3], [*CASES][3:]]
 SAVED, KILLED_IN, LOGGED = 2, 9, 4

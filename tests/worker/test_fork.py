@@ -20,10 +20,10 @@ from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
-from expt.training.callback import Observer
 from tests.conftest import Configured, as_typed
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.sharded import Observer
 
 SHORT = (
     *as_typed("dataset.train_limit=320 log_every=2 optimizer.lr=0.2 batch_size=32"),

@@ -15,13 +15,13 @@ from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together
 from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.sharded import Observer
 from tests.worker.test_callbacks import words as with_callbacks
 from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_same
 
