@@ -75,25 +75,17 @@ class Torchvision(Images):
         """Have torchvision download the dataset into a folder that is empty, or not there."""
         if self._files():
             return
-        fix = f"put there what torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER"
-        if not self.download:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and dataset.download is false;"
-                f" {fix}"
-            )
-        _class(self.set)
-        try:
-            fetch(
-                self.folder,
-                lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
-                self.set,
-                is_there=lambda: bool(self._files()),
-            )
-        except DataError as error:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and the download failed"
-                f" ({error}); {fix}"
-            ) from error
+        if self.download:
+            _class(self.set)
+        fetch(
+            self.folder,
+            lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
+            self.set,
+            download=self.download,
+            missing=f"dataset.set={self.set}: no files in {self.folder}; put there what"
+            f" torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER",
+            is_there=lambda: bool(self._files()),
+        )
 
     def fingerprint(self) -> str | None:
         """Return that of all files in the folder; None if they are yet to be downloaded."""
