@@ -359,7 +359,7 @@ class Checksums:
 
         return self.once(path, "", read)
 
-    def known(self, path: str) -> str | None:
+    def known(self, path: Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
         return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 

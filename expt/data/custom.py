@@ -33,7 +33,7 @@ from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError, described
+from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
@@ -75,7 +75,7 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
         sample = samples.first(train) if is_stream else read(train, index)
         if names := changes.changed(before, changes.prints(train)):
             yield (
-                f"reading a sample changes {changes.listed(names)}, which no checkpoint holds and"
+                f"reading a sample changes {listed(names)}, which no checkpoint holds and"
                 " each reading process has a copy of; draw from the global generators of torch,"
                 " NumPy and Python, which are seeded for each sample"
             )

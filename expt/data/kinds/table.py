@@ -27,7 +27,7 @@ from expt.data.columns import (
     numbers_of,
 )
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
-_MANY = 12
-"""Names that are listed."""
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -274,12 +272,6 @@ def _refuse_missing(path: Path, columns: Columns, key: str, names: Sequence[str]
             f"dataset.{key}={name}: {path} has no such column, it has {listed([*columns])}"
             f".{did_you_mean(name, list(columns))}"
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first of many names."""
-    more = f", ... {len(names)} in all" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:
