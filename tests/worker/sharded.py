@@ -25,9 +25,9 @@ class Observer(Dashboard):
     """Looks on, and draws nothing."""
 
     def __init__(self) -> None:
-        learner: Any = SimpleNamespace(shards=1)
-        nothing: Any = dict.fromkeys(("images", "graph", "norms", "histograms"), False)
-        super().__init__(None, learner, Position(1, 1), None, example=None, **nothing)
+        learner: Any = SimpleNamespace(shards=1, compiled=False)
+        settings: Any = SimpleNamespace(images=False, graph=False, norms=False, histograms=False)
+        super().__init__(None, learner, Position(1, 1), None, example=None, settings=settings)
 
 
 def trained(
