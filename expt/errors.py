@@ -161,13 +161,6 @@ def type_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return the names, of many the first."""
-    found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text; its class where it has none."""
     return next(

@@ -289,7 +289,6 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     refuse_twice(chosen)
     for key, names in chosen.items():
         wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
-        wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
         for column in names:
             if lacking := [part for part, split in splits.items() if column not in split.features]:
                 raise ConfigError(
@@ -298,10 +297,9 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
                 )
             kind = type(features[column]).__name__
             if (kind == "Image") != wants_images:
-                holds = "images" if kind == "Image" else getattr(features[column], "dtype", kind)
                 raise DataError(
-                    f"dataset.{key}={column}: holds {holds or kind}, and is to hold"
-                    f" {wanted if key == 'input' else wanted.partition(',')[0]}"
+                    f"dataset.{key}={column}: holds {getattr(features[column], 'dtype', kind)}, and"
+                    f" is to hold {'images' if wants_images else 'numbers'}"
                 )
     return splits
 
