@@ -11,7 +11,7 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, W
 from expt.launch.workers import Workers
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -101,9 +101,10 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
-def described(request: RunRequest) -> str:
-    """Return a line on what a run takes of its files, which are prepared; empty for no run."""
+def prepared(request: RunRequest) -> str:
+    """Prepare the data; return a line on what a run takes of its files, empty for no run."""
     dataset, task = request.config.dataset, request.config.task
+    dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else ""
 

@@ -32,13 +32,13 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options, described
+from expt.launch.job import Job, Observer, Options, prepared
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Evaluation, Preflight, RunRequest
+from expt.runs.request import Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
@@ -139,8 +139,7 @@ def _run_in_process(
         paths, console, epochs=config.epochs, print_every=config.print_every, live=False
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
-        config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-        if about := described(request):
+        if about := prepared(request):
             say(console, about)
         recorded = attempt.recorded(on_start)
         with torch_kept(alone.device), recorded as source, watched(display):

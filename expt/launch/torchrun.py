@@ -33,10 +33,11 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
+from expt.launch.job import prepared
 from expt.launch.part import Launcher, alone
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Evaluation, RunRequest, received, setting_word
+from expt.runs.request import RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
@@ -174,9 +175,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    learns = not isinstance(attempt.request.instead, Evaluation)
-    # under a file lock, so that one worker of each machine does it
-    config.dataset.prepare(config.task, learns=learns)
+    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,
