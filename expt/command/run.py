@@ -124,7 +124,7 @@ def train(
     settings: Mapping[str, Any],
     paths: RunPaths,
     env: Mapping[str, str],
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[], None],
     about: Record | None = None,
 ) -> float | None:
     """Train one run in its folder; `on_start` is called once the folder is the run's.
@@ -141,6 +141,7 @@ def train(
             typed_at=this.typed_at,
             about={**about_run(paths.folder.name, this.words, config), **(about or {})},
             env=env,
+            on_start=on_start,
         )
         if config.preflight:
             from expt.command.preflight import preflight  # late: tables
@@ -149,7 +150,7 @@ def train(
             remove_unused(paths)
             return None
         this.sending.follow(config, paths.folder)
-        this.how.carry_out(request, on_start, this.console)
+        this.how.carry_out(request, this.console)
     except (ConfigError, Interrupted):
         if not is_there:  # else what is there is of before
             remove_unused(paths)

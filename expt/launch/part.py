@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,16 +39,8 @@ class Launcher:
         """Return the folder in which this job's run began, if its workers were started again."""
         return None
 
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
-        """Train what is asked for; `on_start` is called once the run has been accepted.
-
-        Raises ConfigError, RunFailed or Interrupted.
-        """
+    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
+        """Train what is asked for. Raises ConfigError, RunFailed or Interrupted."""
         from expt.launch import one_run
 
-        one_run.run(request, on_start, console)
+        one_run.run(request, console)

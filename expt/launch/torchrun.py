@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -94,12 +94,7 @@ class ExternalWorker(Launcher):
                 sys.exit(signals.exit_code())
         return request.paths
 
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
+    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
         """Do rank 0's part: prepare the run's folder, tell the others, train."""
         config, paths = request.config, request.paths
         meeting = of_environment()
@@ -119,7 +114,7 @@ class ExternalWorker(Launcher):
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
             attempt = Attempt(request=request, number=number, started_at=time.monotonic())
-            with attempt.recorded(on_start) as source:
+            with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
                 told = {**sent, "source": source and str(source), "attempt": attempt.number}

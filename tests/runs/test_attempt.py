@@ -130,7 +130,7 @@ def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None
     def on_start() -> None:
         calls.append(read_result(asked.paths)["status"])
 
-    with attempt(asked).recorded(on_start) as source:
+    with attempt(dataclasses.replace(asked, on_start=on_start)).recorded() as source:
         assert (source, calls) == (None, ["running"])
         update_result(asked.paths, status="completed")
     assert read_result(asked.paths)["status"] == "completed"
