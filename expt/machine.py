@@ -112,7 +112,7 @@ def is_simulated() -> bool:
 
 
 def is_slice(gpu: str) -> bool:
-    """Whether it is a part of a GPU (MIG), of which CUDA shows a process the first alone."""
+    """Whether it is a part of a GPU (MIG), of which CUDA shows a process only the first."""
     return gpu.startswith("MIG-")
 
 

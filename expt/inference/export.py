@@ -130,10 +130,10 @@ def export(
                 f"{file}: is not written: its outputs differ from the model's by up to"
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
-    told = {"takes": f"{inputs}, and gives {outputs}"}
+    found = {"takes": f"{inputs}, and gives {outputs}"}
     if meaning := _GIVES.get(config.task.TARGETS):
-        told["out"] = f"{meaning}; names and scales are in the file's metadata"
-    return told | {
+        found["out"] = f"{meaning}; names and scales are in the file's metadata"
+    return found | {
         "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
         "difference": f"at most {difference:.2g}, and {allowed:.2g} is allowed",

@@ -261,7 +261,7 @@ def _rows(path: str, data: Mapping[str, Any]) -> Samples:
     damaged, wanted = dict[int, str](), [*data.get("feature_names", ())]
     columns: Mapping[str, Column]
     if path.lower().endswith(".npy"):
-        columns, wanted = {"x": _array(path)}, []  # features alone, in their order
+        columns, wanted = {"x": _array(path)}, []  # only features, in their order
     else:
         columns = columns_of(Path(path), damaged)
     if not len(next(iter(columns.values()))):

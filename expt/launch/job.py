@@ -1,4 +1,4 @@
-"""A run in the pool, what is told of it, and how the pool uses its machine."""
+"""A run in the pool, what is reported of it, and how the pool uses its machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUEUED = "queued"
 class Job:
     """A run in the pool: what is asked for, and what has become of it so far.
 
-    The pool alone changes it.
+    Only the pool changes it.
     """
 
     paths: RunPaths

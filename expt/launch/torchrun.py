@@ -80,13 +80,13 @@ class ExternalWorker(Launcher):
         if os.environ["RANK"] == "0":
             return None
         meeting = of_environment()
-        told = meeting.listen()
-        if "refused" in told:  # rank 0 tells the person
-            sys.exit(told["refused"])
-        request = received(told, machine.detect(), typed_at=typed_at)
+        decided = meeting.listen()
+        if "refused" in decided:  # rank 0 says why
+            sys.exit(decided["refused"])
+        request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
-        source = Path(told["source"]) if told["source"] else None
-        attempt = Attempt(request=request, number=told["attempt"], started_at=time.monotonic())
+        source = Path(decided["source"]) if decided["source"] else None
+        attempt = Attempt(request=request, number=decided["attempt"], started_at=time.monotonic())
         with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
             try:
                 _train(attempt, source, meeting, terminal)
@@ -117,8 +117,8 @@ class ExternalWorker(Launcher):
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-                told = {**sent, "source": source and str(source), "attempt": attempt.number}
-                meeting.tell(arrivals, told)
+                decided = {**sent, "source": source and str(source), "attempt": attempt.number}
+                meeting.tell(arrivals, decided)
                 with (
                     last_word.kept(paths.folder, attempt.number),
                     _logged(paths, attempt.number, 0) as terminal,
@@ -285,7 +285,7 @@ class Rendezvous:
         if "folder" in content:
             self._store.set(EARLIER, content["folder"])
         tokens = [arrival.token for arrival in arrivals]
-        self._store.set(self._key("told"), json.dumps({**content, "tokens": tokens}))
+        self._store.set(self._key("decided"), json.dumps({**content, "tokens": tokens}))
 
     def listen(self) -> dict[str, Any]:
         """Return what rank 0 sends in this round. Raises RunFailed if it does not arrive."""
@@ -296,10 +296,10 @@ class Rendezvous:
                 self._round = current
                 hello = _arrival(self._rank, token)
                 self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
-            if current and self._store.check([self._key("told")]):
-                told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
-                if token in told["tokens"]:  # else it is of an earlier round, whose rank 0 is gone
-                    return told
+            if current and self._store.check([self._key("decided")]):
+                decided: dict[str, Any] = json.loads(self._store.get(self._key("decided")))
+                if token in decided["tokens"]:  # else of an earlier round, whose rank 0 is gone
+                    return decided
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
         raise RunFailed(f"rank 0 of {self._world_size} did not arrive within {self._arrive_s:g} s")
