@@ -13,7 +13,7 @@ import resource
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,13 @@ def visible_gpus() -> tuple[str, ...]:
 def is_external_worker() -> bool:
     """Whether torchrun or a scheduler has started this process as a worker."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def alone(environment: Mapping[str, str]) -> str:
+    """Return the command that takes this process for no worker of a larger job."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
+    names = ["RANK", *(name for name in counts if name in environment)]
+    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
 
 
 def usable_cpus() -> int:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -225,7 +226,7 @@ def try_out(
         for number, request in enumerate(requests):
             paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            new: dict[str, Any] = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
             tried = dataclasses.replace(
                 request, config=config, paths=paths, instead=Preflight(), **new
             )

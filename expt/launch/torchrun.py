@@ -34,7 +34,7 @@ from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepared
-from expt.launch.part import Launcher, alone
+from expt.machine import alone
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest, received, setting_word
@@ -55,8 +55,8 @@ class Terminal(NamedTuple):
 REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class ExternalWorker(Launcher):
-    """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
+class ExternalWorker:
+    """A Launcher that is one of torchrun's or Slurm's workers; rank 0 decides for all."""
 
     def earlier_folder(self) -> Path | None:
         """Return the run's folder, where torchrun has started its workers again."""
@@ -201,17 +201,10 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
     """Print to the log files of this worker while entered; gives the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
+    out.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(1), os.dup(2)]
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         forkserver.print_to(out, err)
-    except OSError as error:
-        for number in kept:
-            os.close(number)
-        warn(f"{out.parent}: cannot hold this worker's logs here ({error.strerror}); they follow")
-        yield Terminal(sys.stdout, sys.stderr)
-        return
-    try:
         out_there, err_there = (os.fdopen(number, "w", closefd=False) for number in kept)
         with out_there, err_there:
             yield Terminal(out_there, err_there)
