@@ -77,14 +77,11 @@ def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
-    asked = request(tmp_path)
-    attempt(asked).begin()
-    leave_metrics(asked.paths)
     calls = list[str]()
-    with (
-        pytest.raises(ConfigError, match="holds a run already"),
-        attempt(asked).recorded(lambda: calls.append("started")),
-    ):
+    asked = dataclasses.replace(request(tmp_path), on_start=lambda: calls.append("started"))
+    attempt(request(tmp_path)).begin()
+    leave_metrics(asked.paths)
+    with pytest.raises(ConfigError, match="holds a run already"), attempt(asked).recorded():
         raise AssertionError
     assert calls == []
     assert asked.paths.metrics.exists()
