@@ -100,14 +100,7 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice.
-
-    `fits` is how many images at a time would fit, where that was tried.
-    """
-
-    def __init__(self, text: str, *, fits: int | None = None) -> None:
-        super().__init__(text)
-        self.fits = fits
+    """The memory of a GPU, or of the machine, did not suffice."""
 
 
 BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
@@ -145,6 +138,13 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
     *others, last = [f"'{each}'" for each in near] or [""]
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return the first of the names."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def described(value: object) -> str:

@@ -20,7 +20,7 @@ from expt.machine import Machine
 from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.text import about, brief, cells, mebibytes, say
+from expt.runs.view.text import about, brief, cells, mebibytes, plain_table, say
 
 
 def preflight(
@@ -69,11 +69,8 @@ def _kind(config: RunConfig) -> str:
 
 
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("runs like")
-    lengths_of = ("a step", "an evaluation", "a run")
-    for column in (count, "each needs", "memory of a worker", *lengths_of):
-        table.add_column(column, justify="right")
+    needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
+    table = plain_table(("runs like", count, *needed), left=["runs like"])
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
         cores = f"{config.world_size * config.threads} cores"

@@ -26,7 +26,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME, plain
@@ -391,36 +391,12 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `arguments` with an instance for each `{_target_: a.B, ...}`, however deep.
 
-    All are resolved before anything is called. Raises ConfigError for what is no class, or one of
+    All are found before anything is called. Raises ConfigError for what is no class, or one of
     Python's library.
     """
-    _check(arguments)
+    for path in _named(arguments):
+        _nested_class(path)
     return {key: _made(value) for key, value in arguments.items()}
-
-
-def _check(value: Any) -> None:
-    if isinstance(value, Mapping | list | tuple):
-        if isinstance(value, Mapping) and "_target_" in value:
-            _check_named(value["_target_"])
-        for below in value.values() if isinstance(value, Mapping) else value:
-            _check(below)
-
-
-def _check_named(path: Any) -> None:
-    if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
-        example = "_target_: torchvision.transforms.v2.RandAugment"
-        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
-    _refuse_python_s(path, path)  # before anything there is imported
-    cls: type = resolve(path, object)
-    if cls.__module__ != "__main__":
-        _refuse_python_s(path, cls.__module__)
-
-
-def _refuse_python_s(path: str, module: str) -> None:
-    """Raise ConfigError for a class of Python's library: no base is known to check it against."""
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        fix = "name a class of a package, or your own"
-        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
 
 
 def _made(value: Any) -> Any:
@@ -428,9 +404,22 @@ def _made(value: Any) -> Any:
         return type(value)(map(_made, value))
     if not isinstance(value, Mapping):
         return value
+    cls = _nested_class(value["_target_"]) if "_target_" in value else None
     typed = {key: below for key, below in value.items() if key != "_target_"}
     arguments = {key: _made(below) for key, below in typed.items()}
-    if "_target_" not in value:
+    if cls is None:
         return arguments
-    path = value["_target_"]
-    return _called(f"_target_={path}", resolve(path, object), (), arguments, typed)
+    return _called(f"_target_={value['_target_']}", cls, (), arguments, typed)
+
+
+def _nested_class(path: Any) -> type:
+    """Return a class for which no base is known: of Python's library some run commands."""
+    if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
+        example = "_target_: torchvision.transforms.v2.RandAugment"
+        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
+    is_python_s = path.partition(".")[0] in sys.stdlib_module_names  # not imported, then
+    cls: Any = None if is_python_s else resolve(path, object)
+    if is_python_s or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        fix = "name a class of a package, or your own"
+        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
+    return cast(type, cls)

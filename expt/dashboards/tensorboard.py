@@ -18,7 +18,6 @@ from expt.data.loading import Batch
 from expt.errors import type_name
 from expt.runs import tags
 from expt.training import sharding
-from expt.training.callback import Observer
 from expt.training.learner import Learner, Position
 
 SHARE = 0.01
@@ -27,8 +26,8 @@ FIRST_S = 0.1
 """What the first pictures, or the graph, are taken to cost until they have been seen [seconds]."""
 
 
-class Dashboard(Observer):
-    """One worker's part of it; only rank 0, which has the event file, draws."""
+class Dashboard:
+    """One worker's part of it, which changes no number; only rank 0, with the event file, draws."""
 
     def __init__(
         self,

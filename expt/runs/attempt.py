@@ -232,20 +232,15 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     try:
         if isinstance(error, ConfigError) and put_back(paths):
             return
-        reached = _reached(paths)
+        record = read_result(paths)
+        reached = so_far(paths, record)
+        if record.get("status") == RUNNING:  # else it has said itself what it has cost
+            reached |= cost_until_now(record)
         reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised
         warn(f"{paths.result}: could not be written ({problem})")
-
-
-def _reached(paths: RunPaths) -> Record:
-    record = read_result(paths)
-    reached = so_far(paths, record)
-    if record.get("status") == RUNNING:  # else it has said itself what it has cost
-        reached |= cost_until_now(record)
-    return reached
 
 
 def record_refusal(

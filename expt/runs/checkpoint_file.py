@@ -189,7 +189,7 @@ def candidates(last: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that nothing takes it for a checkpoint; return its new name."""
+    """Rename what is damaged, so that nothing takes it for what it was; return its new name."""
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)

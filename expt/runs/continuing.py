@@ -55,7 +55,8 @@ def find(request: RunRequest, *, resumes: bool) -> Source | None:
     elif request.source is not None:
         source = Source("resume", _elsewhere(request.source))
     elif config.fork is not None:
-        source = Source("fork", _taken(paths) or _fork(config, request.content))
+        step = (request.content.fork or "").rpartition("@")[2]  # which identifies the fork
+        source = Source("fork", _taken(paths) or _forked(config.fork, step))
     else:
         if resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
@@ -110,17 +111,10 @@ def _taken(paths: RunPaths) -> Checkpoint | None:
     return read(paths.forked)
 
 
-def _fork(config: RunConfig, content: Content) -> Checkpoint:
-    """Return the checkpoint of the other run, of the very step that identifies the fork."""
-    if content.fork is None:
-        return _forked(str(config.fork))
-    run, _ = named("fork", str(config.fork))
-    return whole("fork", str(config.fork), run, content.fork.rpartition("@")[2])
-
-
-def _forked(given: str) -> Checkpoint:
+def _forked(given: str, step: str = "") -> Checkpoint:
+    """Return the checkpoint of the other run, of this step where it is known."""
     run, which = named("fork", given)
-    return whole("fork", given, run, which or "last")
+    return whole("fork", given, run, step or which or "last")
 
 
 def record_of(given: str) -> Record:

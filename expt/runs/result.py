@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from expt.config.identity import VERSION
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import tags
+from expt.runs.checkpoint_file import set_aside
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, dumps, is_held, write_atomically
 from expt.runs.provenance import Provenance
@@ -389,11 +389,7 @@ def _to_be_changed(paths: RunPaths) -> Record:
     content = read_result(paths)
     if content.get("status") != DAMAGED:
         return content
-    name = f"{paths.result.name}.damaged"
-    names = (paths.result.with_name(f"{name}{number or ''}") for number in itertools.count())
-    aside = next(path for path in names if not path.exists())
-    paths.result.rename(aside)
-    warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
+    warn(f"{paths.result}: is damaged, or no run's; set aside as {set_aside(paths.result)}")
     return {}
 
 

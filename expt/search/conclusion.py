@@ -15,7 +15,7 @@ from expt.errors import BAD_TRIALS
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
-from expt.runs.view.text import cells, say
+from expt.runs.view.text import cells, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
 
 NAMED = 3
@@ -122,10 +122,7 @@ def conclude_search(
 
 
 def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
-    for goal in found.goals:
-        table.add_column(cells(goal.tag)[0], justify="right", no_wrap=True)
+    table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
     for run in front:
         table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
     return table

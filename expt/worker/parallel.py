@@ -17,8 +17,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.data.changes import listed
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
@@ -58,7 +57,7 @@ def with_batch_norm(
         if worker.world_size > 1:
             return module, batch_norm.averaging_of_statistics(module, gather)
     if config.batch_norm == "sync" and worker.device.type == "cuda":
-        batch_norm.refuse_custom_classes(module)  # such as those of timm, with an activation
+        batch_norm.of_torch(module)  # refuses others, such as those of timm, with an activation
         return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)

@@ -11,7 +11,7 @@ import pytest
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.view.comparison import as_csv
+from expt.runs.view.comparison import listing_csv
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 
 
@@ -252,7 +252,7 @@ def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
     assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
     check_key("recipe", runs)
     assert names(in_order(runs, "recipe")) == "bac"
-    head, *lines = as_csv(runs).splitlines()
+    head, *lines = listing_csv(runs).splitlines()
     assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [
         1,
         1,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import statistics
@@ -15,13 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
 from expt.runs.view.progress import WIDE
 from expt.runs.view.query import ListedRun, best_first, falls
 from expt.runs.view.summary import STALE
-from expt.runs.view.text import cells, elapsed, in_csv, setting, shown_path
+from expt.runs.view.text import as_csv, cells, elapsed, plain_table, setting, shown_path
 
 
 def print_listing(
@@ -50,11 +48,8 @@ def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool
     numbers = ["best" if narrow else f"best {shared}".strip()]
     if final:
         numbers.append(final.rpartition("/")[2] if narrow else final)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "status", *about):
-        table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
-    for column in (*numbers, "time" if narrow else "train time"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("run", "status", *about, *numbers, "time" if narrow else "train time")
+    table = plain_table(columns, left=("run", "status", "model", "dataset"))
     for run in runs:
         values = run.values
         best = _shown(values["best"])
@@ -67,27 +62,23 @@ def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool
     return table
 
 
-def as_csv(runs: Sequence[ListedRun]) -> str:
+def listing_csv(runs: Sequence[ListedRun]) -> str:
     """Return a line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(in_csv, keys))
+    rows: list[list[Any]] = [keys]
     for run in runs:
         values = dict(run.values)
         if values["started"] is not None:
             began = datetime.fromtimestamp(values["started"])
             values["started"] = began.isoformat(timespec="seconds")
-        writer.writerow([in_csv(values.get(key)) for key in keys])
-    return text.getvalue()
+        rows.append([values.get(key) for key in keys])
+    return as_csv(rows)
 
 
 def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     """Return the settings in which two runs differ, then their results and differences."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", shown_path(first.folder), shown_path(second.folder)):
-        table.add_column(cells(column)[0], overflow="fold", no_wrap=not column)
-    table.add_column("difference", justify="right", no_wrap=True)
+    columns = ("", shown_path(first.folder), shown_path(second.folder))
+    table = plain_table((*columns, "difference"), left=columns)
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]
@@ -254,24 +245,11 @@ def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     }
 
 
-def check_metric(metric: str, runs: Sequence[FoundRecord]) -> None:
-    """Raise ConfigError where no run has measured `metric`."""
-    known = {tag for run in runs for tag in run.get("metrics") or {}}
-    if metric not in known:
-        raise ConfigError(
-            f"--metric {metric}: no run has such a metric.{did_you_mean(metric, known)}"
-        )
-
-
 def verdict_table(found: Verdicts) -> Table:
     """Return a table with a line for each verdict."""
     keys = list(found.best.settings)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict"):
-        left = column in {*keys, "verdict"}
-        shown.add_column(
-            cells(column)[0], justify="left" if left else "right", overflow="fold", no_wrap=not left
-        )
+    columns = (*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict")
+    shown = plain_table(columns, left={*keys, "verdict"})
     best = (setting(found.best.settings[key]) for key in keys)
     shown.add_row(*cells(*best, found.best_seeds, "", "", "", "the best"))
     for one in found.others:

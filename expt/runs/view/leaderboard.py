@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import io
 import json
 import math
 import statistics
@@ -27,7 +25,7 @@ from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
-from expt.runs.view.text import Terminal, cells, elapsed, in_csv, setting
+from expt.runs.view.text import Terminal, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
@@ -145,19 +143,12 @@ def leaderboard(
     stale: Collection[Path] = (),
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     found = rows(runs, sort, reverse=reverse)
+    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
+    table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
         table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
         table.caption_justify = "left"
-    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
-    num_settings = len(_keys(found[:SHOWN]))
-    for index, column in enumerate(head):
-        right = index >= num_settings and column != "status"
-        # In a narrow terminal settings and a status are folded; a number stays whole.
-        table.add_column(
-            cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
     for line in below:
         table.add_row(*cells(*line))
     return table
@@ -202,9 +193,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
     before = ["run", "status", "identity"]
     after = ["objective", *tags, "train_s", "device_s", *energy, "error"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
+    table = [[*before, *_headings(keys, {*before, *after}), *after]]
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
         numbers = [
@@ -217,8 +206,8 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
         settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
         about = [run["folder"].name, run["status"], run.get("identity", "")]
         error = in_one_line(str(run.get("error") or ""))
-        writer.writerow(map(in_csv, [*about, *settings, *map(_cell, numbers), error]))
-    write_atomically(folder / "summary.csv", text.getvalue())
+        table.append([*about, *settings, *map(_cell, numbers), error])
+    write_atomically(folder / "summary.csv", as_csv(table))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 
