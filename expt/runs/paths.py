@@ -202,7 +202,7 @@ class RunPaths:
         """Return whether the folder holds nothing but the lock and Hydra's files."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
-    def holds_refusal_alone(self) -> bool:
+    def holds_only_refusal(self) -> bool:
         """Return whether the folder holds only the record of a run that could not start."""
         known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
         return {*self.folder.iterdir()} <= known

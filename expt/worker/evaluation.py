@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expt.config.kinds import in_evaluations_alone
+from expt.config.kinds import only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
@@ -69,7 +69,7 @@ def measure_weights(
         module=model.model,
         precision=Precision(config.amp, worker.device),
         task=task,
-        extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
+        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
     )
     pictures = None
     if config.tensorboard.images is not False:
