@@ -141,6 +141,13 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return the first of the names."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
 def described(value: object) -> str:
     """Return the type and shape of a tensor or an array, and the class of anything else."""
     shape = getattr(value, "shape", None)

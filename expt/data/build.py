@@ -18,7 +18,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
 from expt.data.samples import refuse_shuffled
 from expt.data.source import About, Source, are_images, warn_of_absent
-from expt.errors import ConfigError, DataError, did_you_mean, warn
+from expt.errors import ConfigError, DataError, described, did_you_mean, listed, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -284,11 +284,10 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
     inputs = source.example[0]
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            is_tensor = isinstance(inputs, Tensor)
-            found = list(inputs.shape) if is_tensor else f"a {type(inputs).__name__}"
             what = "cuts images" if key == "cutmix" else "adds tensors"
             raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {found}; use {key}=null"
+                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
@@ -447,14 +446,13 @@ def _numbers(
             )
         return None
     if unknown := [name for name in names if name not in known]:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
-            f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not"
-            f" know; it has {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
+            f"dataset={dataset.name}: has the class {listed(unknown, 1)}, which the run does not"
+            f" know; it has {listed(known)}."
             f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
-        warn(f"dataset={dataset.name}: lacks the run's classes {', '.join(missing[:8])}")
+        warn(f"dataset={dataset.name}: lacks the run's classes {listed(missing)}")
     return torch.tensor([list(known).index(name) for name in names])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -16,7 +16,6 @@ from expt.config.imported import is_installed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of attributes."""
-SHOWN = 3
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CODE = (type, BuiltinFunctionType, MethodType, ModuleType)
 Prints = Mapping[str, Any]
@@ -49,13 +48,6 @@ def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
 def changed(before: Prints, after: Prints) -> list[str]:
     """Return the attributes that differ; one that was None, or is new, was only made late."""
     return [name for name in before if name in after and _differ(before[name], after[name])]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first of the names."""
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
 
 
 class Watched:

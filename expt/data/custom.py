@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -33,7 +34,7 @@ from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError, described
+from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
@@ -61,7 +62,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             raise DataError(str(in_words(error, f"{key}: len() of its {name} part"))) from error
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
-    found = _source(dataset, train, test, num_workers, task)
+    found = _Built(dataset, train, test, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
     return dataclasses.replace(found, notes=[*_notes(train, is_picture)])
 
@@ -75,7 +76,7 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
         sample = samples.first(train) if is_stream else read(train, index)
         if names := changes.changed(before, changes.prints(train)):
             yield (
-                f"reading a sample changes {changes.listed(names)}, which no checkpoint holds and"
+                f"reading a sample changes {listed(names)}, which no checkpoint holds and"
                 " each reading process has a copy of; draw from the global generators of torch,"
                 " NumPy and Python, which are seeded for each sample"
             )
@@ -89,61 +90,106 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
             )
 
 
-def _source(
-    dataset: Custom, train: Dataset[Any], test: Dataset[Any], num_workers: int, task: Any
-) -> Source:
-    if dataset.num_classes is not None:
-        return _of_classes(dataset, train, test, num_workers, task)
-    check = check_for(train, dataset, task)
-    found = _own_samples(dataset, train, test, num_workers, check, samples.first(train), task)
-    if getattr(task, "TARGETS", None) == "mask":
-        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    # An integer is a class, or a count.
-    if getattr(task, "TARGETS", None) == "any" and _is_integer(found.example[1]):
-        shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
+@dataclass(frozen=True)
+class _Built:
+    """Both parts of a custom dataset, for a task."""
+
+    config: Custom
+    train: Dataset[Any]
+    test: Dataset[Any]
+    num_workers: int
+    task: Any
+
+    def source(self) -> Source:
+        """Return them as a source: samples of a class each, or of any kind."""
+        first = samples.first(self.train)
+        if self.config.num_classes is not None:
+            return self._of_classes(first)
+        found = self._like(first, check_for(self.train, self.config, self.task))
+        shapes, targets = {**found.shapes}, getattr(self.task, "TARGETS", None)
+        if targets == "mask":
+            shapes["num_classes"] = self.task.num_classes
+        elif targets == "any" and _is_integer(found.example[1]):  # a class, or a count
+            shapes.pop("num_classes", None)
         return dataclasses.replace(found, shapes=shapes)
-    return found
 
-
-def _of_classes(
-    dataset: Custom,
-    train: Dataset[Any],
-    test: Dataset[Any],
-    num_workers: int,
-    task: Any,
-) -> Source:
-    """Return samples (inputs, label): images, or inputs of any kind."""
-    names = _names(dataset, train)
-    first = samples.first(train)
-    inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
-    shape = None if hasattr(train, "collate") else _image_shape(inputs)
-    if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
-        check = functools.partial(checked_class, num_classes=len(names))
-        found = _own_samples(dataset, train, test, num_workers, check, first, task)
+    def _of_classes(self, first: Any) -> Source:
+        """Return samples (inputs, label): images, or inputs of any kind."""
+        names = self._names()
+        inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
+        shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
+        if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
+            check = functools.partial(checked_class, num_classes=len(names))
+            found = self._like(first, check)
+        else:
+            how: Any = (shape, self.num_workers, len(names))
+            both = {"train": self.train, "test": self.test}
+            parts = {
+                name: image_part(part, *how, sample_s=self._seconds())
+                for name, part in both.items()
+            }
+            found = of_images(shape, names, parts)
         if are_images(names, found.example):
-            _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
-        shapes = {**found.shapes, "num_classes": len(names)}
+            self._refuse_channels_last(tuple(found.example[0].shape))
         return dataclasses.replace(
-            found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None
+            found,
+            shapes={**found.shapes, "num_classes": len(names)},
+            class_names=names,
+            classes=_classes_of(self.train),
+            targets_of=None,
         )
-    _refuse_channels_last(dataset.target, shape)
-    seconds = _seconds(dataset, train)
-    parts = {
-        name: image_part(part, shape, num_workers, len(names), sample_s=seconds)
-        for name, part in (("train", train), ("test", test))
-    }
-    return of_images(shape, names, parts, classes=_classes_of(train))
 
+    def _names(self) -> tuple[str, ...]:
+        number = cast(int, self.config.num_classes)
+        names = tuple(map(str, getattr(self.train, "classes", None) or range(number)))
+        if len(names) != number:
+            raise ConfigError(
+                f"dataset.num_classes={number}: {self.config.target}.classes has {len(names)}; use"
+                f" dataset.num_classes={len(names)}"
+            )
+        return names
 
-def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:
-    number = cast(int, dataset.num_classes)
-    names = tuple(map(str, getattr(train, "classes", None) or range(number)))
-    if len(names) != dataset.num_classes:
-        raise ConfigError(
-            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)};"
-            f" use dataset.num_classes={len(names)}"
+    def _refuse_channels_last(self, shape: tuple[int, int, int]) -> None:
+        channels, height, width = shape
+        if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+            raise DataError(
+                f"dataset._target_={self.config.target}: its images are {shape}, read as (channels,"
+                " height, width), and look like (height, width, channels); give tensors as"
+                " image.permute(2, 0, 1)"
+            )
+
+    def _seconds(self) -> float:
+        """Return the time for a sample, where that decides who reads it."""
+        is_open = self.config.num_workers == "auto" and not isinstance(self.train, IterableDataset)
+        return median_read_s(self.train) if is_open else math.inf
+
+    def _like(self, first: Any, check: Check) -> Source:
+        """Return samples of any kind, which are like the `first`."""
+        if not hasattr(self.train, "collate"):  # which may make anything of anything
+            check = like(structure_of(first), check)
+        example, classes = samples.example(self.train, first, check), self.config.num_classes
+        channels = _channels(example[0]) if classes else None
+        if channels:
+            example = example[0].float(), example[1]  # as they are once they are normalised
+        of = classes if getattr(self.task, "TARGETS", "class") == "class" else None
+        how: Any = {"channels": channels, "sample_s": self._seconds()}
+
+        def part(found: Dataset[Any]) -> Part:
+            own, collate = getattr(found, "collate", None), None
+            if own and classes:
+                more: Any = {"classes": of, "are_images": bool(channels)}
+                collate = functools.partial(_collated, own=own, **more)
+            load = samples.loading(found, self.num_workers, check, collate=collate, **how)
+            return Part(len(cast(Sized, found)), load)
+
+        are_tensors = isinstance(example[1], Tensor)
+        return Source(
+            shapes=samples.shapes(self.train, *example),
+            example=example,
+            train=part(self.train),
+            test=part(self.test),
+            targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
         )
-    return names
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
@@ -153,57 +199,6 @@ def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
     except DataError:
         return None
     return channels, height, width
-
-
-def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
-    channels, height, width = shape
-    if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
-        raise DataError(
-            f"dataset._target_={target}: its images are {shape}, read as (channels, height, width),"
-            " and look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
-        )
-
-
-def _seconds(dataset: Custom, train: Dataset[Any]) -> float:
-    """Return the time for a sample, where that decides who reads it."""
-    is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
-    return median_read_s(train) if is_open else math.inf
-
-
-def _own_samples(
-    dataset: Custom,
-    train: Dataset[Any],
-    test: Dataset[Any],
-    num_workers: int,
-    check: Check,
-    first: Any,
-    task: Any,
-) -> Source:
-    """Return samples of any kind, which are like the `first`."""
-    if not hasattr(train, "collate"):  # which may make anything of anything
-        check = like(structure_of(first), check)
-    example, classes = samples.example(train, first, check), dataset.num_classes
-    channels = _channels(example[0]) if classes else None
-    if channels:
-        example = example[0].float(), example[1]  # as they are once they are normalised
-    of = None if getattr(task, "TARGETS", "class") != "class" else classes
-    how: Any = {"channels": channels, "sample_s": _seconds(dataset, train)}
-
-    def part(found: Dataset[Any]) -> Part:
-        own, collate = getattr(found, "collate", None), None
-        if own and classes:
-            collate = functools.partial(_collated, own=own, classes=of, are_images=bool(channels))
-        load = samples.loading(found, num_workers, check, collate=collate, **how)
-        return Part(len(cast(Sized, found)), load)
-
-    targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None
-    return Source(
-        shapes=samples.shapes(train, *example),
-        example=example,
-        train=part(train),
-        test=part(test),
-        targets_of=targets_of,
-    )
 
 
 def _channels(inputs: Any) -> int | None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from expt.config import secrets
 from expt.config.user_code import own_frame
-from expt.data.checked_samples import Check, CheckedSamples, as_it_is, checked, in_words, read
+from expt.data.checked_samples import Check, as_it_is, checked, in_words, read
 from expt.data.indexing import Piece, mix
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import (
@@ -33,6 +33,7 @@ from expt.data.stream import (
     ReadingLoader,
     SampleLoader,
     identity_collate,
+    is_cheap,
     loading_settings,
     seeded,
     single,
@@ -57,15 +58,23 @@ def loading(
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        own = getattr(dataset, "collate", None)
+        is_stream, own = isinstance(dataset, IterableDataset), getattr(dataset, "collate", None)
+        if is_stream and options.balanced is not None:
+            raise ConfigError(
+                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
+                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
+                " map-style Dataset"
+            )
         reading = Reading(
-            collate=collate or functools.partial(collated, own=own),
-            num_workers=num_workers,
-            finish=None if channels is None else Finish(options, channels),
+            dataset,
+            check,
+            collate or functools.partial(collated, own=own),
+            0 if is_cheap(sample_s, options) else num_workers,
+            None if channels is None else Finish(options, channels),
         )
-        if isinstance(dataset, IterableDataset):
-            return IterableLoader(dataset, indices, options, reading, check)
-        return SampleLoader(CheckedSamples(dataset, check), indices, options, reading, sample_s)
+        if is_stream:
+            return IterableLoader(indices.sort().values, options, reading)
+        return SampleLoader(indices, options, reading)
 
     return load
 
@@ -147,29 +156,13 @@ class IterableLoader(ReadingLoader):
     epoch (0 in an evaluation).
     """
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        reading: Reading,
-        check: Check,
-    ) -> None:
-        if options.balanced is not None:
-            raise ConfigError(
-                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
-                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
-                " map-style Dataset"
-            )
-        super().__init__(indices.sort().values, options, reading)
-        self._dataset, self._check = dataset, check
-
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
-        length = len(cast(Sized, self._dataset))
-        samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
+        dataset, check = self._reading.dataset, self._reading.check
+        length = len(cast(Sized, dataset))
+        samples = itertools.islice(_samples(dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
-            yield self._collate([checked(self._check, position, sample)])
+            yield self._collate([checked(check, position, sample)])
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
@@ -182,13 +175,13 @@ class IterableLoader(ReadingLoader):
 
     def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[list[Any]]:
         """Yield the samples at each of the lists of positions, of which one follows the other."""
-        samples, read = _samples(self._dataset, self._options.seed, epoch), 0
+        samples, read = _samples(self._reading.dataset, self._options.seed, epoch), 0
         for group in wanted:
             found = {}
             while read <= max(group):
                 sample = next(samples)
                 if read in group:
-                    found[read] = checked(self._check, read, sample)
+                    found[read] = checked(self._reading.check, read, sample)
                 read += 1
             yield [found[position] for position in group]
 
@@ -206,7 +199,7 @@ class _Chosen(IterableDataset[Any]):
             yield error
 
 
-def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[Any]:
+def _samples(dataset: Dataset[Any], seed: int, epoch: int) -> Iterator[Any]:
     """One after the other, without an end: the error of one that is not there says so."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -218,14 +211,14 @@ def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[A
         yield sample
 
 
-def _begun(dataset: IterableDataset[Any]) -> Iterator[Any]:
+def _begun(dataset: Dataset[Any]) -> Iterator[Any]:
     try:
-        return iter(dataset)
+        return iter(cast(IterableDataset[Any], dataset))
     except Exception as error:
         raise in_words(error, f"{type(dataset).__name__}.__iter__") from error
 
 
-def _next(samples: Iterator[Any], read: int, dataset: IterableDataset[Any]) -> Any:
+def _next(samples: Iterator[Any], read: int, dataset: Dataset[Any]) -> Any:
     try:
         return next(samples)
     except StopIteration:

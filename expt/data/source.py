@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import DataError, warn
+from expt.errors import DataError, listed, warn
 
 
 class Part(NamedTuple):
@@ -95,19 +95,16 @@ def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
     """
     number = source.shapes.get("num_classes", 0)
     names = [*(source.class_names or source.target_names or map(str, range(number)))]
+    there = [True] * len(names)
     if (classes := source.counted) is not None:
-        there = classes[train].bincount(minlength=len(names)) > 0
+        there = (classes[train].bincount(minlength=len(names)) > 0).tolist()
     elif targets in ("mask", "labels") and source.targets_of:
         values = source.targets_of(train)
         if targets == "mask":
-            there = torch.isin(torch.arange(number), values.long())
+            there = torch.isin(torch.arange(number), values.long()).tolist()
         elif len(values) == len(train) and values.dim() == 2:
-            there = (values > 0).any(0)
-        else:
-            return []
-    else:
-        return []
-    return [name for name, occurs in zip(names, there.tolist(), strict=True) if not occurs]
+            there = (values > 0).any(0).tolist()
+    return [name for name, occurs in zip(names, there, strict=True) if not occurs]
 
 
 def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
@@ -119,14 +116,13 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
     absent = absent_classes(source, targets, train)
     if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
         return
-    names = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
     fix = "add some, or hold out other samples"
     if targets == "mask":
         ignored = getattr(task, "ignore_index", 255)
         fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
     warn(
-        f"dataset={dataset.name}: no training sample has the class {names}, which can't be learned;"
-        f" {fix}"
+        f"dataset={dataset.name}: no training sample has the class {listed(absent)}, which can't be"
+        f" learned; {fix}"
     )
 
 

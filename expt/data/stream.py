@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from expt import signals
+from expt.data.checked_samples import Check, CheckedSamples
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -51,8 +52,10 @@ Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Reading:
-    """How samples are read and become a batch."""
+    """What is read, and how its samples become a batch."""
 
+    dataset: Dataset[Any]
+    check: Check
     collate: Collate
     num_workers: int = 0
     """processes that read"""
@@ -110,30 +113,21 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
 class SampleLoader(ReadingLoader):
     """Batches of a map-style Dataset; see Loader.
 
-    `indices` choose the split's samples. Where a sample is read in few `sample_s` seconds, no
-    processes are started: see `median_read_s`. Random augmentation in the dataset depends on the
-    seed, the epoch and the sample only (and how often it came before in the epoch), so neither a
-    restart nor `gpus` changes it. Raises DataError, while iterating, for what the dataset or
-    `collate` raise as such.
+    Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
+    often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
+    DataError, while iterating, for what the dataset or `collate` raise as such.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        reading: Reading,
-        sample_s: float = math.inf,
-    ) -> None:
-        super().__init__(indices, options, reading)
-        self._dataset, self._keys = dataset, _EpochKeys()
-        self._num_workers = 0 if _is_cheap(sample_s, options) else reading.num_workers
+    @functools.cached_property
+    def _keys(self) -> _EpochKeys:
+        return _EpochKeys()
 
     @functools.cached_property
     def _loader(self) -> DataLoader[Any]:
-        how = loading_settings(self._options.device, self._num_workers)
+        samples = CheckedSamples(self._reading.dataset, self._reading.check)
+        how = loading_settings(self._options.device, self._reading.num_workers)
         return DataLoader(
-            _Batches(self._dataset, self._collate),
+            _Batches(samples, self._collate),
             sampler=self._keys,
             batch_size=None,
             collate_fn=identity_collate,
@@ -167,7 +161,8 @@ def median_read_s(dataset: Dataset[Any]) -> float:
     return statistics.median(times) if len(times) == 3 else math.inf
 
 
-def _is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+    """Return whether samples are read in so few seconds that no processes are to be started."""
     if options.device.type == "cpu":
         return sample_s < _CHEAP_SAMPLE_S
     return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S

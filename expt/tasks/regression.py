@@ -133,10 +133,10 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises DataError where that is another: it would be broadcast.
     """
-    shape, wanted = (getattr(each, "shape", None) for each in (outputs, targets))
+    shape, wanted = getattr(outputs, "shape", None), getattr(targets, "shape", None)
     is_alike = shape and wanted and (shape[0], shape.numel()) == (wanted[0], wanted.numel())
     if is_alike and shape != wanted:
-        outputs, shape = outputs.view(wanted), wanted  # [B, 1] and [B]
+        outputs, shape = outputs.view(targets.shape), wanted  # [B, 1] and [B]
     if wanted is None or shape != wanted:
         raise DataError(
             f"the model gives {described(outputs)}, and a batch's targets are {described(targets)};"

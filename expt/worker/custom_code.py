@@ -11,10 +11,10 @@ from expt.config import constraints, imported
 from expt.config.imported import PREFIX
 from expt.config.schema import RunConfig
 from expt.data import changes
-from expt.data.changes import Watched, listed
+from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
 from expt.data.loading import named_leaves
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
 from expt.training.learner import Learner
 

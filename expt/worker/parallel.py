@@ -17,8 +17,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.data.changes import listed
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of

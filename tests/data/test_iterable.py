@@ -176,7 +176,7 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
         ConfigError,
         match=r"^dataset\.sampling=balanced: an IterableDataset comes in its own order, ",
     ):
-        samples.loading(loader._dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
+        samples.loading(loader._reading.dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
 
 
 class Stream(IterableDataset[Any]):

@@ -277,7 +277,7 @@ class Listed(Targets):
         (
             "plain",
             {"cutmix": 0.5},
-            "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null",
+            "cutmix=0.5: cuts images, and a sample's inputs are float32 [4]; use cutmix=null",
         ),
         (
             "dict",
