@@ -38,7 +38,7 @@ from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Evaluation, Preflight, RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
@@ -236,7 +236,7 @@ def try_out(
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
             new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
             tried = dataclasses.replace(
-                request, config=config, paths=paths, instead=Preflight(), **new
+                request, config=config, paths=paths, instead="preflight", **new
             )
             jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)
