@@ -331,15 +331,11 @@ class FolderLock:
 
     def _try(self) -> int | None:
         descriptor = os.open(self._paths.lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
+        # It may be held; or removed by its last holder, and so not the folder's.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock)):
                 return descriptor
-        except (BlockingIOError, FileNotFoundError):
-            pass  # held; or removed by its last holder, and so not the folder's
-        except BaseException:
-            os.close(descriptor)
-            raise
         os.close(descriptor)
         return None
 
