@@ -57,7 +57,7 @@ def with_batch_norm(
         if worker.world_size > 1:
             return module, batch_norm.averaging_of_statistics(module, gather)
     if config.batch_norm == "sync" and worker.device.type == "cuda":
-        batch_norm.refuse_custom_classes(module)  # such as those of timm, with an activation
+        batch_norm.of_torch(module)  # refuses others, such as those of timm, with an activation
         return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)

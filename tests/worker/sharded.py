@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from expt.config.schema import RunConfig
+from expt.config.schema import RunConfig, TensorBoard
 from expt.dashboards.tensorboard import Dashboard
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
@@ -25,9 +25,11 @@ class Observer(Dashboard):
     """Looks on, and draws nothing."""
 
     def __init__(self) -> None:
-        learner: Any = SimpleNamespace(shards=1)
-        nothing: Any = dict.fromkeys(("images", "graph", "norms", "histograms"), False)
-        super().__init__(None, learner, Position(1, 1), None, example=None, **nothing)
+        learner: Any = SimpleNamespace(shards=1, compiled=False)
+        settings = TensorBoard(
+            images=False, graph=False, norms=False, histograms=False, health=False
+        )
+        super().__init__(None, learner, Position(1, 1), None, example=None, settings=settings)
 
 
 def trained(

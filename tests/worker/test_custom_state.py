@@ -12,11 +12,9 @@ from expt.runs import checkpoint
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
-from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.stateful import Half, Saved, Warm
-from tests.worker.test_run import TURNING, values
 
 OWN = "tests.worker.stateful"
 
@@ -25,18 +23,6 @@ def of(name: str) -> tuple[str, ...]:
     if name in ("Warm", "Saved", "Half", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     return "~model", f"+model._target_={OWN}.{name}"
-
-
-def test_a_tasks_state_is_resumed(train_alone: TrainAlone) -> None:
-    words = (*TURNING, *of("Saved"))
-    done = train_alone(*words, name="done")
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 7
-
-    stopped = train_alone(*words, name="stopped", before=stop)
-    last = stopped.folder / "checkpoints" / "last.pt"
-    assert values(train_alone(*words, name="stopped", source=last)) == values(done)
 
 
 def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:

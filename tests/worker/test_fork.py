@@ -70,7 +70,6 @@ def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
 UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "adam, with all that draws and averages": (
         ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2",
-            "model=convnet",
          "dataset.augment.crop_padding=1"), "@20"),
     "cosine, by the epoch": (("scheduler=cosine", "model.dropout=0.3"), "@epoch:2"),
     "one cycle": (("scheduler=one_cycle", "scheduler.rise_fraction=0.6"), "@20"),
