@@ -148,13 +148,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
-    if near := nearest(key):
-        return f"{word}: there is no key '{key}'.{near}"
-    missing = f"{word}: there is no key '{key}'"
-    if "." in key or "=" not in word:
-        return f"{missing}."
-    folders = f"conf/{key} here, or in FOLDER/{key} with --config-dir FOLDER"
-    return f"{missing}; a group of your own has its YAML in {folders}"
+    return f"{word}: there is no key '{key}'.{nearest(key)}"
 
 
 def _instead(key: str, chosen: Path, having: Sequence[Path]) -> str:
